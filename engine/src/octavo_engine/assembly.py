@@ -1,4 +1,4 @@
-"""Turns the engine core's token records into text: a `RequestAssembly` per request, a `SequenceAssembly` per index.
+"""Turns the engine core's token records into text: a `RequestAssembly` per request, a `SequenceAssembly` per output.
 
 Stop strings are matched here, because the engine core has no text: a match ends the sequence for the caller, and `push`
 returns True so that the caller aborts the sequence in the engine core. Records that still arrive for that sequence are
@@ -16,7 +16,7 @@ from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, S
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """Map token ids to log-probabilities: first the chosen token with its own rank, then ranks 1, 2, 3, ..."""
+    """Map the token ids of one position to `Logprob`s: the chosen token with its rank, then ranks 1, 2, 3, ..."""
     ranks = [entry.rank, *range(1, len(entry.token_ids))]
     position: PositionLogprobs = {}
     for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
@@ -52,7 +52,7 @@ class SequenceAssembly:
         self._reported_finish = False
 
     def push(self, out: SeqOutput) -> bool:
-        """Add a record; return True if a stop string ended the sequence while the engine core still runs it."""
+        """Add a token record; return True if a stop string ended the sequence, but the engine core still runs it."""
         if self.finish_reason is not None:
             return False
         self.num_preemptions = out.num_preemptions
@@ -96,7 +96,7 @@ class SequenceAssembly:
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
-        """Return True if a stop string matches. The text of the first `min_tokens` tokens is not searched."""
+        """Append a token's text; return True if it ends a stop string, after the first `min_tokens` tokens only."""
         if hidden and not self._params.include_stop_str_in_output:
             return False
         text = self._detokenizer.push([token_id])
@@ -117,7 +117,7 @@ class SequenceAssembly:
 
 @dataclass(slots=True)
 class _PromptOutput:
-    """Prompt log-probabilities and cached tokens, which arrive in the first records and hold for all sequences."""
+    """Prompt log-probabilities and number of cached prompt tokens, which all sequences of a request share."""
 
     logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
@@ -134,7 +134,7 @@ class _PromptOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestAssembly:
-    """The outputs of one request. `request_id` is the caller's id; `request.request_id` may differ."""
+    """The outputs of one request. `request_id` is the caller's id; the id in the engine core may differ."""
 
     request_id: str
     prompt: str | None
@@ -170,7 +170,7 @@ class RequestAssembly:
         return must_abort
 
     def take_output(self, kind: OutputKind) -> RequestOutput | None:
-        """Return the output that the reader has not read yet; None if there is none, or before the end if "final"."""
+        """Return the output if a part of it is unread, else None; with "final" only once the request has ended."""
         if kind == "final" and not self.finished:
             return None
         unread = [s for s in self.sequences if s.has_unread()]

@@ -53,7 +53,7 @@ class _Stream:
             self._waiter.set_result(None)
 
     async def wait_for_output(self) -> None:
-        """Wait for the next output. Runs for every token and is cheaper than an asyncio.Event with its waiter list."""
+        """Wait for the next output. As this runs for every token, it avoids the waiter list of an asyncio.Event."""
         if not self._has_output:
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -61,7 +61,7 @@ class _Stream:
 
 
 class AsyncLLM:
-    """Create it with `start` and end it with `shutdown`, in the same event loop."""
+    """Streams requests from one engine core. Create it with `start` and end it with `shutdown`, in one event loop."""
 
     def __init__(self, config: EngineConfig, frontend: Frontend, core: CoreProcess, ready: ReadyInfo) -> None:
         self.config = config
@@ -83,7 +83,7 @@ class AsyncLLM:
     async def start(
         cls, config: EngineConfig, *, loader: str = DEFAULT_LOADER, log_format: LogFormat = "text"
     ) -> "AsyncLLM":
-        """Start a core and wait until it is ready; the tokenizer is loaded meanwhile. Raises StartupError."""
+        """Start an engine core process and load the tokenizer; return when both are ready. Raises StartupError."""
         core = await CoreProcess.launch(config, loader, log_format)
         becoming_ready = asyncio.create_task(core.ready())
         try:
@@ -110,14 +110,14 @@ class AsyncLLM:
         cache_salt: str = "",
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield outputs until the request is finished; see the module `outputs` for `kind`.
+        """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
         `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
-        time. A sequence that fails raises nothing: it has finish_reason "error".
+        time. If only a sequence fails, no exception is raised: its finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
-        if params.structured_outputs is not None:  # checked in a thread, so that other streams are not delayed
+        if params.structured_outputs is not None:  # a thread checks it, so that no stream is delayed
             await asyncio.to_thread(self._frontend.grammar, params)
         request = self._frontend.build(
             tokenized,
@@ -141,7 +141,7 @@ class AsyncLLM:
             self._forget(stream)
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
-        """Return the parameters that `generate` would use, without its seed. Sends nothing. Raises InvalidRequest."""
+        """Return the parameters that `generate` would send to the core, without a seed. Raises InvalidRequest."""
         return self._frontend.resolve(token_ids, params, priority=priority)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -178,7 +178,7 @@ class AsyncLLM:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that have not finished in the engine core, whether or not their readers are up to date."""
+        """Number of requests whose last output has not arrived from the engine core yet."""
         return sum(not stream.assembly.finished for stream in self._streams.values())
 
     def core_cpu_s(self) -> float:
@@ -202,7 +202,7 @@ class AsyncLLM:
 
     @property
     def default_sampling_params(self) -> dict[str, Any]:
-        """Values from generation_config.json for the fields that a request leaves unset."""
+        """Defaults from generation_config.json for the sampling parameters that a request leaves unset."""
         return self._frontend.default_sampling_params
 
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
@@ -213,7 +213,7 @@ class AsyncLLM:
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def _new_core_id(self, request_id: str) -> str:
-        """Make an id for the core that is never used again, so that late outputs never reach a later request.
+        """Make a unique id for the core: late outputs never reach a later request with the same `request_id`.
 
         Callers' ids may repeat: proxies and agents send one id with parallel requests and retries.
         """

@@ -1,7 +1,7 @@
-"""Frozen configuration, free of torch and serialisable: the API process creates it and sends it to the core process.
+"""Frozen configuration, free of torch and serialisable: the API process sends it to the engine core process.
 
 `ModelConfig` comes from the checkpoint (its `config.json`, or the same keys made from GGUF metadata); `EngineConfig`
-comes from the user, with every "auto" that needs no measurement already resolved.
+holds the user's settings.
 """
 
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig:
-    """vLLM's `--kv-events-config`. The publisher binds an endpoint with `*`, `::` or `ipc:` and connects to any other.
+    """Value of `--kv-events-config`. The publisher binds endpoints with `*`, `::` or `ipc:` and connects to any other.
 
     `max_queue_size` has no effect: events go straight to ZeroMQ's own queue.
     """

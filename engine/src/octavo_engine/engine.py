@@ -55,7 +55,7 @@ class EngineCore:
         self.on_interim: Callable[[CoreOutputs], None] | None = None  # receives outputs before the step has ended
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. A refusal is an "error" record, not an exception: the sender may be in another process."""
+        """Queue a request. If it is rejected, `step` returns "error" records: the sender may be in another process."""
         self._num_received += 1
         try:
             now = self._clock()
@@ -139,7 +139,7 @@ class EngineCore:
         return self._scheduler.commit(result, self._clock())
 
     def _publish_interim(self, plan: StepPlan | None = None) -> None:
-        """Publish the blocks and the queue as later requests will find them: a step with prefill may take a second."""
+        """Publish the block changes and the queue now, before the planned step runs: a prefill may take a second."""
         if self.on_interim is None:
             return
         kv = self._scheduler.take_kv_delta().change()
@@ -166,6 +166,6 @@ class EngineCore:
 
 
 def freeze_gc() -> None:
-    """Exempt all present objects from garbage collection: after start they stay until exit, and scans delay tokens."""
+    """Exempt all existing objects from garbage collection: they live until exit, and scanning them delays tokens."""
     gc.collect()
     gc.freeze()

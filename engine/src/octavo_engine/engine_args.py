@@ -52,7 +52,7 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 #: Arguments that have no effect with any value: there are no CUDA graphs and no printed statistics.
 WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
 
-#: The same for the keywords of `LLM.generate` and `LLM.chat`.
+#: Keywords of `LLM.generate` and `LLM.chat` that this version does not implement -> the accepted values.
 CALLS_STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "chat_template_content_format": ("auto", "string"),
     "lora_request": (None,),
@@ -133,7 +133,7 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
 
 
 def check_call(arguments: dict[str, Any]) -> None:
-    """Check keywords that a method of `LLM` lacks: raise TypeError if unknown, StartupError if not implemented."""
+    """Check extra keywords of an `LLM` method: TypeError for an unknown name, StartupError for an unsupported value."""
     for name, value in arguments.items():
         if name not in CALLS_STILL_TO_COME:
             raise TypeError(f"unexpected keyword argument {name!r}.")
@@ -153,7 +153,7 @@ def _unknown(name: str, known: set[str]) -> str:
 
 
 def _invalid(message: str, chosen: dict[str, Any]) -> str:
-    """Reword msgspec's message, which ends with the place of the error: "... - at `$.block_size`"."""
+    """Reword msgspec's message about an argument, which ends with the place of the error: "... - at `$.block_size`"."""
     what, _, where = message.partition(" - at `$.")
     name = where.rstrip("`").partition("[")[0]
     return f"{name}={chosen.get(name)!r}: {what}{_choices(name)}."

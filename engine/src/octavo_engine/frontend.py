@@ -1,7 +1,7 @@
 """Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
 
-Shared by `LLM` and `AsyncLLM`. Every request that `build` returns can run: lengths fit the context, ids are in the
-vocabulary, a seed is set. This module imports no torch and never changes the caller's `SamplingParams`.
+Every request that `build` returns can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM`
+and `AsyncLLM` share this module, which imports no torch and never changes the caller's `SamplingParams`.
 """
 
 import random
@@ -40,7 +40,7 @@ class TokenizedPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class Frontend:
-    """`max_model_len` is provisional until the engine core has reported the length that fits its memory."""
+    """Turns prompts into requests. The caller sets `max_model_len` to the engine core's when the core is ready."""
 
     config: EngineConfig
     model: ModelConfig
@@ -98,7 +98,7 @@ class Frontend:
         start_by_s: float | None = None,
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
-        """Validate and build. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising (offline use)."""
+        """Validate and build a request. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising."""
         resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
@@ -117,7 +117,7 @@ class Frontend:
         )
 
     def grammar(self, params: SamplingParams) -> str | None:
-        """Return the grammar text of `params.structured_outputs`. Slow the first time, but releases the GIL."""
+        """Return the grammar text of `params.structured_outputs`. The first call is slow, but releases the GIL."""
         if params.structured_outputs is None:
             return None
         if self.eos_token_id is None:
@@ -126,13 +126,13 @@ class Frontend:
         return self._grammars.grammar_for(params.structured_outputs)
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
-        """Return the parameters that `build` would send to the engine, without its seed. Raises as `build` does."""
+        """Return the parameters that `build` would put in a request, without a random seed. Raises InvalidRequest."""
         return self._check(token_ids, params, priority=priority)[0]
 
     def _check(
         self, token_ids: list[int], params: SamplingParams, *, priority: int, clamp: bool = False
     ) -> tuple[SamplingParams, str | None]:
-        """Return the resolved parameters and the grammar. Raises InvalidRequest."""
+        """Validate a request; return its resolved parameters and its grammar text. Raises InvalidRequest."""
         self._check_prompt(token_ids)
         if priority and self.config.scheduling_policy != "priority":
             raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
@@ -149,7 +149,7 @@ class Frontend:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
 
     def template(self, override: str | None) -> ChatTemplate:
-        """Return the chat template. `override`: a file or a template's text. Raises InvalidRequest if there is none."""
+        """Return `override` (a file or a template's text), else the model's chat template. Raises InvalidRequest."""
         chosen = self.chat_template
         if override is not None:
             chosen = load_chat_template(self.text_files, self.tokenizer, override)
@@ -159,7 +159,7 @@ class Frontend:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The first end-of-sequence id; the model's other end ids stop generation as stop token ids."""
+        """The end-of-sequence id of the tokenizer, else of the model; the model's other ids become stop token ids."""
         if self.tokenizer.eos_token_id is not None:
             return self.tokenizer.eos_token_id
         return next(iter(self.model.eos_token_ids), None)
@@ -203,7 +203,7 @@ def _ids(given: object) -> list[int]:
 
 
 def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
-    """Read defaults for unset fields from generation_config.json: the model's ("auto"), none ("vllm"), a folder's."""
+    """Read sampling defaults from generation_config.json. `source`: "auto" (the model's), "vllm" (none) or a folder."""
     if source == "vllm":
         return {}
     generation = model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")

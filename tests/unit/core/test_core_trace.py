@@ -75,7 +75,7 @@ def with_last_entry_changed(lines: list[str], key: str, change: object) -> list[
     [
         ("step", lambda e: e["plan"].update(copy=[[1, 2]]), "copy[0]"),
         ("step", lambda e: e["plan"].update(id=1), "id"),
-        ("commit", lambda e: e.update(ended=[]), "what ended in step"),
+        ("commit", lambda e: e.update(ended=[]), "outputs that ended in step"),
         ("abort", lambda e: e.update(ended=[]), "abort of r4"),
         ("fork", lambda e: e.update(child=1), "fork"),
         ("reset", lambda e: e.update(reset=False), "reset"),

@@ -1,7 +1,7 @@
 """`BlockLifeSampler`: samples every n-th allocation of a device block and measures the block's life until eviction.
 
 A life ends when a cached block is allocated again. A block whose content was never registered in the prefix cache is
-not counted. A use is an admission that found the block in the cache. The measurements influence no decision.
+not counted. A block is used whenever an admitted sequence finds it in the cache. No decision depends on these times.
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ class BlockLifeSampler:
 
 
 class InstrumentedBlockPool(BlockPool):
-    """A block pool that reports allocations and evictions to `lives`."""
+    """A block pool that reports allocations and evictions to a `BlockLifeSampler`."""
 
     def __init__(
         self,

@@ -48,11 +48,11 @@ class BlockPool:
         return self._by_hash.get(block_hash)
 
     def cached_hashes(self) -> Iterator[bytes]:
-        """Iterate over the hashes that `find` knows, each once, whether or not the block is in use."""
+        """Iterate over the registered hashes, each once, including those of blocks in use."""
         return iter(self._by_hash)
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Return `count` blocks with one reference each, evicting the least recently used.
+        """Return `count` blocks with one reference each, evicting the least recently used cached blocks.
 
         The caller checks `num_available` before.
         """
@@ -78,7 +78,7 @@ class BlockPool:
             refs[block] += 1
 
     def share_prefix(self, hashes: list[bytes]) -> list[BlockId]:
-        """Add a reference to the blocks of the longest known prefix of `hashes`; return these blocks."""
+        """Add a reference to each block of the longest prefix of `hashes` that is registered; return the blocks."""
         blocks = []
         for block_hash in hashes:
             block = self._by_hash.get(block_hash)
@@ -91,7 +91,7 @@ class BlockPool:
     def release(self, blocks: list[BlockId], *, spill: bool | None = True) -> None:
         """Remove one reference from each block, the last block first, so that the head of a prefix is evicted last.
 
-        `spill`: whether eviction saves the content in the lower tier; None keeps the block's earlier value.
+        `spill`: whether a later eviction copies the content to the host tier; None keeps the block's present setting.
         """
         refs = self.refs
         for block in reversed(blocks):

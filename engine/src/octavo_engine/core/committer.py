@@ -1,7 +1,7 @@
 """`Committer`: applies the result of a step to the state and returns each sequence's output.
 
 Results arrive in the order of their plans. If a sequence was aborted meanwhile, its result is ignored. A sequence that
-was preempted meanwhile keeps its token: the token was sampled from correct logits, whatever happened to the blocks.
+was preempted meanwhile keeps its token: the token was sampled from correct logits before the blocks were reused.
 """
 
 from octavo_engine.core.sequence import Sequence
@@ -70,7 +70,7 @@ class Committer:
             self._end(seq, output, stop)
 
     def _rewind(self, seq: Sequence) -> None:
-        """Reset `computed` to the last accepted draft; the KV of the newest token is always still to be computed."""
+        """Set `computed` to the accepted tokens without the newest, whose KV the sequence's next step computes."""
         if seq.status == "running":
             seq.computed = len(seq.token_ids) - 1
             self._state.kv.register_full(seq, seq.computed)
@@ -88,8 +88,8 @@ class Committer:
         self._state.finish(seq)
 
     def _collect_prompt_logprobs(self, seq: Sequence, step: SeqStep, sampled: SeqResult) -> None:
-        """Append new prompt log-probabilities. Row i is about the token at start + i + 1; rows that were recomputed
-        after a preemption are skipped.
+        """Append a step's prompt log-probabilities: row i is for the prompt token at position step.start + i + 1. Rows
+        that were already collected before a preemption are skipped.
         """
         collected = seq.prompt_logprobs
         assert collected is not None
@@ -99,8 +99,8 @@ class Committer:
     def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
         """End the sequences of the failed step; all other sequences are recomputed, as the KV memory may be corrupt.
 
-        The runner may not have dropped the sequences that this plan and the plans in flight listed: they are listed
-        again in the next plan.
+        The runner may not have dropped the sequences that this plan and the plans in flight listed as dropped: the next
+        plan lists them again.
         """
         state = self._state
         for failed in [plan, *state.in_flight.values()]:

@@ -12,7 +12,7 @@ from octavo_engine.wire.kv_stream import KVChange, StoredBlock, Tier, numbers, r
 
 @dataclass(frozen=True, slots=True)
 class KVDelta:
-    """One change. `digest` covers all stored hashes after this change (see `wire.kv_stream`)."""
+    """The net change since the last `drain`. `digest` covers all hashes stored after it (see `wire.kv_stream`)."""
 
     stored: list[tuple[Tier, bytes]] = field(default_factory=list)
     removed: list[tuple[Tier, bytes]] = field(default_factory=list)
@@ -20,7 +20,7 @@ class KVDelta:
     blocks: list[StoredBlock] = field(default_factory=list)
 
     def change(self) -> KVChange | None:
-        """Convert to the form that is sent over the wire; None if nothing changed."""
+        """Return the change as it is sent to the front end, with short hashes; None if nothing changed."""
         if not (self.stored or self.removed):
             return None
         return KVChange(
@@ -34,7 +34,7 @@ class KVDelta:
 
 
 class KVDeltas:
-    """`with_tokens`: also record the blocks' tokens; `describe` is then called before a block is stored."""
+    """Records stored and removed hashes. `with_tokens`: `describe` first records each block's tokens."""
 
     __slots__ = ("_blocks", "_digest", "_net", "enabled", "with_tokens")
 

@@ -1,10 +1,10 @@
 """`HostTier`: blocks saved in CPU memory, the tier between the device and recomputation.
 
-An entry is keyed by its block hash or, if it belongs to one swapped sequence only (a partly filled tail; every block,
+An entry is keyed by its block hash or, if it is private to one swapped-out sequence (a partly filled tail; every block,
 when prefix caching is off), by (sequence, position). Entries are ordered by last use; a full tier drops the least
-recently used. Law: free + used + retiring == total.
+recently used entry. Law: free slots + entries + retiring slots == total.
 
-The unobvious part: a step first copies blocks out, then in, and the pairs of a list have no defined order. So a slot
+The unobvious part: a step copies blocks to the host, then back, in no defined order within each list. So a slot
 that this step reads or writes is neither dropped nor reused before the next step: `_touched` holds the step of the last
 copy, and the slot of a private entry that this step reads is retired until the next step begins.
 """
@@ -40,7 +40,7 @@ class HostTier:
         self._retiring = []
 
     def find(self, key: HostKey) -> HostSlot | None:
-        """Return the slot of `key`, which keeps its content until the end of the step; None if there is none."""
+        """Return the slot of `key`, which keeps its content until the end of the step; None if there is no entry."""
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._slots[key] = slot
@@ -48,7 +48,7 @@ class HostTier:
         return slot
 
     def put(self, key: HostKey) -> HostSlot | None:
-        """Return a slot to copy the block into, or None if this step already uses every slot."""
+        """Add an entry; return the slot to copy its block into, or None if this step already uses every slot."""
         assert key not in self._slots, f"{key!r} is saved already"
         if not self._free and not self._drop_oldest():
             self.num_dropped += 1
@@ -61,7 +61,7 @@ class HostTier:
         return slot
 
     def discard(self, key: PrivateKey) -> None:
-        """Remove a private entry that its sequence no longer needs."""
+        """Remove the entry of a block that was saved for one swapped-out sequence, which no longer needs it."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return

@@ -1,4 +1,4 @@
-"""Describes the unfinished sequences: the running ones, then the waiting ones, each in order of service."""
+"""Describes the unfinished sequences: first the running, then the waiting, then the deferred sequences."""
 
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence

@@ -5,7 +5,7 @@ its least recently used block, and dropped blocks are computed again. On admissi
 contiguous prefix found by device hash, by host hash and among its own saved blocks; the rest gets fresh blocks.
 
 Rules that make a step's order (swap out, swap in, copy, forward) correct:
-- A block is written only by its only holder and never while `find` may return it: otherwise the writer copies it first.
+- A sequence writes to a block only if it alone holds the block and `find` cannot return it; else it writes to a copy.
 - The source of such a copy keeps the writer's reference until the end of the step (`_held`), so it is not overwritten.
 - A block that this step's forward pass fills (`_filled`) may be read by that pass but not copied: copies run before it.
 """
@@ -24,7 +24,7 @@ from octavo_engine.wire.plan import BlockId, StepPlan
 
 @dataclass(slots=True)
 class Hit:
-    """A prefix that `lookup` found and pinned. Position i of the table is on the device or, in `loads`, on the host."""
+    """A cached prefix that `lookup` pinned. `blocks[i]` is None if the block is on the host; `loads` has its slot."""
 
     blocks: list[BlockId | None] = field(default_factory=list)
     loads: list[tuple[int, HostSlot]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class KVCache:
         self._held.clear()
 
     def lookup(self, seq: Sequence) -> Hit:
-        """Return the longest prefix of `seq` that need not be computed, pinned until `admit` or `cancel`."""
+        """Return the longest cached prefix of `seq`, whose blocks stay pinned until `admit` or `cancel`."""
         hit, size, limit = Hit(), self.block_size, self._readable_tokens(seq)
         self._hash_full_blocks(seq, len(seq.token_ids) // size)
         hit.blocks += self.pool.share_prefix(seq.hashes[: limit // size])
@@ -143,7 +143,7 @@ class KVCache:
         return self.pool.refs[block] - self._held.get(block, 0)
 
     def grow(self, seq: Sequence, end: int) -> None:
-        """Make tokens [seq.computed, end) writable; the caller checks `blocks_needed` before."""
+        """Allocate or copy the blocks to write tokens [seq.computed, end) to; the caller checks `blocks_needed`."""
         if self.shared_write_block(seq) is not None:
             self._replace(seq, seq.computed // self.block_size, self.pool.allocate(1)[0])
         missing = -(-end // self.block_size) - len(seq.table)
@@ -151,7 +151,7 @@ class KVCache:
             seq.table += self.pool.allocate(missing)
 
     def register_full(self, seq: Sequence, num_tokens: int) -> None:
-        """Register the full blocks of tokens [0, num_tokens), which are computed by the end of this step."""
+        """Register the hashes of the full blocks of tokens [0, num_tokens), whose KV exists at the end of this step."""
         num_full = num_tokens // self.block_size
         if not self.caching or num_full <= seq.num_registered:
             return
@@ -179,7 +179,7 @@ class KVCache:
                 self.pool.unregister(block)
 
     def swap_out(self, seq: Sequence) -> None:
-        """Release the blocks but keep their content: blocks with a hash are saved on eviction, the others now."""
+        """Release the blocks but keep their content: blocks with a hash are saved when evicted, all others now."""
         assert self.host is not None
         first, last = seq.num_registered, -(-seq.computed // self.block_size)
         seq.private_blocks = range(first, last)
@@ -223,7 +223,7 @@ class KVCache:
     def _readable_tokens(self, seq: Sequence) -> int:
         """Return how many leading tokens `seq` may read from the cache.
 
-        A request that does not read the prefix cache may still read what it had computed before a preemption.
+        A request that does not read the prefix cache may still read the KV that it had computed before a preemption.
         """
         if seq.params.reads_prefix_cache:
             return len(seq.token_ids)
@@ -254,7 +254,7 @@ class KVCache:
         return True
 
     def _leave_one_token(self, hit: Hit) -> None:
-        """Shorten a hit on all tokens: the last token is computed, over a copy of its block, to get its logits."""
+        """Shorten a hit on all tokens: to get its logits, the last token is computed again, in a copy of its block."""
         last = hit.blocks[-1]
         if last is None or self._filled[last] != self._plan.step_id:
             hit.tokens -= 1

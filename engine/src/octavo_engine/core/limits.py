@@ -1,6 +1,6 @@
 """Rejects requests that could never run: such a request at the head of the queue would block all later ones.
 
-`max_len` is the only formula: no sequence has more tokens than the model accepts and the whole KV cache holds, so every
+No sequence may have more than `max_len` tokens, the smaller of `max_model_len` and the size of the KV cache, so every
 admitted sequence can run to its end once it is alone.
 """
 

@@ -45,7 +45,7 @@ class Planner:
         return plan
 
     def _schedule_running(self, budget: int) -> int:
-        """Schedule running sequences; return the budget left. The common case, one token into its block, is inline."""
+        """Schedule the running sequences; return the budget left. A decode step without a new block is inline."""
         running, size = self._state.running, self._config.block_size
         refs, steps = self._kv.pool.refs, self._plan.seqs
         position = 0
@@ -74,9 +74,9 @@ class Planner:
         return budget
 
     def _share_of(self, seq: Sequence, start: int, budget: int) -> int:
-        """Return how many tokens from `start` on this step computes, and cut the drafts to what fits.
+        """Return how many tokens of `seq` from `start` on this step computes; cut its drafts to the number that fits.
 
-        The result is 0 only without chunked prefill, for a prompt that exceeds the budget.
+        The result is 0 only without chunked prefill, for a prompt that exceeds the remaining budget.
         """
         todo = len(seq.token_ids) - start
         seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
@@ -89,7 +89,7 @@ class Planner:
         return want
 
     def _make_room(self, seq: Sequence, position: int, end: int) -> bool:
-        """Preempt the latest sequences until tokens up to `end` fit; return False if `seq` cannot run in this step.
+        """Preempt the latest sequences until `seq` can have blocks up to token `end`; return False if it must wait.
 
         If preempting all later sequences does not suffice, `seq` itself is preempted, unless that would free no block.
         """
@@ -170,7 +170,7 @@ class Planner:
         return want
 
     def _fork_outputs(self, parent: Sequence) -> None:
-        """Fork the further outputs in the step of the last prompt token: each samples from the parent's logits."""
+        """Fork a child per further output in the step of the last prompt token; it samples from the parent's logits."""
         for index in parent.indices[1:]:
             child = forked_sequence(
                 parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)

@@ -1,8 +1,8 @@
 """Selects the sequences to preempt when blocks run out, and decides between swapping and recomputing.
 
-Only later sequences are preempted, the latest first, and only those whose preemption frees blocks now: forked siblings
-share blocks, so one of them alone may free none while all of them together do. The walk therefore counts down
-references.
+Only sequences after the one that needs blocks are preempted, the latest first, and only if that frees blocks now.
+Forked siblings share blocks: preempting one may free none, while preempting all of them does. `victims_for` therefore
+counts down the references of each block.
 """
 
 from octavo_engine.config import PreemptionMode
@@ -29,8 +29,8 @@ def victims_for(seq: Sequence, later: list[Sequence], *, shortfall: int, kv: KVC
 
 
 def prefers_swap(seq: Sequence, *, mode: PreemptionMode, costs: StepCosts, kv: KVCache) -> bool:
-    """Compare the costs of both ways over the victim's own blocks. While a cost is unmeasured, swapping is preferred,
-    which measures it.
+    """Return True if swapping the victim's own blocks out and in costs no more than computing their tokens again, or if
+    a cost is not measured yet: swapping measures the cost of a swap.
     """
     if kv.host is None or mode == "recompute" or not seq.computed:
         return False

@@ -114,14 +114,14 @@ def _decide(scheduler: Scheduler, entry: Entry, report: ReplayReport) -> tuple[s
         return _first_difference(entry["plan"], json.loads(json.dumps(plan)))
     if "commit" in entry:
         ended = encode_ended(scheduler.commit(_decode_result(entry), entry["now"]))
-        return f"what ended in step {entry['commit']}", entry["ended"], ended
+        return f"outputs that ended in step {entry['commit']}", entry["ended"], ended
     if "prepared" in entry:
         error = None if entry["error"] is None else ErrorInfo(entry["error"])
         ended = encode_ended(scheduler.prepared(entry["prepared"], entry["now"], error=error))
-        return f"what the preparation of {entry['prepared']} ended", entry["ended"], ended
+        return f"outputs that the preparation of {entry['prepared']} ended", entry["ended"], ended
     if "abort" in entry:
         ended = encode_ended(scheduler.abort(entry["abort"], entry["index"]))
-        return f"what the abort of {entry['abort']} ended", entry["ended"], ended
+        return f"outputs that the abort of {entry['abort']} ended", entry["ended"], ended
     if "fork" in entry:
         return "the id of a fork", entry["child"], scheduler.fork(entry["fork"])
     if "reset" in entry:

@@ -38,7 +38,7 @@ class Scheduler:
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
         """Queue a request. Raises InvalidRequest if it could never run.
 
-        A deferred request is not scheduled before `prepared`, and later requests overtake it.
+        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it.
         """
         state = self._state
         if request.request_id in state.groups:
@@ -59,7 +59,7 @@ class Scheduler:
         state.kv.touch(seq)
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
-        """Queue a deferred request that is ready, or end it with `error`. An unknown id is ignored."""
+        """Queue a deferred request whose grammar is ready, or end it with `error`. An unknown id is ignored."""
         state, outputs = self._state, list[SeqOutput]()
         state.now = now
         group = state.groups.get(request_id)
@@ -87,7 +87,7 @@ class Scheduler:
         return outputs
 
     def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
-        """Plan the next step. The plan is empty if everything runnable is in flight; an empty plan is not committed."""
+        """Plan the next step. The plan is empty if no sequence can run now; an empty plan must not be committed."""
         self._state.now = now
         plan = self._planner.step(costs)
         self._check_invariants()
@@ -124,13 +124,13 @@ class Scheduler:
         return child.seq_id
 
     def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
-        """Set draft tokens to verify with the next decode step, cut to what fits; ignored if no decode step is due."""
+        """Set the draft tokens that the sequence's next decode step verifies; ignored if no step is due."""
         seq = self._state.seqs.get(seq_id)
         if seq is not None and seq.status == "running" and seq.computed < len(seq.token_ids):
             seq.drafts = list(draft_token_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Evict all cached blocks, on the device and on the host; return False and do nothing while any is in use."""
+        """Evict all cached blocks, on device and host; return False and do nothing while any block is in use."""
         state = self._state
         if state.kv.pool.num_in_use:
             return False
@@ -156,9 +156,9 @@ class Scheduler:
         return len(self._state.seqs) > len(self._state.deferred)
 
     def waiting_reason(self, request_id: str) -> str | None:
-        """Return why a request, or the head of its queue, waits: grammar, capacity, budget or max_num_seqs.
+        """Return why a request waits: "grammar", else the reason why the head of the queue was not admitted.
 
-        None if no part of the request waits.
+        The reasons are "capacity", "budget" and "max_num_seqs". None if no sequence of the request waits.
         """
         group = self._state.groups.get(request_id)
         if group is not None and any(seq.status == "deferred" for seq in group.live):
@@ -167,7 +167,7 @@ class Scheduler:
         return (self._state.blocked_by or "budget") if waits else None
 
     def stats(self) -> EngineStats:
-        """Return a snapshot; the caller, which has a clock, sets `step_s`."""
+        """Return a snapshot of gauges and counters; the caller, which has a clock, sets `step_s`."""
         state, pool, host = self._state, self._state.kv.pool, self._state.kv.host
         return replace(
             state.counters,
@@ -187,12 +187,12 @@ class Scheduler:
         )
 
     def take_block_lives(self) -> list[BlockLife]:
-        """Return the block lives that ended since the last call; always empty without `block_lives_every`."""
+        """Return the block lives that ended since the last call; empty without `block_lives_every`."""
         lives = self._state.lives
         return lives.pop_ended() if lives is not None else []
 
     def take_kv_delta(self) -> KVDelta:
-        """Return the caches' net change since the last call; always empty without `kv_events` or `kv_tokens`."""
+        """Return the net change of cached hashes since the last call; empty without `kv_events` or `kv_tokens`."""
         return self._deltas.drain()
 
     def cached_hashes(self) -> list[tuple[Tier, bytes]]:
@@ -202,7 +202,7 @@ class Scheduler:
         return hashes + [("host", h) for h in (kv.host.cached_hashes() if kv.host else ())]
 
     def check(self) -> None:
-        """Assert every law of the state; O(blocks)."""
+        """Assert every invariant of the state; the cost is proportional to the number of blocks."""
         self._state.check()
 
     def _key(self, request: EngineRequest) -> Key:
@@ -211,10 +211,10 @@ class Scheduler:
         return 0, request.turn, self._num_added, 0
 
     def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
-        """Remove outputs from a sequence that stands for several.
+        """Remove some of the outputs that a sequence stands for until it forks them.
 
         The runner samples the sequence with the seed of its first index; if that index is removed, the sequence is
-        announced again.
+        sent to the runner again.
         """
         keeps_first = seq.indices[0] not in indices
         seq.indices = [i for i in seq.indices if i not in indices]
@@ -224,7 +224,7 @@ class Scheduler:
                 self._state.forget_at_runner(seq)
 
     def _prefill_backlog(self) -> int:
-        """Count the tokens to compute before every sequence has its next token, including those in flight.
+        """Count the tokens to compute before every sequence can sample its next token, including tokens in flight.
 
         Tokens that a waiting sequence may find in the cache are not subtracted.
         """
@@ -236,7 +236,7 @@ class Scheduler:
         return running + under_way + state.num_waiting_tokens
 
     def _used_slots(self) -> int:
-        """Count the slots of blocks in use that hold a computed token; a tail shared by forked siblings counts once."""
+        """Count the token slots of blocks in use that hold KV; a tail block shared by forked siblings counts once."""
         pool, size = self._state.kv.pool, self.config.block_size
         unused = 0.0
         for seq in self._state.running:

@@ -86,7 +86,7 @@ class Sequence:
         )
 
     def check(self, block_size: int) -> None:
-        assert self.indices, f"sequence {self.seq_id} stands for nothing"
+        assert self.indices, f"sequence {self.seq_id} stands for no output"
         assert self.in_flight or self.computed < len(self.token_ids), f"sequence {self.seq_id} has nothing to do"
         assert self.num_registered <= min(len(self.hashes), len(self.token_ids) // block_size)
         if self.status == "running":
@@ -98,7 +98,7 @@ class Sequence:
 
 
 def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: int, now: float) -> Sequence:
-    """Create a request's first sequence, which stands for all its outputs. `max_len`: the limit on any sequence."""
+    """Create a request's first sequence, which stands for all its outputs. `max_len`: the most tokens it may have."""
     params, num_prompt = request.params, len(request.prompt_token_ids)
     limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
     shaped = request.grammar is not None  # the sampler's grammar masks then decide when an end token may come

@@ -109,7 +109,7 @@ class SchedulerState:
     def end_outputs(
         self, seq: Sequence, indices: list[int], reason: FinishReason, error: ErrorInfo | None
     ) -> list[SeqOutput]:
-        """Make terminal records without tokens."""
+        """Return a terminal record without tokens for each of `indices`."""
         return [
             SeqOutput(
                 request_id=seq.request_id,
@@ -124,7 +124,7 @@ class SchedulerState:
         ]
 
     def forget_at_runner(self, seq: Sequence) -> None:
-        """List the sequence for the runner to drop; it is announced again if it is scheduled again."""
+        """Make the next plan list the sequence as dropped; if it is scheduled again, the runner receives it again."""
         if seq.announced:
             self.dropped.append(seq.seq_id)
         seq.announced = False

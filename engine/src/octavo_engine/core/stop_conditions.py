@@ -12,7 +12,7 @@ NOT_STOPPED: Stop = (None, None)
 
 
 def append_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
-    """Append tokens up to the first that ends the sequence; return their number, and the reason and stopping id."""
+    """Append tokens up to the first that ends the sequence; return their number, the finish reason and stop id."""
     for count, token in enumerate(sampled, start=1):
         seq.token_ids.append(token)
         stop = _stop_after(seq, token)

@@ -1,7 +1,7 @@
 """`TracingScheduler`: a scheduler that records its inputs and its decisions, one JSON object per line.
 
-The first line holds the configuration; the next lines hold add, prepared, abort, fork, propose, reset, step (with time
-and costs) and commit, in order. A step line ends with the plan in compact form, a commit line with the outputs that
+The first line holds the configuration; each further line one call: add, prepared, abort, fork, propose, reset, step
+(with time and costs) or commit. A step line ends with the plan in compact form, a commit line with the outputs that
 ended. Sampled tokens are inputs, so a replay needs no model; log-probabilities affect no decision and are only counted.
 A trace contains the prompts. The class does no I/O itself: `write` receives a line with its newline.
 """

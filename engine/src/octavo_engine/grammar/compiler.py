@@ -47,7 +47,7 @@ class GrammarCompiler:
         self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
 
     def submit(self, grammar: str) -> "Future[CompiledGrammar]":
-        """Return a future of the compiled grammar, which fails with GrammarError. A cached grammar is done at once.
+        """Return a future of the compiled grammar; it fails with GrammarError. For a cached grammar it is done at once.
 
         Concurrent calls with equal grammars share one future.
         """

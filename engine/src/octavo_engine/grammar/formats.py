@@ -1,4 +1,4 @@
-"""The enforced values of `format`, and patterns that make the grammar library's rules for them stricter.
+"""The values of JSON Schema's `format` that are enforced, and patterns that are stricter than the grammar library.
 
 The library accepts a 29 February in every year, a year 0 and a second 60 in every minute, which validators reject, and
 fractions of a second of any length. The formats of numbers are OpenAPI's.

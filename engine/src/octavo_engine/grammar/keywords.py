@@ -1,7 +1,7 @@
 """The keywords of JSON Schema: enforced keywords, annotations, and keywords whose values hold schemas.
 
-A keyword in none of these sets is rejected, whether the grammar library cannot enforce it or JSON Schema does not
-define it: such a keyword is more often a typing error than meant to have no effect. Names that begin with "x-" are
+A keyword in none of these sets is rejected: the grammar library cannot enforce it, or JSON Schema does not define it.
+An undefined keyword is more often a typing error than meant to have no effect. Names that begin with "x-" are
 annotations.
 """
 
@@ -30,7 +30,7 @@ REMEDIES = {
     "nullable": 'write "type": ["...", "null"]',
     "id": "write $id",
     "dependencies": "leave it out",
-    "not": "say what is allowed",
+    "not": "describe the allowed values instead",
     "if": "use anyOf",
     "then": "use anyOf",
     "else": "use anyOf",

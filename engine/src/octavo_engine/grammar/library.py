@@ -35,14 +35,14 @@ def parser_limits() -> LLParserLimits:
 
 
 def check_grammar(grammar: str) -> None:
-    """Check a grammar without a vocabulary. Raises GrammarError, also for a warning: it means an ignored construct."""
+    """Check a grammar without a vocabulary. Raises GrammarError, also for a construct that llguidance would ignore."""
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     if messages:
         raise GrammarError(messages[0].strip())
 
 
 class Vocabulary:
-    """The tokens as the library's trie. Only the library uses `eos_token_id`; `GrammarState` decides which ids end."""
+    """The token trie of llguidance, the only user of `eos_token_id`; `GrammarState` decides which ids end a text."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
@@ -60,7 +60,7 @@ class Vocabulary:
 
 
 class _Wrapper(TokenizerWrapper):
-    """The library's tokenizer interface. Special tokens are listed separately, so that no text can contain them."""
+    """The tokenizer that llguidance calls. Special tokens are listed separately: a grammar's text never has them."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -75,7 +75,7 @@ class _Wrapper(TokenizerWrapper):
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenise text that the grammar forces: with the model's tokenizer if its tokens spell exactly these bytes."""
+        """Tokenise text that a grammar forces, with the model's tokenizer if its tokens spell exactly these bytes."""
         data = text.encode() if isinstance(text, str) else text
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)
@@ -85,7 +85,7 @@ class _Wrapper(TokenizerWrapper):
         return ids if is_exact else self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        """Tokenise by longest match. SentencePiece puts a space before a text, but forced text has none."""
+        """Tokenise by longest match, without the space that SentencePiece puts before a text."""
         ids: list[int] = []
         position = 0
         while position < len(data):

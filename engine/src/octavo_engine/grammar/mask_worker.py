@@ -1,4 +1,4 @@
-"""Computes the masks of many sequences in one call, on the library's own threads, without the GIL."""
+"""Computes the grammar masks of many sequences in one call, on llguidance's own threads, without the GIL."""
 
 import os
 
@@ -16,5 +16,5 @@ class MaskWorker:
         self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
 
     def fill(self, work: list[tuple[LLMatcher, int]], words: Words) -> None:
-        """Fill `words`, which is contiguous. `work`: matchers, each with its row. A matcher records its own failure."""
+        """Write masks to `words` (contiguous). `work`: matchers and their rows. A matcher records its own failure."""
         self._executor.unsafe_compute_mask_ptr(work, words.ctypes.data, words.shape[1] * words.itemsize, len(words))

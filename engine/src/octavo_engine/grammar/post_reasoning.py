@@ -24,7 +24,7 @@ class PostReasoningState:
         self._num_before: int | None = None  # the result of `_begin` for the output that was followed last
 
     def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
-        """Do the same as `GrammarState.fill`; drafts before the grammar begins are rejected."""
+        """Fill the masks like `GrammarState.fill`; reasoning allows all tokens but stop tokens, and no drafts."""
         begin = self._begin(output)
         if begin is None:
             rows[1:] = 0
@@ -36,12 +36,12 @@ class PostReasoningState:
         return error
 
     def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
-        """Do the same as `GrammarState.follow`; return None also during reasoning."""
+        """Return the matcher like `GrammarState.follow`; None also during reasoning."""
         self._num_before = self._begin(output)
         return None if self._num_before is None else self._state.follow(output[self._num_before :])
 
     def finish(self, row: Words, num_output: int) -> str | None:
-        """Do the same as `GrammarState.finish`, for the output that was followed last."""
+        """Complete a mask like `GrammarState.finish`, for the output of the last `follow`."""
         if self._num_before is None:
             self._state.fill_any(row)
             return None
@@ -54,7 +54,7 @@ class PostReasoningState:
         return self._state.is_end(token_id)
 
     def _begin(self, output: npt.NDArray[np.int32]) -> int | None:
-        """Return how many tokens of the output come before the grammar; None during reasoning."""
+        """Return how many tokens of the output are reasoning, before the grammar applies; None until reasoning ends."""
         if self._start_id is not None and (len(output) == 0 or output[0] != self._start_id):
             return 0
         ends = np.flatnonzero(output == self._end_id)

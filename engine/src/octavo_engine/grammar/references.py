@@ -1,4 +1,4 @@
-"""Follows a schema's references and counts the patterns that apply to one string.
+"""Follows the references in a JSON Schema and counts the patterns that apply to one string.
 
 A schema that refers to itself before any output is written has no meaning and is rejected. Every pattern that one
 string must match doubles the work of the grammar library, so their number is bounded.
@@ -23,7 +23,7 @@ def refuse(message: str, place: str = "") -> InvalidRequest:
 
 
 def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
-    """Yield the place and value of every schema within a schema, the innermost first."""
+    """Yield the place (`#/properties/a`) and value of a schema and all its subschemas, the innermost first."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -42,7 +42,7 @@ def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:
 
 
 class References:
-    """Raises InvalidRequest for a reference to another document or to itself, and for too many patterns."""
+    """Raises InvalidRequest if a schema refers to another document or itself, or has too many patterns per string."""
 
     def __init__(self, root: Schema) -> None:
         self._by_place = dict(subschemas(root))

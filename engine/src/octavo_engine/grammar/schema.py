@@ -53,7 +53,7 @@ def check_size(text: str, bounds: SchemaBounds, param: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Count the levels of objects and lists, without recursion: the result is what bounds recursion elsewhere."""
+    """Count the levels of objects and lists, without recursion: the result bounds recursion in other functions."""
     level, depth = [value], 0
     while level := [v for v in level if isinstance(v, dict | list)]:
         depth += 1
@@ -62,7 +62,7 @@ def _depth(value: Any) -> int:
 
 
 class StrictSchema:
-    """Checks and rewrites a schema. `rewritten`: the schema for the library. Raises InvalidRequest."""
+    """A schema, checked and rewritten. `rewritten`: the schema for the grammar library. Raises InvalidRequest."""
 
     def __init__(self, schema: Schema, *, no_additional_properties: bool) -> None:
         self._root = schema
@@ -143,7 +143,7 @@ def _counts_repeated_keys(schema: Schema) -> bool:
 
 
 def _with_strict_format(schema: Schema, place: str) -> Schema:
-    """Add patterns or bounds that enforce `format` as validators do."""
+    """Add patterns or bounds that enforce a schema's `format` as strictly as validators do."""
     name, kinds = schema.get("format"), schema.get("type", "string")
     if name is None:
         return schema

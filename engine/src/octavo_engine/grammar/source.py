@@ -1,4 +1,4 @@
-"""Turns `StructuredOutputs` into the grammar library's text and checks it; an invalid shape is rejected here.
+"""Converts `StructuredOutputs` to a grammar in llguidance's syntax and checks it; invalid shapes are rejected here.
 
 This runs in the process that accepts requests, without torch and without a vocabulary; the engine core only compiles
 the text.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Whitespace between JSON's tokens, unless the request sets it: none, one space, or a newline with indentation. Without
 #: a bound a small model may write only whitespace until it reaches max_tokens.
 WHITESPACE = r"( ?|\n[ \t]{0,24})"
-#: Allowed escapes, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
+#: Escapes allowed in JSON, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
 ESCAPES = '"\\bfnrt'
 
 _GRAMMAR = "structured_outputs.grammar"
@@ -34,14 +34,14 @@ _CACHED = 256
 
 
 class GrammarSource:
-    """Makes grammar texts; one per front end. It caches 256 results, as clients repeat the same schema."""
+    """Makes grammar texts for one front end; caches 256 of them, as clients repeat the same schema."""
 
     def __init__(self, bounds: SchemaBounds) -> None:
         self._bounds = bounds
         self._cached_write = lru_cache(_CACHED)(self._write)
 
     def grammar_for(self, shape: StructuredOutputs) -> str:
-        """Return the grammar text of a shape. Raises InvalidRequest."""
+        """Return the grammar text that enforces a shape. Raises InvalidRequest."""
         try:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:

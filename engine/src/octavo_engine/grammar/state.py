@@ -1,8 +1,8 @@
 """`GrammarState`: the position of one sequence in its grammar, and the tokens that may come next.
 
 The state follows the sequence's output and consumes new tokens, so a preempted or forked sequence needs only its tokens
-to continue. This module, not the library, decides which tokens end a sequence: any stop id where the grammar may end;
-but before `min_tokens`, or with `ignore_eos`, only where no other token is allowed.
+to continue. This module, not llguidance, allows stop ids: where the grammar may end; but before `min_tokens`, or with
+`ignore_eos`, only where the grammar also allows no other token.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,10 @@ class GrammarState:
         return -(-self._compiled.vocab_size // 32)
 
     def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
-        """Fill row i with the tokens that may follow `output` and the first i drafts; zeros after a rejected draft.
+        """Write to row i the mask of the tokens that may follow `output` and the first i draft tokens.
 
-        Return an error message if the sequence cannot continue, else None. The drafts are rolled back.
+        Rows after a draft that the grammar rejects are zero. The drafts are rolled back. Return an error
+        message if no token can follow, else None.
         """
         accepted = 0
         for row in range(1 + len(drafts)):
@@ -59,7 +60,7 @@ class GrammarState:
         return self._matcher if self._follow(output) else None
 
     def finish(self, row: Words, num_output: int) -> str | None:
-        """Add the stop ids to the library's mask; return an error message if the sequence cannot continue."""
+        """Add the stop ids to the mask that llguidance computed; return an error message if no token can follow."""
         if self._matcher.is_error():
             return self._failure()
         set_bit(row, self._compiled.eos_token_id, on=False)
@@ -81,7 +82,7 @@ class GrammarState:
             set_bit(row, stop_id, on=False)
 
     def _follow(self, output: npt.NDArray[np.int32]) -> bool:
-        """Consume new tokens and roll back tokens that the output no longer has; return False on a rejected token."""
+        """Move the matcher to the end of `output`, by a rollback if it is shorter; return False on a rejected token."""
         seen = len(self._tokens)
         if seen > len(output) or (seen and self._tokens[-1] != output[seen - 1]):
             seen = self._rewind(output)
@@ -100,7 +101,7 @@ class GrammarState:
         return same
 
     def _failure(self) -> str:
-        """Report the library's first line or stop reason; "NoExtension" means that no text completes the grammar."""
+        """Return a message with llguidance's error; "NoExtension" means that no text can complete the grammar."""
         detail = self._matcher.get_error().partition("\n")[0].strip()
         return f"The output cannot follow its grammar any further ({detail or self._matcher.stop_reason()})."
 

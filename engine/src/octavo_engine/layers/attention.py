@@ -15,7 +15,7 @@ from octavo_engine.ops.rope import rotate_
 
 
 class SelfAttention(Layer):
-    """`head_norm` and the rotation are None for models without them."""
+    """The attention of one decoder layer. `head_norm` and `rotation` are None for models without them."""
 
     def __init__(self, spec: AttentionSpec, *, qkv: Linear, out: Linear, head_norm: HeadNorm | None = None) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ class Embedding(Layer):
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
 
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
-        """Return a new tensor, which the caller may change in place."""
+        """Return the embeddings of tokens in a new tensor, which the caller may change in place."""
         rows = F.embedding(ids, self.weight)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 

@@ -9,7 +9,7 @@ from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
 from octavo_engine.ops.activation import Activation, act_mul
 
-#: Called with the layer's input and output (fused parts in the order of `LinearSpec.outs`); it adds in place.
+#: Adds a term in place to a linear layer's output. Arguments: the input, and the output's parts (`LinearSpec.outs`).
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 
@@ -30,7 +30,7 @@ class Linear(Layer):
         return self._adapted(x, self.method.apply_wide(x))
 
     def gated(self, x: Float[Tensor, "rows in_features"], activation: Activation) -> Float[Tensor, "rows n"]:
-        """Apply the layer, whose output halves are gate and up, and the gated activation."""
+        """Apply the layer and then the gated activation; the halves of the layer's output are gate and up."""
         return act_mul(self(x), activation) if self.adapter is not None else self.method.apply_gated(x, activation)
 
     def weight_slots(self) -> Iterable[WeightSlot]:

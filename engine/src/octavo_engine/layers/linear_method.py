@@ -55,7 +55,7 @@ class LinearMethod(Protocol):
         ...
 
     def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
-        """Return the activated first half of the outputs times the second half."""
+        """Return the activation of the first half of the outputs, multiplied by the second half."""
         ...
 
     def weights_bytes(self) -> int: ...
@@ -66,7 +66,7 @@ class LinearMethod(Protocol):
 
 
 class DenseMethod:
-    """A weight that is plain until `pack` lays it out by `ops.packed_linear`. A tied weight is packed, never loaded."""
+    """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded."""
 
     def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
         shard = spec.shard
@@ -128,7 +128,7 @@ class DenseMethod:
         return self.packed
 
     def weights_bytes(self) -> int:
-        """Return the bytes of weight and bias, without a packed tensor's padding: it has no storage to query."""
+        """Return the bytes of weight and bias, without the unknown padding of a packed tensor, which has no storage."""
         is_plain = self.packed is None or self.packed.plain is not None
         num_weights = int(not self.tied) if is_plain else self._now().num_layouts
         bias_bytes = 0 if self.bias is None else self.bias.nbytes

@@ -35,7 +35,7 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one op for both, with one weight row per head."""
+    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one call for both, with one weight row per head."""
 
     prepared: RMSWeight
 

@@ -1,7 +1,7 @@
 """The rotation frequency of each pair of rotary dimensions: default, linear, dynamic, llama3, yarn, longrope.
 
 A frequency is a constant of the loaded model. transformers changes "dynamic" and "longrope" when a sequence grows past
-the original length, which invalidates keys that were cached before; here `max_model_len` decides once.
+the original length, which invalidates keys that were cached before; here `max_model_len` fixes them.
 """
 
 import math
@@ -112,7 +112,7 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
-    """Divide each frequency by its factor from one of two lists, for contexts beyond or within the original length."""
+    """Divide each frequency by its factor from the list for contexts beyond or within the original length."""
     scaling, original = spec.scaling, spec.original_positions
     factors = scaling["long_factor" if max_model_len > original else "short_factor"]
     attention_factor = scaling.get("attention_factor")

@@ -68,7 +68,7 @@ class DecoderLayer(Layer):
     def __call__(
         self, residual: Tensor, update: Tensor | None, rotation: Rotation, ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        """Add `update` to `residual` in place; return the next update."""
+        """Add the previous layer's `update` to `residual` in place; return this layer's update, which is not added."""
         update = self.attention(self.attention_norm(residual, update), rotation, ctx)
         if self.attention_update_norm is not None:
             update = self.attention_update_norm(update)
@@ -105,7 +105,7 @@ class Decoder(Model):
 
 
 def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None, **differences: Any) -> DecoderSpec:
-    """Build a spec from the keys that nearly all `config.json` share; `differences` override them."""
+    """Build a spec from the keys that nearly every `config.json` has; `differences` are fields that override it."""
     hf = config.hf
     shared: dict[str, Any] = {
         "ropes": ropes or (rope_spec(config, rope_parameters(hf)),),
@@ -117,7 +117,7 @@ def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None
 
 
 def layer_types(config: ModelConfig, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
-    """List "sliding_attention" or "full_attention" per layer. `is_sliding`: the rule if `layer_types` is absent."""
+    """List "sliding_attention" or "full_attention" per layer, from the config or else by `is_sliding`."""
     listed = config.hf.get("layer_types")
     if listed:
         return tuple(listed)

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after both blocks, with weights around zero; soft caps; a window on every other layer."""
+"""Gemma 2: norms before and after both blocks, with weights around zero; soft caps; windows on every other layer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): Gemma 2 with head norms instead of soft caps, five local layers per global one, a RoPE for each."""
+"""Gemma 3 (text): Gemma 2 with head norms instead of soft caps, five local layers per global one, a RoPE per kind."""
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec

@@ -83,7 +83,7 @@ class Model(nn.Module):
         return sum(layer.weights_bytes() for layer in self._layers())
 
     def embed(self, inputs: Inputs) -> Float[Tensor, "tokens hidden"]:
-        """Return a new tensor, since the residual stream is changed in place."""
+        """Return the embeddings of the inputs in a new tensor, since the residual stream is changed in place."""
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
 
     def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
@@ -99,7 +99,7 @@ class Model(nn.Module):
         return chain.from_iterable(layer.weight_slots() for layer in self._layers())
 
     def _may_ignore(self, name: str) -> bool:
-        """Return True for unused tensors, and for a tied head's weight, which a file may still contain."""
+        """Return True if the name is that of an unused tensor, or of a tied head's weight, which some files contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
 

@@ -1,4 +1,4 @@
-"""OPT: positions start at row 2; the 350M model normalises after each addition and has narrower embeddings."""
+"""OPT: positions start at row 2; the 350M model normalises after each residual addition and has narrower embeddings."""
 
 from torch import Tensor, nn
 

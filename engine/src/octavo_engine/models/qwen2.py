@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases on q, k, v; late layers may have a window, if `use_sliding_window` says so."""
+"""Qwen 2 and 2.5: Llama with biases on q, k, v; later layers have a window if `use_sliding_window` is set."""
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows

@@ -36,7 +36,7 @@ class AttentionSpec:
 class AttentionBatch:
     """Metadata of one step, on the device, shared by all layers.
 
-    `slots[t]` = block * block_size + offset, where K and V of token t are written, -1 for none. `private` holds the
+    `slots[t]` = block * block_size + offset, where K and V of token t are written; -1: not written. `private` holds the
     backend's own data (buckets, masks), which `AttentionBackend.begin_step` sets once per step.
     """
 
@@ -51,7 +51,7 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """The KV cache of all layers and its attention, for one model, device and block size."""
+    """The KV cache of all layers and the attention over it, for one model, device and block size."""
 
     def allocate(self, num_blocks: int) -> None: ...
 

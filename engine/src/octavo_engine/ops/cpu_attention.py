@@ -142,7 +142,7 @@ def attend_softcap(
     v: Float[Tensor, "seqs kv_heads keys head_dim"],
     mask: Tensor | None,
 ) -> Float[Tensor, "seqs query_len kv_heads group head_dim"]:
-    """Compute fp32 scores explicitly, some query positions at a time; `mask` None is causal, as in `AttentionGroup`."""
+    """Attend with soft-capped fp32 scores, some query positions at a time; `mask`: see `AttentionGroup`."""
     assert spec.softcap is not None
     keys, values = k.float()[:, :, None], v.float()[:, :, None]
     queries = q.float().permute(0, 2, 3, 1, 4)  # [seqs, kv_heads, group, query_len, head_dim]

@@ -1,7 +1,7 @@
 """The KV cache in CPU memory: two tensors per layer, blocks first, so that copy and swap handle opaque rows of bytes.
 
-Pages are committed when first written (calloc), so a large cache uses no memory until it is used. A block that is
-started but not filled is zeroed first: unwritten positions then hold finite numbers, which a mask can hide.
+Pages are committed when first written (calloc), so a large cache uses no memory until it is used. A block that a
+write starts but does not fill is zeroed first: unwritten positions then hold finite numbers, which a mask can hide.
 """
 
 import math
@@ -88,7 +88,7 @@ class PagedCache(BlockStore):
             cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, new.to(cache.dtype))
 
     def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-        """Gather `blocks` [num_seqs * n] int64: K and V [num_seqs, kv_heads, n * block_size, head_dim] in scratch."""
+        """Copy `blocks` [num_seqs * n] to scratch; return K and V [num_seqs, kv_heads, n * block_size, head_dim]."""
         found = []
         for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
             rows = scratch.get_buffer(name, len(blocks), cache[0].numel())

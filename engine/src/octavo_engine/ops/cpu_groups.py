@@ -1,8 +1,9 @@
 """Groups the sequences of a step by similar lengths for attention, with index and mask tensors.
 
 Groups are made with numpy once per step and window size, and every layer uses them. A group's rows are padded to its
-longest member: padded queries repeat the last real query and are dropped, padded keys are masked. Bucket edges grow
-geometrically, so padding stays below a quarter while the number of groups grows with the logarithm of the length.
+longest member: padded queries repeat the last real query, and their outputs are dropped; padded keys are masked.
+Bucket edges grow geometrically, so padding stays below a quarter while the number of groups grows with the logarithm
+of the length.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Moves weights, which every step reads completely, to huge pages: with 4 KiB pages, half the time is address lookup.
+"""Moves weights, which every step reads completely, to huge pages: with 4 KiB pages, half the time is page walks.
 
 Linux collapses memory that is already in use at once (`MADV_COLLAPSE`, since 6.1). On other systems, or if no 2 MiB of
 contiguous memory are free, the pages stay as they are. No error is raised.
@@ -13,7 +13,7 @@ _LEAST_BYTES = 256 << 10  # smaller weights stay in a CPU cache
 
 
 def prefer_huge_pages(address: int, num_bytes: int) -> None:
-    """Move all 2 MiB pages that the range touches, including adjacent memory on these pages."""
+    """Move a range of memory to 2 MiB pages, with the adjacent memory on its first and last page."""
     if num_bytes < _LEAST_BYTES or sys.platform != "linux":
         return
     start = address // _PAGE_BYTES * _PAGE_BYTES

@@ -43,7 +43,7 @@ class _Write(ctypes.Structure):
 
 @dataclass(slots=True)
 class NativeStep:
-    """Data that all layers of a step share; tiles are made once per (group, window)."""
+    """Data that all layers of a step share; tiles are made once per (query heads per KV head, window)."""
 
     lengths: Lengths
     slots: Tensor
@@ -164,6 +164,6 @@ def can_serve(library: ctypes.CDLL, block_size: int, dtype: torch.dtype) -> bool
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `x` with each token's heads contiguous, as in a view of a fused projection; otherwise a copy."""
+    """Return `x` if each token's heads are contiguous, as in a view of a fused projection, else a contiguous copy."""
     x = x.to(dtype)
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -44,13 +44,13 @@ _ARGUMENTS = {
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """Load the library, once per process; return None if there is none."""
+    """Load the kernels, once per process; return None if they are not available."""
     if os.environ.get("OCTAVO_NATIVE", "1") == "0":
         return None
     ready = prebuilt_library()
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if ready is None and compiler is None:
-        _LOGGER.warning("no C++ compiler (g++) was found: torch is used instead of the native kernels, which is slower")
+        _LOGGER.warning("no C++ compiler (g++) was found: torch, which is slower, replaces the native kernels")
         return None
     try:
         return _open(ready) if ready is not None else load_library(compiler or "c++")
@@ -106,7 +106,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _openmp_runtime() -> list[str]:
-    """Link torch's OpenMP runtime by path: the threads of a second runtime would compete with torch's threads."""
+    """Return torch's OpenMP runtime as a linker argument: threads of a second runtime would compete with torch's."""
     own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     return [str(own[0])] if own else []
 

@@ -42,7 +42,7 @@ class NativeWeight:
 
     @property
     def gates(self) -> bool:
-        """True if gate and up are whole units, so that one kernel call can multiply them."""
+        """True if the gate and up halves of the outputs are whole units, so that `native_gated` supports them."""
         return self.out_features % (2 * _UNIT) == 0
 
 
@@ -62,7 +62,7 @@ def native_weight(weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
 def native_linear(
     x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype
 ) -> Float[Tensor, "*rows out_features"]:
-    """Multiply. `dtype`: of the output, bf16, or fp32 for sums that are not rounded."""
+    """Apply the linear layer. `dtype`: the type of the output, bf16, or fp32 if sums must not be rounded."""
     x = x if x.is_contiguous() else x.contiguous()
     size = weight.in_features
     out = torch.empty((*x.shape[:-1], weight.out_features), dtype=dtype)

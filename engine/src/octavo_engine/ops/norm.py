@@ -1,7 +1,7 @@
 """Normalisation over the last dimension, accumulated in fp32 for every type of activations.
 
 `native/elementwise.cpp` computes the residual addition and the RMS norm in one call without a temporary. The torch
-functions are the reference, and the fallback without a kernel. They compute
+functions are the reference, and replace the kernel where it is missing. They compute
 x * (weight * sqrt(n)) / hypot(|x|, sqrt(eps * n)), which takes fewer passes than squaring and averaging.
 """
 

@@ -22,7 +22,7 @@ from octavo_engine.ops.cpu_info import cpu_features
 from octavo_engine.ops.huge_pages import prefer_huge_pages
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight
 
-#: The number of rows for which oneDNN optimises a weight's layout, and so the speed at other numbers of rows.
+#: The number of input rows for which oneDNN optimises a weight's layout; it also affects the speed at other numbers.
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
@@ -62,14 +62,14 @@ def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> F
         return native_linear(x, weight.native, torch.float32)
     if x.dtype == torch.float32:
         return packed_linear(x, weight)
-    assert weight.plain is not None, "a weight of 16 bits that is multiplied in fp32 is packed as wide"
+    assert weight.plain is not None, "a weight of 16 bits must be packed with wide=True to be multiplied in fp32"
     return _chunked_linear(x.float(), weight.plain, weight.bias)
 
 
 def gated_linear(
     x: Float[Tensor, "rows in_features"], weight: PackedWeight, activation: Activation
 ) -> Float[Tensor, "rows n"]:
-    """Multiply and apply `act_mul`; the first half of the outputs is the gate."""
+    """Apply the layer and then the gated activation; the first half of the layer's outputs is the gate."""
     native = weight.native
     if native is not None and native.gates and activation.native is not None and _prefers_native(weight, len(x)):
         return native_gated(x, native, activation.native)
@@ -83,7 +83,7 @@ def pack(
     wide: bool = False,
     rows_hint: int = ROWS_HINT,
 ) -> PackedWeight:
-    """Pack a weight; it stays plain if neither our kernel nor oneDNN supports it. `wide`: only for `wide_linear`."""
+    """Pack a weight; it stays plain if neither our kernel nor oneDNN supports it. `wide`: for `wide_linear` only."""
     weight = weight.detach()
     native = native_weight(weight, bias)
     packed = _try_pack(weight, rows_hint) if _needs_onednn(weight, native, wide) else None

@@ -1,4 +1,4 @@
-"""Prebuilt native kernels for machines without a compiler: one library for each level of CPU.
+"""Prebuilt native kernels for machines without a compiler: one library for each level of CPU features.
 
 `python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image is built; with `OCTAVO_PREBUILT=DIR`
 the engine loads the library for the highest level whose features this CPU has.
@@ -28,7 +28,7 @@ class Level:
     needs: tuple[str, ...]
 
 
-#: From the highest to the lowest.
+#: The CPU levels for which libraries are built, from the highest to the lowest.
 LEVELS = (
     Level("sapphirerapids", "x86_64", ("-march=sapphirerapids",), (*_V4, "avx512_bf16", "avx512_fp16", "amx_bf16")),
     Level("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), (*_V4, "avx512_bf16")),

@@ -16,7 +16,7 @@ WORD_BITS = 32
 def apply_token_bitmask(
     logits: Float[Tensor, "rows vocab"], rows: Int[Tensor, " shaped"], words: Int[Tensor, "shaped words"]
 ) -> Bool[Tensor, " shaped"]:
-    """Set row `rows[i]` of the logits to -inf where `words[i]` has no bit; return False for rows left without token."""
+    """Set row `rows[i]` of the logits to -inf where `words[i]` has no bit; return whether each row has a token."""
     library = kernels_for(logits) if logits.dtype == torch.float32 else None
     if library is None or logits.stride(1) != 1:
         return apply_token_bitmask_reference(logits, rows, words)

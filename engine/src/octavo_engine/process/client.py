@@ -30,7 +30,7 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class CoreProcess:
-    """States: launched, ready, exited. Create it with `launch`; call `stop` in every state."""
+    """An engine core process: launched, ready, then exited. Create it with `launch`; call `stop` in every state."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: str) -> None:
         self._process = process
@@ -48,7 +48,7 @@ class CoreProcess:
 
     @classmethod
     async def launch(cls, config: EngineConfig, loader: str, log_format: LogFormat = "text") -> "CoreProcess":
-        """Start the process. Its output goes to our standard error, so that the user sees the loading progress."""
+        """Start the process. Its output goes to this process's stderr, so that the user sees the loading progress."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "octavo_engine.process.main"),
             stdin=asyncio.subprocess.PIPE,
@@ -90,7 +90,7 @@ class CoreProcess:
         raise StartupError(f"the engine core {self._exit_description()} while starting; its error is printed above.")
 
     def send(self, message: messages.ToCore) -> None:
-        """Send without blocking: the queue is unbounded; the caller bounds requests in flight. Raises EngineDead."""
+        """Queue a message to the core without blocking; the caller must bound the queue. Raises EngineDead."""
         try:
             self._outbox.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
@@ -112,7 +112,7 @@ class CoreProcess:
         raise EngineDead(f"the engine core {self._exit_description()}.")
 
     async def call(self, name: CallName, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-        """Call the core between two steps. Raises EngineDead, also if a long step or a hang delays the answer."""
+        """Call a function of the core, between two steps. Raises EngineDead, also without an answer in time."""
         call_id = next(self._call_ids)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = waiting
@@ -133,7 +133,7 @@ class CoreProcess:
             waiting.set_result(answer)
 
     async def stop(self) -> None:
-        """Request the process to stop, wait 5 s, then kill it. A second call does nothing."""
+        """Request the process to stop; kill it if it runs after 5 s. A second call does nothing."""
         if self._outbox.closed:
             return
         try:

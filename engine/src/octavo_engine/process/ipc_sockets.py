@@ -1,7 +1,7 @@
 """The two ipc sockets between parent and core, in a private folder that exists only until both ends are connected.
 
 A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
-remains, however the processes end afterwards. Before that, the surviving process removes it.
+remains, however the processes end afterwards. If one process ends before, the other removes it.
 """
 
 import shutil

@@ -27,7 +27,7 @@ LINGER_MS = 2000  # time to deliver the error message of a core that could not s
 
 
 def read_start(fd: int) -> messages.Start:
-    """Read a length of 4 bytes, then the message. The pipe stays open: its end signals the parent's exit."""
+    """Read the start message after its length (4 bytes). The pipe stays open: its end signals the parent's exit."""
     size = int.from_bytes(_read_exactly(fd, 4), "little")
     return messages.decode_start(_read_exactly(fd, size))
 

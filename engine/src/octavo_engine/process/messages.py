@@ -33,7 +33,7 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Call(msgspec.Struct, tag=True):
-    """A call that the core answers between two steps, also while no request runs."""
+    """A function call to the core, which answers between two steps, or at once while no request runs."""
 
     call_id: int
     name: CallName

@@ -19,7 +19,7 @@ from octavo_engine.sources.resolve import resolve_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Sizes and limits of an engine. `available_bytes`: memory before loading. `file_bytes`: the weights on disk."""
+    """Sizes and limits of an engine. `available_bytes`: free memory before loading. `file_bytes`: weights on disk."""
 
     architecture: str
     dtype: str

@@ -19,7 +19,7 @@ _LOG2_E = 1 / math.log(2)
 
 
 def draw_tokens(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """Draw a token per row. `uniform`: in [0, 1), float64. Never draws zero probability. Overwrites the logits."""
+    """Draw a token per row. `uniform`: in [0, 1), float64. Never draws a token of weight 0. Overwrites the logits."""
     rows, vocab = logits.shape
     weights = _weights_(logits, logits.amax(-1, keepdim=True))
     whole = vocab // _CHUNK * _CHUNK
@@ -67,7 +67,7 @@ def draw_filtered_tokens(
 
 
 def largest_values(values: Float[Tensor, "rows vocab"], size: int) -> Float[Tensor, "rows size"]:
-    """Return the largest values, descending. numpy's sort of values is ten times as fast as a sort with indices."""
+    """Return each row's `size` largest values, descending. numpy sorts values without indices 10 times faster."""
     if size < values.shape[1]:
         return values.topk(size).values
     if values.device.type != "cpu":
@@ -92,7 +92,7 @@ def largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Ten
 def _nucleus(
     values: Tensor, best: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, vocab: int
 ) -> tuple[Float[Tensor, "rows candidates"], Int[Tensor, "rows 1"]]:
-    """Return cumulative weights of the sorted `values`, and how many of them may be drawn (at least one)."""
+    """Return the cumulative weights of sorted `values`, and how many of the first may be drawn (at least one)."""
     weights = _weights_(values.clone(), best)
     rank = torch.arange(values.shape[1], device=values.device)
     limit = torch.where(top_k > 0, top_k, values.shape[1])[:, None]
@@ -108,7 +108,7 @@ def _nucleus(
 
 
 def _nth_equal(logits: Tensor, value: Float[Tensor, "rows 1"], n: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """Return the n-th token (from 0) whose logit is `value`."""
+    """Return, per row, the n-th token (from 0) whose logit is `value`."""
     rows, ids = (logits == value).nonzero().unbind(1)
     first = torch.searchsorted(rows, torch.arange(len(logits), device=logits.device))
     return ids[first + n]

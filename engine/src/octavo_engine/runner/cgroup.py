@@ -14,7 +14,7 @@ _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a huge page-aligned numbe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """None: no limit. `memory_available_bytes`: memory left by the tightest limit, including reclaimable cache."""
+    """None: no limit. `memory_available_bytes`: memory left below the tightest limit, plus reclaimable cache."""
 
     memory_bytes: int | None = None
     memory_available_bytes: int | None = None

@@ -10,14 +10,14 @@ _WEIGHT = 0.2  # weight of the newest measurement
 
 
 class CostMeter:
-    """Moving averages. Zero means not yet measured."""
+    """Moving averages of the costs; 0 means that a cost is not measured yet."""
 
     def __init__(self) -> None:
         self._prefill_token_s = 0.0
         self._swap_block_s = 0.0
 
     def record_forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
-        """Record a forward pass, if at least 90 % of its tokens belong to prefill chunks of at least 128 in total."""
+        """Record a forward pass if its prefill chunks have at least 128 tokens together, and 90 % of all its tokens."""
         prefill = int(num_rows[num_rows > 1].sum())
         if prefill >= max(_LARGE_CHUNK_TOKENS, 0.9 * num_rows.sum()):
             self._prefill_token_s = _average(self._prefill_token_s, duration_s / prefill)

@@ -30,7 +30,7 @@ def plan_threads(
     limits: CgroupLimits,
     root: Path = Path("/"),
 ) -> ThreadPlan:
-    """Plan the threads. `wanted`: the user's number of threads. Raises StartupError for an impossible binding."""
+    """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs."""
     name, value = next(((n, env[n]) for n in BIND_VARIABLES if env.get(n)), ("", "auto"))
     if value not in ("auto", "nobind", "all"):
         cpus = parse_cpu_list(value.split("|")[0], name)
@@ -74,6 +74,6 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> set[int]:
 
 
 def bind(plan: ThreadPlan) -> None:
-    """Bind to the plan's CPUs. Call it before the first parallel kernel: new threads inherit the affinity."""
+    """Bind threads to the plan's CPUs. Call it before the first parallel kernel: new threads inherit the affinity."""
     if plan.cpus is not None:
         os.sched_setaffinity(0, plan.cpus)

@@ -26,7 +26,7 @@ class Device(Protocol):
     torch_device: torch.device
 
     def prepare(self, config: EngineConfig) -> None:
-        """Set up threads and context; call it once per process, before any computation."""
+        """Set up compute threads and device context; call it once per process, before any computation."""
         ...
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
@@ -68,7 +68,7 @@ class CpuDevice:
         return host_memory(read_limits())
 
     def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
-        """Return `*_CPU_KVCACHE_SPACE` GiB if set and not 0, else half of the available memory, at most 4 GiB."""
+        """Return `OCTAVO_CPU_KVCACHE_SPACE` (or `VLLM_...`) in bytes, else half of the free memory, at most 4 GiB."""
         name = next((n for n in KV_SPACE_VARIABLES if os.environ.get(n)), None)
         if name is None:
             return free_memory_for_kv(memory)

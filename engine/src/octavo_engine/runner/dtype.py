@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 ROWS = (1, 64, 512)
 _BUDGET_S = 0.08  # per type and number of rows
 _ADVANTAGE = 1.1  # the factor by which bf16 may be slower and still be chosen
-_MOST_WEIGHTS = 1 << 22  # elements of a measured matrix: larger matrices are cut
+_MOST_WEIGHTS = 1 << 22  # most elements of a measured matrix: only part of a larger matrix is measured
 _BEYOND_CACHE_BYTES = 64 << 20
 
 
@@ -48,7 +48,7 @@ def choose_cpu_dtype(model: ModelConfig) -> torch.dtype:
         times = {name: _measure(shapes, dtype) for name, dtype in _TYPES.items()}
         _write(path, times)
     name = faster_type(times)
-    _LOGGER.info("dtype auto: %s (ms per layer at %s rows: %s)", name, ROWS, _show(times))
+    _LOGGER.info("dtype auto: chose %s (measured ms per layer at %s rows: %s)", name, ROWS, _show(times))
     return _TYPES[name]
 
 
@@ -77,7 +77,7 @@ _TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @torch.inference_mode()
 def _measure(shapes: list[GemmShape], dtype: torch.dtype) -> list[float]:
-    """Measure the seconds of one layer's linears at each of `ROWS`; at one row the weights exceed the CPU cache."""
+    """Measure the seconds of one layer's linears at each of `ROWS`; at 1 row, over copies that exceed the CPU cache."""
     cuts = [min(1.0, _MOST_WEIGHTS / (s.in_features * s.out_features)) for s in shapes]
     layer_bytes = (
         sum(cut * s.in_features * s.out_features for s, cut in zip(shapes, cuts, strict=True)) * dtype.itemsize
@@ -98,7 +98,7 @@ def _measure(shapes: list[GemmShape], dtype: torch.dtype) -> list[float]:
 
 
 def _best_time(layers: list[list[PackedWeight]], inputs: list[Tensor], cuts: list[float]) -> float:
-    """Return the best time of all layers together, scaled up for matrices that were cut."""
+    """Return the seconds of all layers: the sum of each matrix's best time, scaled up if it was measured in part."""
     best = [math.inf] * len(cuts)
     deadline = time.perf_counter() + _BUDGET_S
     rounds = 0
@@ -139,7 +139,7 @@ def _write(path: Path, times: Times) -> None:
             json.dump(times, file)
         Path(file.name).replace(path)
     except OSError as error:
-        _LOGGER.debug("%s cannot be written: %s", path, error)
+        _LOGGER.debug("the measured times cannot be cached in %s: %s", path, error)
 
 
 def _show(times: Times) -> str:

@@ -1,7 +1,7 @@
 """`GrammarMasks`: computes the tokens that the grammars of a step's sequences allow, concurrently with other work.
 
 Masks of the next step are started as soon as this step's tokens are sampled: until the next forward pass, which needs
-every core, one core is idle. Sequences of the next step whose masks were not started get theirs at its beginning. Only
+every core, one core is idle. A sequence whose mask was not started then gets it at the beginning of its step. Only
 the library's own work runs on a thread, in one call without the GIL; only the runner's thread accesses the states.
 Sequences without a grammar cost nothing.
 """
@@ -49,7 +49,7 @@ class _Place:
     output: Output
 
     def is_for(self, output: Output) -> bool:
-        """Return True if `output` is unchanged, judged by its length and last token, as in `GrammarState`."""
+        """Return True if the mask is for `output`, judged by its length and last token, as in `GrammarState`."""
         return len(output) == len(self.output) and (not len(output) or output[-1] == self.output[-1])
 
 
@@ -64,7 +64,7 @@ class _Masks:
     is_finished: bool = False
 
     def wait(self) -> None:
-        """Block until the thread no longer uses the states."""
+        """Block until the mask thread no longer uses the grammar states."""
         if self.done is not None:
             self.done.result()
 
@@ -110,7 +110,7 @@ class GrammarMasks:
         )
 
     def begin(self, outputs: Mapping[SeqId, Output]) -> None:
-        """Start the missing masks of a step. `outputs`: tokens generated so far by the sequences that it samples."""
+        """Start the masks of a step that `begin_next` did not. `outputs`: generated tokens per sampled sequence."""
         self._wait()
         shaped = {seq_id: output for seq_id, output in outputs.items() if seq_id in self._states}
         ahead, self._ahead, self._step = self._ahead, None, []
@@ -127,7 +127,7 @@ class GrammarMasks:
             self._step.append(self._start(shaped))
 
     def begin_next(self, outputs: Mapping[SeqId, Output]) -> None:
-        """Start the masks of the next step. `outputs`: tokens including this step's, of sequences that may continue."""
+        """Start the masks of the next step. `outputs`: generated tokens of sequences that may continue."""
         continuing = {
             seq_id: output.copy()
             for seq_id, output in outputs.items()
@@ -139,7 +139,7 @@ class GrammarMasks:
             time.sleep(0)  # release the GIL, so that the thread enters the library's call, which runs without it
 
     def rows(self, steps: list[SeqStep]) -> GrammarRows | None:
-        """Return the masks for logits with a row for each of `steps`; None if there are none. Waits for the thread."""
+        """Return the masks for logits with a row for each of `steps`, or None; blocks until they are computed."""
         if not self._step:
             return None
         for masks in self._step:

@@ -33,7 +33,7 @@ class KVSize:
 
 
 def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
-    """Return the machine's memory, or the container's limits if they are lower."""
+    """Return the total and available memory of the machine, or of the container if that is less."""
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -46,7 +46,7 @@ def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
 
 
 def free_memory_for_kv(memory: MemoryInfo, num_engines: int = 1) -> int:
-    """Return the default size of each engine's KV cache on a CPU."""
+    """Return the default bytes of each engine's KV cache on a CPU."""
     return min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE / num_engines))
 
 

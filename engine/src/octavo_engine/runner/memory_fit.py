@@ -38,7 +38,7 @@ def fitting_dtype(
 
 
 def planned_weights_bytes(model: Model) -> int:
-    """Return the bytes of the packed weights: a tied head may become a copy, a weight may be kept in two layouts."""
+    """Return the bytes of weights once packed: packing may copy a tied head, and keep a weight in two layouts."""
     linears = (module for module in model.modules() if isinstance(module, Linear))
     return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)
 

@@ -40,7 +40,7 @@ class LoadedModel:
 
 
 def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> tuple[Executor, ReadyInfo]:
-    """Load the executor. Raises StartupError.
+    """Load the model and return its executor. Raises StartupError.
 
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
@@ -89,7 +89,7 @@ def load_model(
 
 
 def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> torch.dtype:
-    """Return the user's type, or the default that fits into memory. Raises StartupError for an invalid length."""
+    """Return the type of --dtype or, for auto, one that fits into memory. Raises as `choose_max_model_len` does."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     max_model_len = choose_max_model_len(config, model)
@@ -97,7 +97,7 @@ def choose_dtype(config: EngineConfig, device: Device, model: ModelConfig) -> to
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the user's length, or the model's own. Raises StartupError above the model's length."""
+    """Return --max-model-len or the model's context length. Raises StartupError for a longer or invalid length."""
     wanted, longest = config.max_model_len, context_length(model)
     if wanted is None:
         return longest
@@ -109,7 +109,7 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig) -> Vocabulary:
-    """Load the vocabulary for grammars. The front end rejects grammars for models without an end token."""
+    """Load the vocabulary for grammars; it has an end token, as the front end rejects grammars for other models."""
     text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
     tokenizer = load_tokenizer(text_files)
     ends = [i for i in (tokenizer.eos_token_id, *model.eos_token_ids) if i is not None]
@@ -138,7 +138,10 @@ def make_runner(
     )
     host = device.host_blocks(kv.num_host_blocks, backend.bytes_per_block()) if kv.num_host_blocks else None
     _LOGGER.info(
-        "KV cache: %d blocks of %d tokens, %d on the host", kv.num_blocks, config.block_size, kv.num_host_blocks
+        "KV cache: %d blocks of %d tokens; %d blocks in host memory",
+        kv.num_blocks,
+        config.block_size,
+        kv.num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
     return Runner(loaded.model, backend, batch, grammars, host=host), kv

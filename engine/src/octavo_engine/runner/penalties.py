@@ -41,7 +41,7 @@ class TokenCounts:
         self._num_seen = length
 
     def arrays(self) -> tuple[Ints, Ints]:
-        """Return ids, and their counts in the output (0: only in the prompt)."""
+        """Return the distinct token ids, and their counts in the output (0: the token is only in the prompt)."""
         ids = np.fromiter(self._index, dtype=np.int64, count=len(self._index))
         return ids, np.array(self._counts, dtype=np.int64)
 

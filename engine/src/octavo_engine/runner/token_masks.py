@@ -1,6 +1,6 @@
 """`TokenMasks`: a request's allowed ids, bad words, min_tokens and logit bias.
 
-A sequence without any of these has no `TokenMasks`, so its row costs nothing.
+A sequence whose request has none of these has no `TokenMasks`, so its row of logits costs nothing.
 """
 
 from dataclasses import dataclass

@@ -24,6 +24,6 @@ def limit_openmp_spin() -> None:
 
 
 def bound_shape_caches() -> None:
-    """Bound the caches, unless the user has set their sizes. Has an effect only before torch is imported."""
+    """Bound the shape caches, unless the user has set their sizes. Has an effect only before torch is imported."""
     for name in _CACHE_VARIABLES:
         os.environ.setdefault(name, SHAPES)

@@ -31,7 +31,7 @@ _FROM_ENVIRONMENT = {
 
 
 def profile_options(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the client's options that the environment does not set. Raises StartupError for an unusable profile."""
+    """Return the profile's options for the S3 client, without those that the environment sets. Raises StartupError."""
     profile, home = env.get("AWS_PROFILE", ""), Path(env.get("HOME", "/nonexistent")) / ".aws"
     name = profile or "default"
     credentials = _section(Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), name)

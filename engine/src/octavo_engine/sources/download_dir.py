@@ -1,8 +1,8 @@
 """Fills a folder with one downloaded model, so that an incomplete model is never used as a complete one.
 
-Files are downloaded to a staging folder inside it and renamed into place when all are complete, `config.json` last: a
-folder without it is not served. Then the marker is written, which describes the content; a folder with the marker and
-all files in full size is complete, and a second fetch changes nothing. A fetch resumes what an earlier fetch left.
+Files are downloaded to a staging folder inside the folder and, when all are complete, renamed into place, `config.json`
+last: without it the folder is not served. Then a marker file is written, which describes the content; a folder with the
+marker and all files in full size is complete, and a second fetch changes nothing. A fetch resumes incomplete files.
 
 One process at a time fills a folder. The lock is the kernel's (flock) and ends with its process. On a volume without
 locks two processes may fetch at once; both write the same bytes, and both succeed.
@@ -42,7 +42,7 @@ class Snapshot:
 
 
 def read_complete_snapshot(folder: Path) -> Snapshot | None:
-    """Return the snapshot that the folder holds completely; None if there is none."""
+    """Return the snapshot in the folder's marker; None without a marker, or if a file is missing or incomplete."""
     try:
         snapshot = Snapshot(**json.loads((folder / MARKER).read_text()))
     except (OSError, ValueError, TypeError):
@@ -69,7 +69,7 @@ def check_unclaimed(folder: Path, uri: str) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Create the folder and hold its lock; wait while another process holds it.
+    """Create the folder and hold its lock within the context; wait while another process holds it.
 
     Raises StartupError if the folder cannot be written.
     """
@@ -130,7 +130,7 @@ def missing_files(folder: Path, snapshot: Snapshot) -> dict[str, int]:
 
 
 def _recorded_uri(folder: Path) -> str | None:
-    """Return the URI of the folder's model, also if a move into place was interrupted."""
+    """Return the URI in the folder's marker or, if a move into place was interrupted, in that of its staging folder."""
     uri = _read_marker(folder).get("uri") or _read_marker(folder / STAGING).get("uri")
     return uri if isinstance(uri, str) else None
 

@@ -1,6 +1,6 @@
 """`fetch_model`: downloads or copies a model into a folder from which it can be served, for `octavo fetch`.
 
-Without a target folder the model is stored where `octavo serve` finds it by the same name: in the hub's cache or ours.
+Without a target folder the model is stored where `octavo serve` finds it by the same name, in the hub's or our cache.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Selects a remote model's files to download: weights in one format, and configuration files.
 
-It works on names only. Repositories hold several formats and a GGUF file per quantisation: only the selected files are
+It works on file names. Repositories hold several formats and a GGUF file per quantisation: only the selected files are
 downloaded, and if the selection is ambiguous, the error lists the choices.
 """
 
@@ -51,7 +51,7 @@ def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
 
 
 def _lone_gguf(uri: str, names: Sequence[str]) -> list[str]:
-    """Return the only GGUF model. Raises StartupError for several: all together may have hundreds of gigabytes."""
+    """Return the files of the only GGUF model. Raises StartupError for several, which may have hundreds of GB."""
     sets = _sets(name for name in names if name.endswith(".gguf") and not name.rpartition("/")[2].startswith("mmproj"))
     if len(sets) > 1:
         shown = ", ".join([first for first, *_ in sets.values()][:_MOST_NAMED])
@@ -71,7 +71,7 @@ def _named_gguf(uri: str, names: Sequence[str], file: str) -> list[str]:
 
 
 def _sets(ggufs: Iterable[str]) -> dict[str, list[str]]:
-    """Group the shards of each model, in order."""
+    """Group the names of GGUF files by model: each value lists the shards of one model, in order."""
     sets: dict[str, list[str]] = {}
     for name in ggufs:
         sets.setdefault(_SHARD.sub("-of-", name), []).append(name)

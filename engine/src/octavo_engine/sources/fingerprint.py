@@ -18,7 +18,7 @@ DOMAIN = b"octavo-weights1"
 HEAD_BYTES = 1 << 20
 NUM_SAMPLES = 128
 SAMPLE_BYTES = 16 << 10
-#: Keys that do not affect the model's computations.
+#: Keys of `config.json` that do not affect the model's computations.
 _UNRELATED = frozenset({"_name_or_path", "transformers_version", "use_cache"})
 
 

@@ -1,4 +1,4 @@
-"""Downloads models from the Hugging Face hub into its cache, which all tools share, or, as `ModelSource`, to a folder.
+"""Downloads models from the Hugging Face hub into its cache, which all tools share, or, with `HubModel`, to a folder.
 
 The hub client handles caching, tokens and checks of downloads; this module selects the files, prevents several
 processes from downloading the same model, and resumes after network errors. `hub_errors` translates its errors.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCHEME = "hf://"
-#: Incomplete files that were not written for so long are left by a killed process and are deleted.
+#: An incomplete file that was not written to for this time was left by a killed process and is deleted.
 ABANDONED_AFTER_S = 600.0
 
 

@@ -81,7 +81,7 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
-    """Return RoPE in one form for configs of all transformers versions: `rope_type`, `rope_theta`, the type's own keys.
+    """Return RoPE parameters in one form for all transformers versions: `rope_type`, `rope_theta`, the type's own keys.
 
     transformers 5 writes `rope_parameters`; for Gemma 3 it holds one such dictionary per layer type, which is
     returned in the same structure (keys "full_attention", "sliding_attention").
@@ -151,7 +151,7 @@ def _dtype(files: ModelFiles, hf: dict[str, Any]) -> str:
 
 
 def _eos_token_ids(generation: dict[str, Any], hf: dict[str, Any]) -> tuple[int, ...]:
-    """Return the ids of both files: chat models often list the end of a turn in only one of them."""
+    """Return the ids that either file lists: chat models often list the token that ends a turn in only one."""
     ids: list[int] = []
     for value in (generation.get("eos_token_id"), hf.get("eos_token_id")):
         ids += value if isinstance(value, list) else [] if value is None else [value]

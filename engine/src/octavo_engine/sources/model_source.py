@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelSource(Protocol):
-    """Methods raise StartupError; for its subclass Unreachable, an earlier complete download may be used instead."""
+    """A source of models. It raises StartupError; if that is Unreachable, an earlier complete download may be used."""
 
     uri: str
 

@@ -1,8 +1,8 @@
-"""Parses a model's name: a path on this machine, a repository on a hub, or a folder in a bucket. The forms are
+"""Parses a model's name: a path on this machine, a repository on a hub, or a folder in a bucket.
 
-`org/name`, `hf://org/name[/file-or-glob]`, `org/name:Q4_K_M`, `ms://org/name`, `s3://bucket/folder`, `file://path`,
-`pvc://claim/path`, `pkg://NAME[/path-or-glob]`, and a path. If VLLM_USE_MODELSCOPE or OCTAVO_USE_MODELSCOPE is set,
-ids without a scheme are on ModelScope.
+A name has one of the forms `org/name`, `hf://org/name[/file-or-glob]`, `org/name:Q4_K_M`, `ms://org/name`,
+`s3://bucket/folder`, `file://path`, `pvc://claim/path`, `pkg://NAME[/path-or-glob]`, and a path. Names without a scheme
+are on ModelScope if VLLM_USE_MODELSCOPE or OCTAVO_USE_MODELSCOPE is set.
 """
 
 import hashlib

@@ -47,7 +47,7 @@ def _files(name: str) -> dict[str, Path]:
 
 
 def _recorded(dist: Distribution) -> list[str]:
-    """Return the entries of RECORD; `dist.files` omits deleted files if importlib_metadata has been imported."""
+    """Return the paths in RECORD. `dist.files` would omit deleted files if importlib_metadata has been imported."""
     record = dist.read_text("RECORD")
     if record is None:
         return [str(entry) for entry in dist.files or ()]

@@ -111,9 +111,9 @@ def _tokenizer_files(folder: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Return the template of `chat_template.jinja`, else of a config, as transformers does.
+    """Return the template of `chat_template.jinja`, else of chat_template.json or the tokenizer's config.
 
-    Of a list of named templates, the template "default" is used.
+    transformers has the same order. Of a list of named templates, the template "default" is used.
     """
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():

@@ -48,11 +48,11 @@ def with_retries(
             if tries >= MAX_TRIES:
                 raise Unreachable(f"{name}: {error} ({tries} attempts): check the network, then try again.") from error
             pause_s = pause_after(tries)
-            logger.warning("%s: %s; retrying in %.1f s (%d of %d)", name, error, pause_s, tries + 1, MAX_TRIES)
+            logger.warning("%s: %s; retrying in %.1f s (attempt %d of %d)", name, error, pause_s, tries + 1, MAX_TRIES)
             pause(pause_s)
 
 
 def pause_after(tries: int) -> float:
-    """Return a random pause between half of and a full time that doubles, so that pods do not retry in step."""
+    """Return 50 to 100 % of a time that doubles from 1 to 30 s, at random, so that pods do not retry together."""
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tries - 1))
     return longest * (1 + random.random()) / 2

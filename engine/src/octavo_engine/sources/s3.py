@@ -116,7 +116,7 @@ class S3Model:
 
 
 def _opened(store: "S3Store", found: _Object, offset: int) -> tuple[Iterator[Any], int]:
-    """Return the object's bytes and the offset at which they start: some servers ignore a range."""
+    """Return the object's bytes from `offset` on, or from 0 if the server ignores a range, and where they start."""
     import obstore
     from obstore.exceptions import GenericError
 
@@ -151,7 +151,7 @@ def _store(uri: str, bucket: str) -> "S3Store":
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=10),
         "read_timeout": timedelta(seconds=60),
-        "timeout": timedelta(days=1),  # for a whole object
+        "timeout": timedelta(days=1),  # for one object
     }
     try:
         if bundle := os.environ.get("AWS_CA_BUNDLE"):

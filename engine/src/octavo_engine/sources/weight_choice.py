@@ -17,7 +17,7 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<su
 
 
 def choose_weights(folder: Path, load_format: str) -> tuple[str, tuple[Path, ...]]:
-    """Return the format and its files. Raises StartupError for no files, an ambiguous choice, or a missing file."""
+    """Return the format and weight files. Raises StartupError for no files, an ambiguous choice, or a missing file."""
     for candidate in ORDER if load_format == "auto" else (load_format,):
         files = _gguf_files(folder) if candidate == "gguf" else _hugging_face_files(folder, candidate)
         if files:

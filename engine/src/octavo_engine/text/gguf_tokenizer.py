@@ -50,7 +50,7 @@ class GGUFVocab:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     def id_of(self, role: str) -> int | None:
-        """Return the id of a role (bos, eos, unknown, ...); None if there is no valid id."""
+        """Return the id of the token with a role (bos, eos, unknown, ...); None if the file has no valid id."""
         token_id = self.values.get(f"{role}_token_id")
         return token_id if isinstance(token_id, int) and 0 <= token_id < len(self.tokens) else None
 
@@ -104,7 +104,7 @@ def _pre_tokenizer(vocab: GGUFVocab) -> PreTokenizer:
 
 
 def _merge(vocab: GGUFVocab, line: str) -> tuple[str, str]:
-    """Split a merge; the first character is never the separator, as a token may start with a space."""
+    """Split a merge "LEFT RIGHT" at a space, but not at its first character, as a token may start with a space."""
     split = line.find(" ", 1)
     if split < 0:
         raise StartupError(f"{vocab.path}: {_PREFIX}merges has the entry {line!r}, which is not a pair.")

@@ -1,4 +1,4 @@
-"""The Jinja environment of chat templates: transformers' functions in the immutable sandbox.
+"""The Jinja environment of chat templates: Jinja's immutable sandbox with the functions of transformers.
 
 A template comes with the weights and is not trusted: it cannot access attributes, files or modules, and `RangeBudget`
 bounds its loops, so that a bad template fails a request, not the server. Its output is for a model, so nothing is

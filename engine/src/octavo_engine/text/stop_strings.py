@@ -20,7 +20,7 @@ class StopStrings:
         self._tail = ""  # the end of the text so far that may be the start of a stop string
 
     def push(self, text: str) -> str:
-        """Add text; return the text that can be shown now."""
+        """Add text; return the text that can be output now."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -37,7 +37,7 @@ class StopStrings:
         return text[seen:] if self._include else text[:held]
 
     def flush(self) -> str:
-        """Return the text held back, at the end of the text."""
+        """Return the text that was held back; call it at the end of the text."""
         tail, self._tail = self._tail, ""
         return "" if self._include else tail
 

@@ -26,7 +26,7 @@ MAX_RENDER_S = 10.0
 MAX_RANGE_ITEMS = 1_000_000
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-#: Matches a template's test whether a message's content is null.
+#: Matches the test in a template whether a message's content is null.
 _TESTS_CONTENT = re.compile(r"""\bcontent(["']\])? is (not )?none""", re.IGNORECASE)
 #: Marks the end of the last message, with private-use characters that no message contains by accident.
 _END_MARK = "\ue0f0octavo\ue0f1"
@@ -58,7 +58,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """Render a prompt. Raises InvalidRequest.
+        """Render messages as the text of a prompt. Raises InvalidRequest if the template rejects or cannot render them.
 
         `continue_final_message`: the prompt ends with the last message's text, so that the model continues it.
         """

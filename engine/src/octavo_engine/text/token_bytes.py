@@ -1,7 +1,7 @@
 """The bytes of each token. Decoding joins these bytes, which makes decoding of streams cheap and exact.
 
 Two alphabets cover all supported models: byte-level BPE writes each byte as one printable character (GPT-2's table),
-SentencePiece writes text with "▁" for a space, and "<0xE2>" for a byte without a piece. A tokenizer's decoder
+SentencePiece writes text with "▁" for a space, and "<0xE2>" for a byte that no token has as text. A tokenizer's decoder
 determines its alphabet; another decoder raises an error, since joining bytes would be wrong.
 """
 
@@ -45,7 +45,7 @@ def from_sentence_piece(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """The spelling of tokens. `strips_space`: decoding removes one leading space from a text's first token."""
+    """How tokens spell bytes. `strips_space`: decoding removes one leading space from a text's first token."""
 
     token_bytes: Callable[[str], bytes]
     added_token_bytes: Callable[[str], bytes]

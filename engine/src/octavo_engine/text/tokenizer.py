@@ -60,11 +60,10 @@ class Tokenizer:
         return self._alphabet.strips_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode without the GIL. The text of special tokens (`<|im_end|>`) becomes those tokens."""
+        """Encode a text without the GIL. The text of special tokens (`<|im_end|>`) becomes those tokens."""
         return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_each(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Encode each text separately."""
         for text in texts:
             _check_encodable(text)
         if sum(map(len, texts)) <= FEW_CHARS:
@@ -197,7 +196,7 @@ def _mark_special(backend: Backend, config: dict[str, Any], *ids: int | None) ->
 
 
 def _add_missing_tokens(backend: Backend, config: dict[str, Any]) -> None:
-    """Add tokens that only `tokenizer_config.json` lists, up to a gap: the library assigns ids in order."""
+    """Add tokens that only `tokenizer_config.json` lists, up to a gap in the ids: the library numbers them in order."""
     listed = config.get("added_tokens_decoder")
     entries = sorted((int(i), entry) for i, entry in listed.items()) if isinstance(listed, dict) else []
     for token_id, entry in entries:

@@ -35,7 +35,7 @@ def read_gguf_tensor(
     rows: Tensor | None = None,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> Tensor:
-    """Read a tensor as `dtype` (default: float32 if quantised, else as stored). `rows[i]`: the target of row i.
+    """Read a tensor as `dtype` (default: float32 if quantised, else as stored). `rows[i]`: the target of stored row i.
 
     Raises StartupError, with file, tensor and type, if the type cannot be dequantised or the file ends early.
     """

@@ -1,6 +1,6 @@
 """Allocates tensors whose memory returns to the system as soon as the tensor is freed.
 
-With the default allocator it would not: glibc raises its mmap threshold to 32 MiB once large blocks are freed,
+glibc's allocator would keep the memory: it raises its mmap threshold to 32 MiB once large blocks are freed,
 allocates later blocks on the heap, and the holes between retained tensors do not fit aligned new ones. Loading a model
 with 8 MiB layers then takes twice its size (measured). So each large tensor gets an anonymous mapping.
 """

@@ -1,4 +1,4 @@
-"""Maps GGUF tensor names to Hugging Face parameter names, with the differences of each architecture's values.
+"""Maps GGUF tensor names to Hugging Face parameter names, and lists how the stored values differ by architecture.
 
 llama.cpp's conversion renames tensors and changes some: it interleaves the rows of llama's q and k (its RoPE rotates
 adjacent dimensions, HF's rotates halves), adds Gemma's norm offset of 1 to the stored norms, and transposes GPT-2's
@@ -85,7 +85,7 @@ ARCHITECTURES: dict[str, GGUFNames] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A GGUF tensor's Hugging Face name and the inverse of its conversion. `heads`: of interleaved rows, else 0."""
+    """A GGUF tensor's Hugging Face name and the inverse of its conversion. `heads`: 0 without interleaving."""
 
     hf_name: str
     heads: int = 0
@@ -94,7 +94,7 @@ class Placement:
 
 
 def place_tensor(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
-    """Look a tensor up; return None if the config already holds it. Raises KeyError if the name is unknown."""
+    """Return a tensor's placement; None for a RoPE table, which the config holds. Raises KeyError if it is unknown."""
     if _IN_CONFIG.fullmatch(name):
         return None
     names = ARCHITECTURES[architecture]

@@ -78,7 +78,7 @@ def _advance(files: ModelFiles, progress: Progress | None) -> Callable[[int], No
 
 
 def _index(files: ModelFiles) -> dict[str, set[str]]:
-    """Return, by file name, the tensors that the index lists."""
+    """Return the checkpoint's index: file name -> names of its tensors. It is empty without an index file."""
     suffix = "model.safetensors" if files.load_format == "safetensors" else "pytorch_model.bin"
     index = files.root / f"{suffix}.index.json"
     promised: dict[str, set[str]] = {}

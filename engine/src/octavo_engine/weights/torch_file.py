@@ -1,4 +1,4 @@
-"""Reads the tensors of a `.bin` checkpoint: `weights_only`, so that a file cannot run code; mapped if possible.
+"""Reads the tensors of a `.bin` checkpoint: `weights_only`, so that a file cannot run code; memory-mapped if possible.
 
 Pages of a mapped file count as resident memory, but they belong to the file cache, and the kernel can reclaim them.
 """

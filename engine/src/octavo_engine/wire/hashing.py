@@ -36,7 +36,7 @@ def _digest(*fields: bytes) -> bytes:
 
 @functools.cache
 def _block_layout(block_size: int) -> struct.Struct:
-    """The layout of the bytes that are hashed for a block without extra bytes."""
+    """Return the `struct` layout of the bytes that are hashed for a block without extra bytes."""
     return struct.Struct(f"<I{HASH_BYTES}sI{4 * block_size}sI")
 
 
@@ -68,7 +68,7 @@ def tenant_salt(tenant: str, cache_salt: str = "") -> str:
 
 
 def unnamed_tenant(key: str) -> str:
-    """Name an API key that has no name: the same on every replica, whatever the order of the keys."""
+    """Return the tenant name of an API key without a name; it depends only on the key, so all replicas agree."""
     return "key-" + _digest(TENANT_LABEL, key.encode()).hex()[:UNNAMED_CHARS]
 
 

@@ -22,7 +22,7 @@ _LOW_32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Hashes are short."""
+    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Both hashes are short."""
 
     hash: bytes
     parent: bytes | None  # None: the first block of a prompt
@@ -52,7 +52,7 @@ class KVChange:
 
 @dataclass(slots=True)
 class KVSet:
-    """A replica's hashes by tier. `is_exact` is False if the digest after the latest change differs from its digest."""
+    """A replica's hashes by tier. `is_exact` is False if the latest change states another digest than `digest`."""
 
     device: set[int] = field(default_factory=set)
     host: set[int] = field(default_factory=set)

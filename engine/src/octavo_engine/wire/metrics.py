@@ -55,9 +55,9 @@ PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric. `labels` follow `COMMON_LABELS`. `old_names`: deprecated names that are exposed beside `name`.
+    """One metric. `labels`: labels after `COMMON_LABELS`. `old_names`: deprecated names that are exposed beside `name`.
 
-    A histogram without `buckets` counts tokens, in 1-2-5 steps up to the model's length.
+    A histogram without `buckets` counts tokens; its buckets are 1, 2, 5, 10, 20, ... up to the model's length.
     """
 
     name: str
@@ -106,13 +106,17 @@ def _own(name: str, kind: Kind, help: str, *labels: str, buckets: tuple[float, .
 VLLM_METRICS: tuple[Metric, ...] = (
     _gauge("num_requests_running", "Requests in the running batch."),
     _gauge("num_requests_waiting", "Requests waiting to be scheduled."),
-    _gauge("num_requests_waiting_by_reason", "Requests waiting, by reason: capacity or deferred.", "reason"),
+    _gauge(
+        "num_requests_waiting_by_reason",
+        "Requests waiting, by reason: capacity, or deferred (the grammar is being compiled).",
+        "reason",
+    ),
     _gauge(
         "kv_cache_usage_perc",
         "Share of KV blocks referenced by a request, 0 to 1; blocks that are only cached don't count.",
         old=("gpu_cache_usage_perc",),
     ),
-    _gauge("engine_sleep_state", "1 for the state the engine is in.", "sleep_state"),
+    _gauge("engine_sleep_state", "1 for the sleep state that the engine is in, 0 for the other states.", "sleep_state"),
     _gauge(
         "cache_config_info",
         "Configuration of the KV cache, as labels; always 1.",
@@ -121,7 +125,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "lora_requests_info",
-        "Adapters in use, as labels; the value is the Unix time of the change.",
+        "Adapters in use, as labels; the value is the Unix time of the latest change.",
         *("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         feature="lora",
     ),
@@ -137,30 +141,30 @@ VLLM_METRICS: tuple[Metric, ...] = (
     _counter("prompt_tokens_cached", "Prompt tokens whose KV was cached."),
     _counter("prompt_tokens_recomputed", "Prompt tokens computed again after a preemption."),
     _counter("generation_tokens", "Tokens generated."),
-    _counter("request_success", "Requests that ended, by reason.", "finished_reason"),
+    _counter("request_success", "Requests that ended, by finish reason.", "finished_reason"),
     _counter("corrupted_requests", "Requests whose logits held a NaN.", feature="nan_check"),
     _counter("admission_rejections", "Requests refused because the queue was full."),
     _histogram("request_prompt_tokens", "Prompt tokens per request."),
     _histogram("request_generation_tokens", "Generated tokens per request."),
-    _histogram("request_max_num_generation_tokens", "Longest sequence generated per request."),
-    _histogram("request_params_max_tokens", "Parameter max_tokens per request."),
+    _histogram("request_max_num_generation_tokens", "Tokens of the longest sequence generated per request."),
+    _histogram("request_params_max_tokens", "Value of the parameter max_tokens per request."),
     _histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed per request, without cached tokens."),
-    _histogram("request_params_n", "Parameter n per request.", SEQUENCES),
+    _histogram("request_params_n", "Value of the parameter n per request.", SEQUENCES),
     _histogram("request_num_preemptions", "Preemptions per request.", PREEMPTIONS),
     _histogram("iteration_tokens_total", "Tokens per engine step.", STEP_TOKENS),
     _histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.", TTFT_S),
     _histogram(
         "inter_token_latency_seconds",
-        "Time between two tokens of a request.",
+        "Time between two consecutive tokens of a request.",
         TOKEN_S,
         ("time_per_output_token_seconds",),
     ),
-    _histogram("request_time_per_output_token_seconds", "Mean time per output token after the first.", TOKEN_S),
+    _histogram("request_time_per_output_token_seconds", "Mean time per token of a request after the first.", TOKEN_S),
     _histogram("e2e_request_latency_seconds", "Time from a request's arrival to its end.", REQUEST_S),
     _histogram("request_queue_time_seconds", "Time from a request's queueing to its first scheduling.", REQUEST_S),
-    _histogram("request_inference_time_seconds", "Time from first scheduling to the last token.", REQUEST_S),
-    _histogram("request_prefill_time_seconds", "Time from first scheduling to the first token.", REQUEST_S),
-    _histogram("request_decode_time_seconds", "Time from the first token to the last token.", REQUEST_S),
+    _histogram("request_inference_time_seconds", "Time from first scheduling to last token of a request.", REQUEST_S),
+    _histogram("request_prefill_time_seconds", "Time from first scheduling to first token of a request.", REQUEST_S),
+    _histogram("request_decode_time_seconds", "Time from first to last token of a request.", REQUEST_S),
     _histogram(
         "kv_block_lifetime_seconds",
         "Time from a KV block's allocation to its eviction (sampled).",
@@ -184,7 +188,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
     _counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", feature="spec_decode"),
     _counter(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Draft tokens accepted, by position.",
+        "Draft tokens accepted, by position in the draft.",
         "position",
         feature="spec_decode",
     ),
@@ -192,12 +196,17 @@ VLLM_METRICS: tuple[Metric, ...] = (
 
 OWN_METRICS: tuple[Metric, ...] = (
     _own("kv_blocks", "gauge", "KV blocks by state: free, cached, in_use.", "state"),
-    _own("kv_used_slots", "gauge", "Token slots that hold KV of a running request."),
+    _own("kv_used_slots", "gauge", "Token slots of KV blocks that hold the KV of running requests."),
     _own("host_kv_blocks", "gauge", "KV blocks in CPU memory by state: used, total.", "state"),
     _own("preemptions_by_mode", "counter", "Preemptions by mode: swap or recompute.", "mode"),
-    _own("swapped_blocks", "counter", "KV blocks moved between device and host: out or in.", "direction"),
-    _own("dropped_blocks", "counter", "KV blocks dropped from the host tier, least recently used first."),
-    _own("recomputed_tokens", "counter", "Tokens computed again after their KV was dropped."),
+    _own(
+        "swapped_blocks",
+        "counter",
+        "KV blocks moved between device and host memory, by direction: out (to the host) or in.",
+        "direction",
+    ),
+    _own("dropped_blocks", "counter", "KV blocks evicted from host memory or, without swap space, from the device."),
+    _own("recomputed_tokens", "counter", "Tokens computed again after a preemption, because their KV was dropped."),
     _own("cow_copies", "counter", "KV blocks copied before a write because they were shared."),
     _own("step_seconds", "histogram", "Duration of an engine step.", buckets=STEP_S),
 )

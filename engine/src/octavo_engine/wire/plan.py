@@ -80,7 +80,7 @@ class SeqResult:
     """0..k tokens sampled for one sequence (more than one only with accepted drafts).
 
     `prompt_logprobs`: one entry per requested row; the entry of row i is about the token at start + i + 1.
-    `error`: only this sequence has failed (its logits are not finite, or its masks leave no token); no tokens.
+    `error`: only this sequence has failed (its logits are not finite, or its masks leave no token), without tokens.
     """
 
     seq_id: SeqId

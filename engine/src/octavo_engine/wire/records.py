@@ -69,7 +69,7 @@ class Timing:
 
 @dataclass(slots=True, kw_only=True)
 class SeqOutput:
-    """The output that one step adds to one sequence. The last record has `timing`, each has `num_cached_tokens`."""
+    """The output that one step adds to one sequence. The last record has `timing`, every record `num_cached_tokens`."""
 
     request_id: str
     index: int = 0

@@ -15,7 +15,7 @@ _PARAM = "structured_outputs"
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputs:
-    """Exactly one of `json` (a JSON Schema, or its text), `regex`, `choice`, `grammar` (Lark or EBNF), `json_object`.
+    """Exactly one is set: `json` (JSON Schema or its text), `regex`, `choice`, `grammar` (Lark or EBNF), `json_object`.
 
     The other fields apply to JSON only. `whitespace_pattern`: a regex for the whitespace between JSON's tokens.
     """
