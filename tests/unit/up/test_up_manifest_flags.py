@@ -5,6 +5,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.up_manifest import parse_service, read_manifest
+from octavo_testing.serve_command import free_port
 
 MANIFEST = """
 apiVersion: serving.octavo.dev/v1alpha1
@@ -64,7 +65,7 @@ def test_errors_name_the_file(tmp_path, manifest, capsys):
     ],
 )
 def test_arguments_that_engines_would_reject_are_rejected_at_once(manifest, argument, message, capsys):
-    assert main(["up", "-f", manifest(argument)]) == 1
+    assert main(["up", "-f", manifest(argument), "--port", str(free_port())]) == 1
     assert f"octavo: {message}" in capsys.readouterr().err
 
 
