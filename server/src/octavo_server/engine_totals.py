@@ -14,7 +14,7 @@ Samples = dict[str, list[Sample]]
 
 
 class TotalsText:
-    """Renders the samples of all gauges and counters. The text that is equal in each scrape is cached."""
+    """Renders the samples of all gauges and counters. The text of their names and labels is cached between scrapes."""
 
     def __init__(self, common: Mapping[str, str], prefix: str) -> None:
         self._common = common
@@ -42,7 +42,7 @@ class TotalsText:
 
 
 def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
-    """Samples by metric name. `info`: the result of `cache_labels`."""
+    """Samples of all gauges and counters, by the metric's name. `info`: the result of `cache_labels`."""
     plain: dict[str, float] = {
         "num_requests_running": s.running,
         "num_requests_waiting": s.waiting,
@@ -79,12 +79,12 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
     return found
 
 
-#: vLLM exposes these metrics even without such a cache.
+#: Metrics of caches that this engine does not have; vLLM exposes them even without such a cache.
 ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
 
 
 def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
-    """Label values of `cache_config_info`, in the order of its labels."""
+    """Label values of the metric `cache_config_info`, in the order of its labels."""
     return (
         str(ready.block_size),
         str(ready.num_blocks),
