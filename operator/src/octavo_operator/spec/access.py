@@ -102,7 +102,7 @@ class Auth(SpecPart):
 
 
 def isolates_tenants(auth: Auth | None) -> bool:
-    """Return True unless the spec lets tenants share cached prefixes."""
+    """Return whether tenants may not share cached prefixes: True unless `isolateTenants` is false."""
     return auth is None or auth.isolate_tenants is not False
 
 

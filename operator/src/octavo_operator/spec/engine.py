@@ -9,7 +9,7 @@ from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-#: Flags that a field of the spec replaces, or that the operator sets.
+#: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"

@@ -1,4 +1,4 @@
-"""Models of `spec.model`: the model, its cache and its fetching."""
+"""Models of `spec.model`: the model's source, the cache of its files, and the init container that fetches them."""
 
 from typing import Annotated, Literal, Self
 
