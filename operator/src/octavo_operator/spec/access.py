@@ -80,7 +80,7 @@ class Exposure(SpecPart):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.ingress is None) == (self.gateway is None):
-            raise ValueError("exposure needs ingress or gateway, one of them")
+            raise ValueError("exposure needs exactly one of ingress and gateway")
         return self
 
 

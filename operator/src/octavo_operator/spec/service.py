@@ -54,7 +54,8 @@ class PodMetadata(SpecPart):
     def _leaves_ours(self) -> Self:
         if any(key.startswith(_OURS) for key in self.labels):
             raise ValueError(
-                "labels under serving.octavo.dev/ and app.kubernetes.io/ are the operator's: choose another prefix"
+                "labels under serving.octavo.dev/ and app.kubernetes.io/ are reserved for the operator: choose "
+                "another prefix"
             )
         return self
 
