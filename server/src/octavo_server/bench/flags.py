@@ -67,7 +67,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "load", "A list (1,2,4,8) of rates or concurrencies runs once with each (a sweep)."
+        "load", "A list of rates or concurrencies (1,2,4,8) makes one run each (a sweep)."
     )
     group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="Requests per run. Default: 1000.")
     group.add_argument(
