@@ -1,4 +1,4 @@
-"""Filters uvicorn's access log: the frequent requests of probes and scrapers are not logged."""
+"""Filters uvicorn's access log: requests of probes and scrapers, which are frequent, are not logged."""
 
 import logging
 

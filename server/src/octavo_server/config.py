@@ -10,7 +10,7 @@ from octavo_server.output_parsing.tool_use import ToolSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Limits of one request. Each field is a flag."""
+    """Limits of one request, each set by the flag of its name."""
 
     max_request_bytes: int = 4 * 2**20
     max_json_values: int = 400_000
@@ -32,7 +32,8 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Limits of the engine's queue; None: no limit. Counts are of sequences, waiting and running together."""
+    """Limits of the engine's queue; None: no limit. `max_num_queued_reqs` and `max_requests_per_key` count waiting and
+    running sequences, `max_num_queued_tokens` the prompt tokens of waiting ones."""
 
     max_num_queued_reqs: int | None = 8192
     max_num_queued_tokens: int | None = None
@@ -60,7 +61,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
-    allowed_origins: tuple[str, ...] | None = None  # None: all if the server needs keys, else none
+    allowed_origins: tuple[str, ...] | None = None  # for CORS; None: all origins if the server needs keys, else none
 
     @property
     def needs_key(self) -> bool:

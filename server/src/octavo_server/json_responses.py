@@ -17,14 +17,14 @@ def json_reply(content: object) -> Response:
 
 
 def error_reply(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
-    """Response for an error. `headers` are added to the error's own."""
+    """Response for an error. `headers` are added to the headers of the error."""
     described = describe(error)
     head = {**described.headers, **(headers or {})}
     return Response(described.body(), described.status, head, media_type="application/json")
 
 
 def error_head(error: ApiError, body: bytes) -> RawHeaders:
-    """All headers of a response with this error, in ASGI's form."""
+    """All headers of the response that has this error as its body, in ASGI's form."""
     own = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
     return [JSON_TYPE, (b"content-length", b"%d" % len(body)), *own]
 

@@ -1,4 +1,4 @@
-"""State of each choice of an answer: engine output that has not been written yet, and token counts.
+"""State of each choice of an answer: engine output that has not been written to the response yet, and token counts.
 
 A stream writes a choice whenever it has new text or has ended; a plain response writes it once, at the end. Tokens
 whose text is held back (half a character, a possible stop string) are kept here, so that no empty chunk is sent.
@@ -37,7 +37,7 @@ class ChoiceState:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     timing: "Timing | None" = None  # set once the sequence has ended
-    parser: "OutputParser | None" = None  # turns the text into `parts`; None if all of it is text
+    parser: "OutputParser | None" = None  # turns the text into `parts`; None: the answer is only text, kept in `text`
     parts: "list[OutputEvent]" = field(default_factory=list)
 
     def add(self, sequence: "CompletionOutput") -> None:
@@ -70,7 +70,7 @@ class ChoiceState:
 
 
 class AnswerState:
-    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: latest to advance."""
+    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: the last to get output."""
 
     def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
         self.choices = [ChoiceState(index, index // n) for index in range(num_prompts * n)]
@@ -80,7 +80,7 @@ class AnswerState:
         self._num_cached: list[int | None] = [None] * num_prompts
 
     def add(self, delta: "GenerationDelta") -> list[ChoiceState]:
-        """Add engine output; return the choices that advanced."""
+        """Add engine output; return the choices to which it belongs."""
         output, base = delta.output, delta.prompt_idx * self._n
         self._num_cached[delta.prompt_idx] = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -95,7 +95,7 @@ class AnswerState:
         return advanced
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Header with the prompt tokens found in the cache, for routers; empty until every prompt has output."""
+        """Header with the number of cached prompt tokens, for routers; empty list until every prompt has output."""
         if None in self._num_cached:
             return []
         return [(CACHED_TOKENS, str(self._sum_cached()).encode())]

@@ -117,7 +117,7 @@ def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
-    """Attach the tracer. `tracing` is imported only here, so that a server without a tracer never loads it."""
+    """Attach the tracer. The module `tracing` is imported here, so that a server without a tracer never loads it."""
     from octavo_server.tracing import TraceContextMiddleware
 
     app.state.context.telemetry.on_request_end = tracer.record
@@ -125,7 +125,7 @@ def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Turn an error into a response. It sets the request id itself: unexpected errors bypass the middleware."""
+    """Turn an error into a response with the header X-Request-Id, as unexpected errors bypass `RequestIdMiddleware`."""
     request_id = request.scope["state"]["request_id"]
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):

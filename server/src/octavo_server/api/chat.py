@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: render the conversation, generate, write the response whole or as chunks."""
+"""`POST /v1/chat/completions`: renders the conversation, generates, and writes the response whole or as chunks."""
 
 import time
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A chat request that is ready to run."""
+    """A parsed and rendered chat request with its generation, which has not started."""
 
     meta: ResponseMeta
     body: ChatCompletionRequest
@@ -48,7 +48,7 @@ class ChatTurn:
 
 
 async def read_chat(request: Request) -> ChatTurn:
-    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
+    """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
@@ -59,7 +59,7 @@ async def read_chat(request: Request) -> ChatTurn:
 async def chat_turn(
     context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
-    """Prepare a chat request in a single thread call, since each thread change adds to the time to first token."""
+    """Render and check a chat request in one call to a thread, as each switch adds to the time to first token."""
     prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
     generation = context.new_generation(meta, body, [prompt], params, arrival_s)
     return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
@@ -94,7 +94,8 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
-    """Limit of the request, else the model's default cut to the free context, else None: the whole free context."""
+    """Most tokens of the answer: the request's limit; else the model's default, at most the context that the prompt
+    leaves free; None without either, which stands for the whole free context."""
     default = context.client.default_sampling_params.get("max_tokens")
     if body.output_limit is not None or default is None:
         return body.output_limit

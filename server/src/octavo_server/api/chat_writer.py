@@ -67,7 +67,7 @@ class ChatWriter(BaseResponseWriter):
         )
 
     def opening(self) -> bytes:
-        """Frames with one chunk per choice, which carries the role."""
+        """First frames of a stream: for each choice one chunk with the role."""
         roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.state.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
@@ -77,7 +77,7 @@ class ChatWriter(BaseResponseWriter):
         return b"".join(frame(chunk) for chunk in chunks)
 
     def chunks(self, choice: ChoiceState) -> list[ChatCompletionChunk]:
-        """Chunks for the unwritten events; the last chunk carries the tokens of all of them."""
+        """Chunks for the unwritten events of a choice; the last one has the token ids and log-probabilities of all."""
         if choice.parser is None:
             deltas = [DeltaMessage(choice.text)]
         else:

@@ -42,7 +42,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionRequest, Generation]:
-    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
+    """Read, check and tokenise a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, params, given), _ = await read_body(request, partial(_parse, context))

@@ -1,7 +1,7 @@
 """All sequences of one HTTP request, each prompt times `n`, as one stream of deltas.
 
 A handler that stops reading early (the client disconnected, a stream failed, the server drains) closes the iterator.
-That closes the engine's iterator, which aborts the unfinished sequences. No request is aborted in another way.
+That closes the engine's iterator, which aborts the unfinished sequences. This is the only way to abort a request.
 """
 
 import asyncio
@@ -53,12 +53,12 @@ class Generation:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def resolved(self) -> list[SamplingParams]:
-        """Parameters that the engine would run for each prompt. Raises errors as `deltas` before the first output."""
+        """Sampling parameters that the engine would use for each prompt. Raises InvalidRequest as `deltas` does."""
         return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
         """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
-        Overloaded before the first prompt starts, and Unavailable for a prompt that waited too long in the queue.
+        Overloaded if the queue is full, and Unavailable for a prompt that waited too long in the queue.
         """
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
@@ -85,7 +85,8 @@ class Generation:
             track.close("abort")
 
     def _start(self, admitted: AdmittedPrompt, output: "RequestOutput") -> None:
-        """Mark the prompt as started. Raises Unavailable if the engine dropped it, as its first output shows."""
+        """Mark the prompt as started. Raises Unavailable if its first output shows that the engine dropped it, as it
+        waited too long."""
         limits = self.admission.limits
         if limits.max_queue_time_s is not None and _is_dropped(output):
             raise Unavailable(

@@ -24,7 +24,7 @@ class ApiServer(DrainingServer):
         if self._context.client.is_dead:
             self.engine_died = True
             self.should_exit = True
-            logger.error("the engine core has died; stopping the server")
+            logger.error("the process of the engine core has ended; stopping the server")
         if counter % TICKS_PER_S == 0:
             self._context.update_health()
         return await super().on_tick(counter)

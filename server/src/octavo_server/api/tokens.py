@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: the model's tokenizer over HTTP, without generation."""
+"""`POST /tokenize` and `POST /detokenize`: give HTTP clients the model's tokenizer."""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
 """`BaseResponseWriter`: writes a response from a generation, whole or as chunks, for chat and text completions.
 
-A subclass builds the structs of a choice, whole and as a chunk. msgspec encodes the structs: a streamed token costs
-one small struct, one encode and one send.
+A subclass builds the structs of a whole choice and of a chunk, which msgspec encodes: a streamed token costs one small
+struct, one encode and one send.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from octavo_server.openai.sse import frame
 
 
 class BaseResponseWriter(ABC):
-    """Used once: either `body` or `frames`."""
+    """Writes one response: call either `body` or `frames`, once."""
 
     def __init__(
         self, context: ApiContext, meta: ResponseMeta, request: GenerationFields, generation: Generation
@@ -44,7 +44,7 @@ class BaseResponseWriter(ABC):
         return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Each item holds the frames of one engine output."""
+        """Yield the stream: each item holds the frames for one engine output."""
         opening = self.opening()
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
@@ -69,7 +69,7 @@ class BaseResponseWriter(ABC):
         return frame(chunks[0]) if len(chunks) == 1 else b"".join(map(frame, chunks))
 
     def opening(self) -> bytes:
-        """Frames that start a stream, before its first text."""
+        """Frames to send before the first text of a stream."""
         return b""
 
     @abstractmethod

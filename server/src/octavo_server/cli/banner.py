@@ -15,7 +15,7 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
-        f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
+        f"room for {num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
         *(
             [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key)]
@@ -32,7 +32,7 @@ def example_command(model: str, url: str, *, needs_key: bool) -> str:
 
 
 def reachable_host(host: str | None) -> str:
-    """Host of a URL that a client on this machine can use."""
+    """Host to put into a URL for clients on this machine, if a server listens on `host`."""
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host

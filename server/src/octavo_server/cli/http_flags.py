@@ -15,7 +15,7 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def http_settings_of(args: Namespace) -> dict[str, Any]:
-    """Fields of `HttpSettings` except the limits."""
+    """Arguments of `HttpSettings`, except those that set limits."""
     return {
         "host": args.host,
         "port": args.port,
@@ -33,13 +33,13 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
 
 
 def add_address_flags(group: Any) -> None:
-    group.add_argument("--host", help="Address to listen on. Default: all addresses.")
+    group.add_argument("--host", help="Address to listen on. Default: all addresses of this machine.")
     group.add_argument("--port", type=port, default=8000, help="Port to listen on; 0: any free port. Default: 8000.")
     group.add_argument(
         "--uvicorn-log-level",
         choices=UVICORN_LOG_LEVELS,
         default="info",
-        help="Least level of uvicorn's log lines. Default: info.",
+        help="Lowest level of uvicorn's messages that are logged. Default: info.",
     )
 
 
@@ -48,8 +48,8 @@ def add_origins_flag(group: Any) -> None:
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
-        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all. Default: all if an API '
-        "key is required, else none.",
+        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins. Default: all if '
+        "an API key is required, else none.",
     )
 
 
@@ -77,7 +77,7 @@ def add_log_flags(group: Any) -> None:
         "--disable-uvicorn-access-log",
         action=BooleanOptionalAction,
         default=False,
-        help="No log line per HTTP request; probes and scrapes are never logged. Default: off.",
+        help="Omit the log line per HTTP request; probes and scrapes are never logged. Default: off.",
     )
 
 
@@ -85,13 +85,13 @@ def add_traces_flag(group: Any) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="URL of an OpenTelemetry collector for traces (OTLP over HTTP), such as http://collector:4318/v1/traces. "
-        "Default: none.",
+        help="URL of an OpenTelemetry collector that gets traces of requests (OTLP over HTTP), such as "
+        "http://collector:4318/v1/traces. Default: none.",
     )
 
 
 def add_key_flags(parser: Any) -> Any:
-    """Add the flags; return their group."""
+    """Add the flags of API keys and router secrets; return their argument group."""
     group = parser.add_argument_group("API keys")
     add_api_key_flags(group)
     add_secret_flags(group)
@@ -105,12 +105,13 @@ def add_body_memory_flag(group: Any) -> None:
         type=size,
         default=default,
         metavar="N",
-        help=f"Most bytes of all request bodies in memory at once; beyond it 503. Default: {default}.",
+        help="Largest number of bytes of all request bodies in memory; a request beyond it gets status 503. Default: "
+        f"{default}.",
     )
 
 
 def add_request_timeout(group: Any) -> None:
-    text = "Seconds that a client has to send the headers of a request, and again for its body."
+    text = "Seconds that a client has to send the headers of a request, and the same time again for its body."
     add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
 
 
@@ -121,9 +122,10 @@ def add_connection_flags(parser: Any) -> None:
         type=whole_seconds,
         default=120,
         metavar="S",
-        help="Seconds that an idle connection stays open; should exceed the idle timeout of proxies. Default: 120.",
+        help="Seconds that a connection stays open without a request; should exceed the idle timeout of proxies in "
+        "front. Default: 120.",
     )
-    text = "Seconds after which a client that does not read its response is disconnected."
+    text = "Seconds after which a client that has stopped reading its response is disconnected."
     add_seconds(group, "--slow-client-timeout", text, default=60.0)
 
 
@@ -132,7 +134,7 @@ def add_lifecycle_flags(parser: Any) -> None:
     text = "Seconds that running requests have to finish after SIGTERM or POST /drain."
     add_seconds(group, "--drain-timeout", text, default=30.0)
     text = (
-        "Least seconds between SIGTERM and exit, in which new requests get 503 so that proxies notice; Ctrl-C skips "
-        "this delay."
+        "Smallest number of seconds between SIGTERM and exit; meanwhile new requests get status 503, so that proxies "
+        "notice the end. Ctrl-C skips this delay."
     )
     add_seconds(group, "--shutdown-delay", text, default=0.0)

@@ -1,7 +1,7 @@
 """`octavo serve`: binds the port, starts the engine and serves requests until a signal stops it.
 
 The port is bound before the model is loaded, so that a port in use is reported after a second and not after a minute. A
-failed start prints one readable line and exits with code 1.
+start that fails prints one readable line and exits with code 1.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         engine_config = engine_config_of(args)
         if args.json and not args.dry_run:
-            raise StartupError("--json is the format of the report of --dry-run: add --dry-run.")
+            raise StartupError("--json only sets the format of the report of --dry-run: add --dry-run.")
         if args.dry_run:
             from octavo_server.cli.dry_run import dry_run
 
@@ -71,7 +71,7 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
-    """Raises StartupError for an invalid or unsupported value."""
+    """Engine configuration from the flags. Raises StartupError for an invalid or unsupported value."""
     given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
     given["model"] = args.model_tag or args.model or EngineConfig().model
     given["served_model_name"] = args.served_model_name or given["model"]
@@ -99,7 +99,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
 
 
 def check_keys(config: ServerConfig) -> None:
-    """Check keys and secrets before the model is loaded. Raises StartupError."""
+    """Check keys and secrets before the model is loaded. Raises StartupError if they are unusable or missing."""
     ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.router_only and not config.trusts_router:
@@ -150,7 +150,7 @@ async def _serve(
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
-    """Start the engine; None if SIGTERM or SIGINT arrived while the model was loading."""
+    """Start the engine and return it; return None if SIGTERM or SIGINT arrived while the model was loading."""
     loop = asyncio.get_running_loop()
     starting = asyncio.create_task(AsyncLLM.start(config, log_format=log_format))
     for sig in SIGNALS:

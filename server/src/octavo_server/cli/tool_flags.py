@@ -19,7 +19,7 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Permission for the model to decide whether to call a tool; needs --tool-call-parser. Default: off.",
+        help="Let the model decide whether to call a tool (tool_choice: auto); needs --tool-call-parser. Default: off.",
     )
     names = ", ".join(TOOL_PARSERS)
     group.add_argument(
@@ -41,7 +41,7 @@ def template_warning(parser: str | None, template: "ChatTemplate | None") -> str
 
 
 def reasoning_parser_of(args: argparse.Namespace) -> str | None:
-    """Raises StartupError."""
+    """Value of --reasoning-parser. Raises StartupError for an unknown name."""
     name: str | None = args.reasoning_parser or None
     if name is not None and name not in REASONING_PARSERS:
         raise StartupError(f"--reasoning-parser {name} is unknown: use one of {', '.join(REASONING_PARSERS)}.")
@@ -49,7 +49,7 @@ def reasoning_parser_of(args: argparse.Namespace) -> str | None:
 
 
 def tool_settings_of(args: argparse.Namespace) -> ToolSettings:
-    """Raises StartupError."""
+    """`ToolSettings` from the flags. Raises StartupError for an unknown parser or a missing one."""
     name = args.tool_call_parser
     if name is not None and name not in TOOL_PARSERS:
         raise StartupError(f"--tool-call-parser {name} is unknown: use one of {', '.join(TOOL_PARSERS)}.")

@@ -20,7 +20,7 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         *("-f", "--file"),
         metavar="MANIFEST",
-        help="File of InferenceServices (-: standard input) to run like Kubernetes, instead of MODEL. Default: none.",
+        help="File with InferenceServices (-: standard input) to run on this machine, instead of MODEL. Default: none.",
     )
     group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="Number of engines. Default: 2.")
     group.add_argument(
@@ -28,7 +28,8 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
         type=shlex.split,
         default=[],
         metavar="TEXT",
-        help="More flags for `octavo route`, as one string after `=`: --router-args='--workers 2'. Default: none.",
+        help="Flags for the router (`octavo route`), as one string after `=`: --router-args='--workers 2'. Default: "
+        "none.",
     )
 
 

@@ -1,6 +1,6 @@
-"""Limits of one request: each error names the limit, the value, the field and the flag that raises the limit.
+"""Checks the limits of one request; each error names the limit, the value, the field and the flag that sets the limit.
 
-These checks protect memory and time that a request would cost before the engine checks context and vocabulary.
+These checks come before a request is tokenised and before the engine checks it, since both cost memory and time.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def check_chars(text: str, limits: RequestLimits) -> None:
-    """Check the length of a text: tokenising takes microseconds and some hundred bytes of memory per character."""
+    """Check the length of a text: tokenising takes microseconds and some hundred bytes of memory for each character."""
     if len(text) > limits.max_prompt_chars:
         raise InvalidRequest(
             f"The text has {len(text)} characters, the limit is {limits.max_prompt_chars}: send less"
@@ -51,7 +51,7 @@ def check_chars(text: str, limits: RequestLimits) -> None:
 
 
 def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
-    """Check before tokenising: a text longer than `max_model_len` times the longest token can't fit the context."""
+    """Check a text before tokenising: if it is longer than `max_model_len` longest tokens, it can't fit the context."""
     if len(text) > max_model_len * longest_token:
         at_least = -(-len(text) // longest_token)
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=1, num_input=at_least)

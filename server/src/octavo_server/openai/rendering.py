@@ -1,4 +1,4 @@
-"""Renders a chat request to the text of its prompt. Replicas and routers share it, so their prompts can't differ."""
+"""Renders a chat request to the text of its prompt; replicas and routers share this code, so prompts can't differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest
 
-#: Arguments of the template's renderer that `chat_template_kwargs` may not replace.
+#: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-#: Fields that chat templates use under the same name.
+#: Fields of a request that chat templates use under the same name.
 TEMPLATE_FIELDS = ("documents", "reasoning_effort")
 
 
@@ -33,7 +33,7 @@ class ChatRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderOptions:
-    """Everything that a prompt depends on besides the conversation."""
+    """All inputs of the prompt's text and tokens besides the messages."""
 
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -43,7 +43,7 @@ class RenderOptions:
 
 
 def render_options(body: ChatCompletionRequest) -> RenderOptions:
-    """Raises InvalidRequest."""
+    """Options of a chat request. Raises InvalidRequest if `chat_template_kwargs` sets a reserved argument."""
     continues = bool(body.continue_final_message)
     return RenderOptions(
         tools=body.described_tools(),
@@ -55,14 +55,14 @@ def render_options(body: ChatCompletionRequest) -> RenderOptions:
 
 
 def render_messages(template: ChatRenderer | None, body: ChatCompletionRequest) -> str:
-    """Raises InvalidRequest."""
+    """Render the messages of a chat request. Raises InvalidRequest if that is impossible."""
     return render_conversation(template, body.conversation(), render_options(body))
 
 
 def render_conversation(
     template: ChatRenderer | None, conversation: list[dict[str, Any]], options: RenderOptions
 ) -> str:
-    """Raises InvalidRequest."""
+    """Render a conversation. Raises InvalidRequest if the model has no template, or the template rejects it."""
     if template is None:
         raise InvalidRequest(NO_TEMPLATE, param="messages")
     return template.render(

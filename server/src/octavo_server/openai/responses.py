@@ -1,7 +1,7 @@
 """`/v1/responses`: the body of a request, and its conversion to a chat request. The server stores no responses.
 
-Fields that need stored responses or tools run by the server are rejected with a remedy; fields that only tune features
-without an effect here (cache keys, tiers, obfuscation) are accepted.
+Fields that need stored responses, or tools that the server runs, are rejected with a remedy; fields that tune features
+which this server lacks (cache keys, tiers, obfuscation) are accepted.
 """
 
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation
 
-#: Fields that a chat request has under the same name.
+#: Fields that this body and a chat request both have, under the same name.
 _SAME_NAME = (*SamplingFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
 #: The only value of `include` that has an effect.
 LOGPROBS = "message.output_text.logprobs"
@@ -52,7 +52,7 @@ class ReasoningConfig(BaseModel):
 
 
 class AnyTool(BaseModel):
-    """A tool of any type, so that the error for one that isn't a function can name it."""
+    """A tool of any type, so that the error for a tool that isn't a function can name its type."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -124,7 +124,7 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequest("input must hold a text or at least one item.", param="input")
 
     def as_chat(self) -> ChatCompletionRequest:
-        """The same request for the chat API. Raises InvalidRequest, which names the field of `/v1/responses`."""
+        """Convert this request to a chat request. Raises InvalidRequest, which names the field of `/v1/responses`."""
         values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         values["messages"] = conversation(self.instructions, self.input)
         values["tools"] = self._functions()

@@ -1,7 +1,7 @@
 """Splits threads and KV cache memory of one machine between several engines. Pure.
 
-A single engine uses every core and up to half of the free memory. Each of several engines gets an equal part of that,
-unless the user has set the value for each engine.
+A single engine uses every CPU core and up to half of the free memory. Each of several engines gets an equal part of
+these cores and this memory, unless the user has set the threads or the size of the KV cache for each engine.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ class MachineResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceShare:
-    """Resources of each engine. None: the engine follows the user's own setting."""
+    """Resources of each engine. None: `octavo up` sets no value, and the user's flag or variable applies."""
 
     num_threads: int | None
     kv_bytes: int | None
-    bind: tuple[str, ...] | None = None  # CPUs of each engine
+    bind: tuple[str, ...] | None = None  # CPUs of each engine, such as "0-3"
 
     def env(self, position: int) -> dict[str, str]:
         found = {}
@@ -47,7 +47,7 @@ class ResourceShare:
 
 
 def split_resources(given: ResourceSettings, machine: MachineResources, num_engines: int) -> ResourceShare:
-    """Raises StartupError for an environment variable with an invalid value."""
+    """Compute the share of each engine. Raises StartupError for an environment variable with an invalid value."""
     return ResourceShare(
         num_threads=_threads(given, machine, num_engines),
         kv_bytes=_kv_bytes(given, machine, num_engines),
@@ -71,7 +71,8 @@ def _kv_bytes(given: ResourceSettings, machine: MachineResources, num_engines: i
 
 
 def _bind(machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
-    """CPUs of each engine from a variable such as `0-3|4-7`, as vLLM writes it for its ranks."""
+    """Split a variable such as `0-3|4-7`, the CPUs of each engine, which vLLM uses for its ranks; None if it is not set
+    or has another number of parts than there are engines."""
     value = next((machine.env[name] for name in BIND_VARIABLES if machine.env.get(name)), "")
     parts = tuple(value.split("|"))
     return parts if len(parts) == num_engines > 1 else None
