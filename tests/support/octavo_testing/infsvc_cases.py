@@ -101,7 +101,7 @@ REFUSED = (
     Case("access to a given claim", _cache(mode="PVC", claimName="x", accessMode="ReadWriteMany"), "operator creates"),
     Case("access without a claim", _cache(mode="EmptyDir", accessMode="ReadWriteOnce"), "the operator creates"),
     Case("unknown access", _cache(mode="PVC", size="1Gi", accessMode="ReadOnlyMany"), "accessMode"),
-    Case("node path without a path", _cache(mode="HostPath"), "mode HostPath needs it"),
+    Case("node path without a path", _cache(mode="HostPath"), "mode HostPath, which needs it"),
     Case("path without the mode", _cache(mode="EmptyDir", hostPath="/x"), "is only for mode HostPath"),
     Case("size of a node path", _cache(mode="HostPath", hostPath="/x", size="1Gi"), "modes EmptyDir and PVC"),
     Case("size in words", _cache(mode="EmptyDir", size="ten"), "size"),
