@@ -1,20 +1,19 @@
 """Flags of `octavo serve`, with vLLM's names and defaults. The engine's flags are generated from `EngineConfig`.
 
-A flag of a missing feature is either unknown to the parser or rejected with a reason, never ignored. Flags of features
-that are always on are accepted.
+`vllm_flags` adds vLLM's other flags.
 """
 
 import argparse
-import json
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine_args import STILL_TO_COME
+from octavo_engine.engine_args import LOAD_FORMAT_ALIASES
 
-from octavo_server.cli.arg_types import size, size_or_auto
-from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
+from octavo_server.cli.arg_types import json_object, positive_count, size, size_or_auto
+from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
 from octavo_server.cli.limit_flags import add_limit_flags
+from octavo_server.cli.listen_flags import add_listen_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.tool_flags import add_tool_flags
 
@@ -23,12 +22,14 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     "model": {
         "tokenizer": "Model or folder of the tokenizer.",
         "revision": "Branch, tag or commit of a model on a hub.",
+        "download_dir": "Folder for downloaded models.",
         "served_model_name": "Names of the model in the API; responses show the first one.",
         "load_format": "Format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: the fastest type on this machine that the checkpoint allows.",
         "device": "Device of the model.",
         "seed": "Seed of requests without one.",
         "generation_config": "Source of default sampling parameters: auto (the model), vllm (none), or a folder.",
+        "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
     },
@@ -64,8 +65,13 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     },
 }
 
-_ALIASES = {"dtype": ("half", "float")}
-_TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
+_ALIASES = {"dtype": ("half", "float"), "load_format": tuple(LOAD_FORMAT_ALIASES)}
+_TYPES: dict[str, Any] = {
+    "max_model_len": size_or_auto,
+    "max_logprobs": int,
+    "seed": int,
+    "override_generation_config": json_object,
+}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +79,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "model_tag", metavar="MODEL", nargs="?", help=f"Model to serve. Default: {EngineConfig().model}."
     )
     parser.add_argument("--model", help="Model to serve, as a flag instead of an argument.")
+    parser.add_argument(
+        *("--hf-token",),
+        nargs="?",
+        const=True,
+        metavar="TOKEN",
+        help="Token of the Hugging Face hub; without a value, the one that `hf auth login` stored. Default: $HF_TOKEN, "
+        "else the stored one.",
+    )
     hints = get_type_hints(EngineConfig)
     left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
     for title, helps in ENGINE_HELP.items():
@@ -86,14 +100,26 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
+    add_listen_flags(group)
     group.add_argument("--root-path", default="", help="Path prefix that a proxy strips. Default: none.")
-    add_origins_flag(group)
+    add_cors_flags(group)
     group.add_argument(
         "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
     )
     _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, requested or not.")
+    group.add_argument(
+        *("--stream-interval",),
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="Tokens per chunk of a stream; the first token is sent at once. Default: 1.",
+    )
+    _switch(group, "--return-tokens-as-token-ids", "Tokens of log-probabilities as token_id:123.")
     _switch(group, "--enable-log-requests", "Log line with prompt and parameters for each request.")
-    group.add_argument("--max-log-len", type=int, help="Most characters of a prompt in the log. Default: no limit.")
+    _switch(group, "--enable-log-outputs", "Log line with each output; needs --enable-log-requests.")
+    group.add_argument(
+        "--max-log-len", type=int, help="Most characters of a prompt or output in the log. Default: no limit."
+    )
     _switch(group, "--disable-log-stats", "No periodic log line about load and throughput.")
     _switch(group, "--disable-fastapi-docs", "No routes /docs and /openapi.json.")
     add_observability_flags(parser)
@@ -109,36 +135,6 @@ def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
         help="Report of the memory that the model needs and of how many requests fit; the model is not loaded.",
     )
     group.add_argument("--json", action="store_true", help="Report of --dry-run as JSON.")
-
-
-def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags of features that are always on or still missing; `resolve_config` checks their values."""
-    group = parser.add_argument_group("accepted for compatibility")
-    for flag in ALWAYS_ON:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help="Always on; both forms have no effect.")
-    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="Hash of KV blocks. Default: sha256.")
-    group.add_argument(
-        "--chat-template-content-format",
-        choices=["auto", "string"],
-        help="Form of message contents for the chat template. Default: auto.",
-    )
-    for name in STILL_TO_COME:
-        flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
-        group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
-        if False in STILL_TO_COME[name]:
-            off = "--no-" + name.replace("_", "-")
-            group.add_argument(off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
-
-
-ALWAYS_ON = (
-    "--disable-log-requests",
-    "--enable-prompt-tokens-details",
-    "--enable-request-id-headers",
-    "--enable-server-load-tracking",
-    "--scheduler-reserve-full-isl",
-    "--enforce-eager",
-)
-_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "data_parallel_size": ("-dp",)}
 
 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
@@ -163,12 +159,13 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _metavar(kind: Any) -> str:
-    return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
+    return {int: "N", size: "N", size_or_auto: "N", float: "X", json_object: "JSON"}.get(kind, "TEXT")
 
 
 #: Text of the default in the help if "none" would be unclear.
 _UNSET = {
     "chat_template": "the model's",
+    "download_dir": "the cache of the hub",
     "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
     "max_model_len": "the model's limit",
     "num_gpu_blocks_override": "as many as fit",
@@ -187,10 +184,3 @@ def _shown(default: Any) -> str:
 
 def _switch(group: Any, flag: str, text: str) -> None:
     group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} Default: off.")
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
