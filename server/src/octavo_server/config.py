@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from octavo_engine.log_format import LogFormat
 
@@ -62,6 +63,9 @@ class HttpSettings:
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
     allowed_origins: tuple[str, ...] | None = None  # for CORS; None: all origins if the server needs keys, else none
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
 
     @property
     def needs_key(self) -> bool:
@@ -69,8 +73,21 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Files of the server's certificate, and of the authorities that sign clients' certificates. None: no TLS."""
+
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    ca_certs: Path | None = None
+    cert_reqs: int = 0  # of Python's `ssl`: 0 ignores clients' certificates, 2 requires them
+    ciphers: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(HttpSettings):
     served_model_names: tuple[str, ...]
+    uds: Path | None = None  # a Unix socket to listen on, instead of host and port
+    tls: TlsSettings = field(default_factory=TlsSettings)
     root_path: str = ""
     router_only: bool = False
     cache_isolation: bool = False
@@ -78,7 +95,13 @@ class ServerConfig(HttpSettings):
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
+    enable_log_outputs: bool = False
     max_log_len: int | None = None
+    unlogged_paths: tuple[str, ...] = ()
+    stream_interval: int = 1  # tokens per chunk of a stream
+    return_tokens_as_token_ids: bool = False
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    exclude_tools_when_tool_choice_none: bool = False
     reasoning_parser: str | None = None
     tools: ToolSettings = field(default_factory=ToolSettings)
     disable_log_stats: bool = False

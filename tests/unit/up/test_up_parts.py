@@ -2,6 +2,7 @@
 
 import io
 import socket
+from pathlib import Path
 
 import pytest
 from octavo_engine.runner.cgroup import CgroupLimits
@@ -9,7 +10,7 @@ from octavo_engine.runner.memory import GIB, MemoryInfo
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
 from octavo_server.up.ports import ReservedPorts
@@ -136,6 +137,14 @@ def test_arguments_that_engines_cannot_share_are_rejected():
     check(parsed("--trace", "file", "--replicas", "1"), config)
     with pytest.raises(StartupError, match="--router-secret"):
         check(parsed(), ServerConfig(served_model_names=("m",), router_secrets=("s",)))
+    for listen in ({"uds": Path("s")}, {"tls": TlsSettings(certfile=Path("c"))}):
+        with pytest.raises(StartupError, match="--uds and --ssl-"):
+            check(parsed(), ServerConfig(served_model_names=("m",), **listen))
+
+
+def test_router_gets_the_flags_about_web_pages():
+    flags = ("--allowed-methods", '["POST"]', "--allow-credentials")
+    assert [flag for flag in flags if flag not in route_args(parsed(*flags))] == []
 
 
 def test_restart_delays_double_up_to_a_limit():

@@ -14,7 +14,7 @@ from octavo_engine.runner.memory import MemoryInfo, size_kv
 from octavo_engine.runner.memory_fit import planned_weights_bytes
 from octavo_engine.runner.model_loading import choose_dtype, choose_max_model_len
 from octavo_engine.sources.model_config import context_length, load_model_config
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import resolve_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     """Compute the capacity. Raises StartupError where a start would raise it, also for insufficient memory."""
     device = open_device(config.device)
     device.prepare(config)
-    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
+    files = resolve_files(config)
     model_config = load_model_config(files)
     max_model_len = choose_max_model_len(config, model_config)
     dtype = choose_dtype(config, device, model_config)

@@ -21,7 +21,7 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
@@ -47,7 +47,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     started = time.perf_counter()
     device = open_device(config.device)
     device.prepare(config)
-    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
+    files = resolve_files(config)
     loaded = load_model(config, device, files, load_model_config(files), progress)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, loaded.model.config))
     runner, kv = make_runner(config, device, loaded, compiler)
@@ -110,8 +110,7 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig) -> Vocabulary:
     """Load the vocabulary for grammars; it has an end token, as the front end rejects grammars for other models."""
-    text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
-    tokenizer = load_tokenizer(text_files)
+    tokenizer = load_tokenizer(resolve_text_files(config, files))
     ends = [i for i in (tokenizer.eos_token_id, *model.eos_token_ids) if i is not None]
     return Vocabulary(tokenizer, vocab_size=model.vocab_size, eos_token_id=ends[0])
 

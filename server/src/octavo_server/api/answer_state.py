@@ -59,6 +59,12 @@ class ChoiceState:
     def has_unwritten_output(self) -> bool:
         return bool(self.text or self.parts) or self.finish_reason is not None
 
+    def is_due(self, stream_interval: int) -> bool:
+        """True if a stream should write now. `stream_interval`: tokens per chunk, except for the first and the last."""
+        if self.finish_reason is not None or not self.has_opened:
+            return self.has_unwritten_output
+        return self.has_unwritten_output and len(self.token_ids) >= stream_interval
+
     @property
     def times(self) -> RequestTimes | UnsetType:
         return UNSET if self.timing is None else request_times(self.timing, self.num_tokens)

@@ -30,6 +30,7 @@ from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest
+from octavo_server.openai.rendering import RenderDefaults
 from octavo_server.telemetry import Telemetry
 from octavo_server.watchdog import StallDetector
 
@@ -71,7 +72,10 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallDetector(config.health_stall_timeout_s)
-    card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
+    defaults = RenderDefaults(
+        kwargs=config.default_chat_template_kwargs, excludes_unused_tools=config.exclude_tools_when_tool_choice_none
+    )
+    card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation, defaults=defaults)
     publisher = KVPublisher(
         client.ready_info,
         config.served_model_names,
@@ -88,6 +92,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stall=stall,
         kv=publisher,
         model_card=write_card(card),
+        render_defaults=defaults,
     )
 
 

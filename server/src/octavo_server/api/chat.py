@@ -89,7 +89,7 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
     if name is None:
         return None
     continued = body.final_message_text if body.continue_final_message else ""
-    kwargs = body.chat_template_kwargs or {}
+    kwargs = {**context.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
@@ -107,6 +107,6 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    text = render_messages(context.client.chat_template, body)
+    text = render_messages(context.client.chat_template, body, context.render_defaults)
     ids = context.tokenize_prompt(text, add_special_tokens=bool(body.add_special_tokens))
     return PromptInput(token_ids=ids, text=text)

@@ -83,8 +83,7 @@ class CompletionWriter(BaseResponseWriter):
         self._echoes = bool(request.echo)
         self._hides_output = request.is_echo_only
         self._returns_prompt_logprobs = request.prompt_logprobs is not None
-        as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=as_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=self.writes_token_ids)
 
     def full_response(self) -> Completion:
         completion = self._completion([self._choice(choice) for choice in self.state.choices], with_usage=True)

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from octavo_server.api.admission import Admission
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.output_log import OutputLog
 from octavo_server.config import ServerConfig
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
@@ -25,6 +26,7 @@ from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
+from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class ApiContext:
     stall: StallDetector
     kv: KVPublisher
     model_card: bytes
+    render_defaults: RenderDefaults = NO_DEFAULTS
     in_flight: InFlight = field(default_factory=InFlight)
     threads: RequestThreads = field(default_factory=RequestThreads)
     lifecycle: Lifecycle = field(init=False)
@@ -138,6 +141,7 @@ class ApiContext:
             tenant=meta.tenant,
             admission=self.admission,
             track=track,
+            log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

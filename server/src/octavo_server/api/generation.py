@@ -47,6 +47,7 @@ class Generation:
     tenant: str
     admission: Admission
     track: "Callable[[PromptInput], RequestMetrics]"
+    log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -73,6 +74,8 @@ class Generation:
                         if not admitted.has_started:
                             self._start(admitted, output)
                         track.output(output, time.monotonic())
+                        if self.log_output is not None:
+                            self.log_output(index, output)
                         _raise_if_failed(output)
                         yield GenerationDelta(index, output)
         except (InvalidRequest, Overloaded):

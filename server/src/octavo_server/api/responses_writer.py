@@ -42,7 +42,10 @@ class ResponsesWriter:
         self._choice = self.state.choices[0]
         self._choice.parser = turn.output_parsing.new_parser(codec.token_id)
         self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
-        self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
+        self._logprobs = LogprobWriter(
+            codec, num_top=request.top_logprobs or 0, as_ids=context.config.return_tokens_as_token_ids
+        )
+        self._stream_interval = context.config.stream_interval
         self._sequence_number = 0
 
     async def body(self) -> bytes:
@@ -59,7 +62,8 @@ class ResponsesWriter:
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 self.state.add(delta)
-                written = opening + self._framed(self._advance())
+                is_due = self._choice.is_due(self._stream_interval)
+                written = opening + self._framed(self._advance() if is_due else ())
                 if written:
                     yield written
                     opening = b""

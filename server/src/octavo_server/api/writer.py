@@ -29,6 +29,9 @@ class BaseResponseWriter(ABC):
         self.generation = generation
         self.state = AnswerState(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
         self.returns_ids = bool(request.return_token_ids)
+        asked = request.return_tokens_as_token_ids
+        self.writes_token_ids = context.config.return_tokens_as_token_ids if asked is None else asked
+        self._stream_interval = context.config.stream_interval
         self._reports_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
@@ -49,7 +52,7 @@ class BaseResponseWriter(ABC):
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 advanced = self.state.add(delta)
-                written = b"".join([self._write(choice) for choice in advanced if choice.has_unwritten_output])
+                written = b"".join([self._write(choice) for choice in advanced if choice.is_due(self._stream_interval)])
                 if opening or written:
                     yield opening + written
                     opening = b""

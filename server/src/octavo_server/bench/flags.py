@@ -5,7 +5,8 @@ import math
 from typing import Any
 
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
-from octavo_server.cli.chat_flags import SAMPLING, json_object
+from octavo_server.cli.arg_types import json_object
+from octavo_server.cli.chat_flags import SAMPLING
 from octavo_server.cli.flags import add_engine_flags
 from octavo_server.cli.http_flags import port
 

@@ -1,9 +1,10 @@
 """Flags of `octavo chat` and `octavo complete`: vLLM's flags, short names of some flags, and sampling parameters."""
 
 import argparse
-import json
 import os
 from typing import Any
+
+from octavo_server.cli.arg_types import json_object
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLES = ("OPENAI_API_KEY", "OCTAVO_API_KEY")
@@ -90,13 +91,3 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
 def key_of(args: argparse.Namespace) -> str | None:
     found: str | None = args.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     return found
-
-
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return parsed

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo_server.cli.spellings import normalise_flags
+
 CONFIG_FLAG = "--config"
 #: Key for a positional argument, with two dashes -> flag with the same meaning.
 _POSITIONAL = {"--model-tag": "--model"}
@@ -35,7 +37,10 @@ class ConfiguredParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = list(args or ())
+        try:
+            given = normalise_flags(args or (), self._option_string_actions)
+        except ValueError as error:
+            self.error(str(error))
         if CONFIG_FLAG in self._option_string_actions and (path := _config_path(given)) is not None:
             try:
                 given += self._from_file(Path(path), given)

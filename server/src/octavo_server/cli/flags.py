@@ -1,20 +1,19 @@
 """Flags of `octavo serve`, with vLLM's names and defaults. The engine's flags are generated from `EngineConfig`.
 
-vLLM's flag for a missing feature is either unknown to the parser or rejected with a reason, never ignored. Its flags
-for features that are always on here are accepted.
+`vllm_flags` adds vLLM's other flags.
 """
 
 import argparse
-import json
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine_args import STILL_TO_COME
+from octavo_engine.engine_args import LOAD_FORMAT_ALIASES
 
-from octavo_server.cli.arg_types import size, size_or_auto
-from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
+from octavo_server.cli.arg_types import json_object, positive_count, size, size_or_auto
+from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
 from octavo_server.cli.limit_flags import add_limit_flags
+from octavo_server.cli.listen_flags import add_listen_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.tool_flags import add_tool_flags
 
@@ -23,6 +22,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     "model": {
         "tokenizer": "Model or folder that contains the tokenizer.",
         "revision": "Branch, tag or commit of a model on the Hugging Face hub.",
+        "download_dir": "Folder for downloaded models.",
         "served_model_name": "Names of the model in the API; responses show the first one.",
         "load_format": "File format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
@@ -31,6 +31,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "seed": "Seed of requests without one, so that a restart repeats their answers. Default: random.",
         "generation_config": "Source of the default sampling parameters; auto: the model's generation_config.json; "
         "vllm: vLLM's defaults; otherwise a folder with a generation_config.json.",
+        "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
     },
@@ -68,8 +69,13 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     },
 }
 
-_ALIASES = {"dtype": ("half", "float")}
-_TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
+_ALIASES = {"dtype": ("half", "float"), "load_format": tuple(LOAD_FORMAT_ALIASES)}
+_TYPES: dict[str, Any] = {
+    "max_model_len": size_or_auto,
+    "max_logprobs": int,
+    "seed": int,
+    "override_generation_config": json_object,
+}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +83,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "model_tag", metavar="MODEL", nargs="?", help=f"Model to serve. Default: {EngineConfig().model}."
     )
     parser.add_argument("--model", help="Model to serve, if the argument MODEL is not given.")
+    parser.add_argument(
+        *("--hf-token",),
+        nargs="?",
+        const=True,
+        metavar="TOKEN",
+        help="Token of the Hugging Face hub; without a value, the one that `hf auth login` stored. Default: $HF_TOKEN, "
+        "else the stored one.",
+    )
     hints = get_type_hints(EngineConfig)
     left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
     for title, helps in ENGINE_HELP.items():
@@ -90,16 +104,26 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
+    add_listen_flags(group)
     group.add_argument(
         "--root-path", default="", help="Path prefix that a proxy removes from requests, for links. Default: none."
     )
-    add_origins_flag(group)
+    add_cors_flags(group)
     group.add_argument(
         "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
     )
     _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, even if not requested.")
+    group.add_argument(
+        *("--stream-interval",),
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="Tokens per chunk of a stream; the first token is sent at once. Default: 1.",
+    )
+    _switch(group, "--return-tokens-as-token-ids", "Tokens of log-probabilities written as token_id:123.")
     _switch(group, "--enable-log-requests", "Log line with prompt and sampling parameters for each request.")
-    text = "Number of characters to which --enable-log-requests cuts a prompt. Default: no limit."
+    _switch(group, "--enable-log-outputs", "Log line with each output; needs --enable-log-requests.")
+    text = "Number of characters to which the log cuts a prompt or an output. Default: no limit."
     group.add_argument("--max-log-len", type=int, help=text)
     _switch(group, "--disable-log-stats", "Omit the log line about load and throughput every 10 s.")
     _switch(group, "--disable-fastapi-docs", "Omit the routes /docs and /openapi.json.")
@@ -116,37 +140,6 @@ def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
         help="Print how much memory the model needs and how many requests fit, then exit without loading the model.",
     )
     group.add_argument("--json", action="store_true", help="Print the report of --dry-run as JSON.")
-
-
-def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags of features that are always on or still missing; `resolve_config` checks their values."""
-    group = parser.add_argument_group("accepted for compatibility")
-    for flag in ALWAYS_ON:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help="No effect: its behaviour is always on.")
-    text = "Hash function that identifies cached KV blocks. Default: sha256."
-    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help=text)
-    group.add_argument(
-        "--chat-template-content-format",
-        choices=["auto", "string"],
-        help="Form in which the chat template gets message contents; both values mean text. Default: auto.",
-    )
-    for name in STILL_TO_COME:
-        flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
-        group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
-        if False in STILL_TO_COME[name]:
-            off = "--no-" + name.replace("_", "-")
-            group.add_argument(off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
-
-
-ALWAYS_ON = (
-    "--disable-log-requests",
-    "--enable-prompt-tokens-details",
-    "--enable-request-id-headers",
-    "--enable-server-load-tracking",
-    "--scheduler-reserve-full-isl",
-    "--enforce-eager",
-)
-_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "data_parallel_size": ("-dp",)}
 
 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
@@ -171,12 +164,13 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _metavar(kind: Any) -> str:
-    return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
+    return {int: "N", size: "N", size_or_auto: "N", float: "X", json_object: "JSON"}.get(kind, "TEXT")
 
 
 #: Field whose default is None -> text of the default in the help.
 _UNSET = {
     "chat_template": "the model's",
+    "download_dir": "the cache of the hub",
     "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
     "max_model_len": "the model's limit",
     "num_gpu_blocks_override": "as many as fit",
@@ -195,10 +189,3 @@ def _shown(default: Any) -> str:
 
 def _switch(group: Any, flag: str, text: str) -> None:
     group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} Default: off.")
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

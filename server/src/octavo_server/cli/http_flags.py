@@ -8,6 +8,7 @@ from octavo_engine.log_format import LogFormat
 
 from octavo_server.cli.arg_types import add_seconds, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
+from octavo_server.cli.vllm_environment import KEEP_ALIVE_VARIABLE, seconds_of_environment
 from octavo_server.config import HttpSettings, RequestLimits
 
 MAX_PORT = 65535
@@ -22,14 +23,25 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "uvicorn_log_level": args.uvicorn_log_level,
         **keys_of(args),
         "allowed_origins": None if args.allowed_origins is None else tuple(args.allowed_origins),
+        "allowed_methods": tuple(args.allowed_methods),
+        "allowed_headers": tuple(args.allowed_headers),
+        "allow_credentials": args.allow_credentials,
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
         "drain_timeout_s": args.drain_timeout,
         "shutdown_delay_s": args.shutdown_delay,
-        "keep_alive_s": args.keep_alive_timeout,
+        "keep_alive_s": _keep_alive_s(args.keep_alive_timeout),
         "slow_client_timeout_s": args.slow_client_timeout,
         "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }
+
+
+def _keep_alive_s(given: int | None) -> int:
+    """Raises StartupError for a variable that is no number."""
+    if given is not None:
+        return given
+    value = seconds_of_environment(KEEP_ALIVE_VARIABLE)
+    return HttpSettings().keep_alive_s if value is None else round(value)
 
 
 def add_address_flags(group: Any) -> None:
@@ -43,13 +55,22 @@ def add_address_flags(group: Any) -> None:
     )
 
 
-def add_origins_flag(group: Any) -> None:
+def add_cors_flags(group: Any) -> None:
     group.add_argument(
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
         help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins. Default: all if '
         "an API key is required, else none.",
+    )
+    for flag, what in (("--allowed-methods", "Methods"), ("--allowed-headers", "Headers")):
+        text = f"{what} of requests from those pages, as a JSON list. Default: all."
+        group.add_argument(flag, type=json_list, metavar="JSON", default=["*"], help=text)
+    group.add_argument(
+        "--allow-credentials",
+        action=BooleanOptionalAction,
+        default=False,
+        help="Permission for those pages to send cookies. Default: off.",
     )
 
 
@@ -120,10 +141,9 @@ def add_connection_flags(parser: Any) -> None:
     group.add_argument(
         "--keep-alive-timeout",
         type=whole_seconds,
-        default=120,
         metavar="S",
         help="Seconds that a connection stays open without a request; should exceed the idle timeout of proxies in "
-        "front. Default: 120.",
+        f"front. Default: ${KEEP_ALIVE_VARIABLE}, else 120.",
     )
     text = "Seconds after which a client that has stopped reading its response is disconnected."
     add_seconds(group, "--slow-client-timeout", text, default=60.0)
@@ -132,7 +152,7 @@ def add_connection_flags(parser: Any) -> None:
 def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
     text = "Seconds that running requests have to finish after SIGTERM or POST /drain."
-    add_seconds(group, "--drain-timeout", text, default=30.0)
+    add_seconds(group, "--drain-timeout", text, default=30.0, alias="--shutdown-timeout")
     text = (
         "Smallest number of seconds between SIGTERM and exit; meanwhile new requests get status 503, so that proxies "
         "notice the end. Ctrl-C skips this delay."

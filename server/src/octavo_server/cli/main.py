@@ -12,10 +12,11 @@ from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.fetch import add_fetch_flags
-from octavo_server.cli.flags import add_compatibility_flags, add_dry_run_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.flags import add_dry_run_flags, add_engine_flags, add_server_flags
 from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
+from octavo_server.cli.vllm_flags import add_vllm_flags
 
 
 class CommandSpec(NamedTuple):
@@ -33,7 +34,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     add_dry_run_flags(parser)
     add_server_flags(parser)
-    add_compatibility_flags(parser)
+    add_vllm_flags(parser)
 
 
 def _add_route_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,13 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
     add_seconds(group, "--health-stall-timeout", text, default=60.0)
     add_log_flags(group)
     group.add_argument(
+        "--disable-access-log-for-endpoints",
+        type=comma_list,
+        default=(),
+        metavar="TEXT",
+        help="Paths without log line, such as /v1/models,/tokenize. Default: none.",
+    )
+    group.add_argument(
         "--metrics-prefix",
         type=metrics_prefix,
         default="vllm:",
@@ -36,6 +43,10 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
         help="Field `metrics` of responses, with the times of the request. Default: off.",
     )
     add_traces_flag(group)
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def metrics_prefix(text: str) -> str:
@@ -75,6 +86,7 @@ def _trace_provider(endpoint: str) -> "TracerProvider":
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `ServerConfig` that the flags of this module set."""
     return {
+        "unlogged_paths": args.disable_access_log_for_endpoints,
         "health_stall_timeout_s": args.health_stall_timeout,
         "metrics_prefix": args.metrics_prefix,
         "enable_per_request_metrics": args.enable_per_request_metrics,

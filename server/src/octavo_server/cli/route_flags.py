@@ -11,10 +11,10 @@ from octavo_server.cli.http_flags import (
     add_address_flags,
     add_body_memory_flag,
     add_connection_flags,
+    add_cors_flags,
     add_key_flags,
     add_lifecycle_flags,
     add_log_flags,
-    add_origins_flag,
     add_request_timeout,
     add_traces_flag,
     http_settings_of,
@@ -112,7 +112,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free "
         "port. Default: none, so that all routes answer on --port.",
     )
-    add_origins_flag(group)
+    add_cors_flags(group)
     group.add_argument(
         "--workers",
         type=positive_count,

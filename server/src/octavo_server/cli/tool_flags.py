@@ -1,10 +1,11 @@
 """Flags for tool calls and reasoning: the formats in which the model writes them, and automatic tool choice."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.cli.arg_types import json_object
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings
@@ -20,6 +21,20 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="Let the model decide whether to call a tool (tool_choice: auto); needs --tool-call-parser. Default: off.",
+    )
+    group.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help='No description of tools in the prompt of a request with tool_choice "none". Default: off.',
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='Values for the chat template, such as {"enable_thinking": false}; those of a request replace them. '
+        "Default: none.",
     )
     names = ", ".join(TOOL_PARSERS)
     group.add_argument(
@@ -38,6 +53,19 @@ def template_warning(parser: str | None, template: "ChatTemplate | None") -> str
         f"--tool-call-parser {parser}: the chat template does not mention tools, so prompts will not describe them. "
         "Pass a template that does with --chat-template."
     )
+
+
+def template_settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `ServerConfig` about chat templates. Raises StartupError."""
+    from octavo_server.openai.rendering import RESERVED_KWARGS
+
+    kwargs = args.default_chat_template_kwargs
+    if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
+        raise StartupError(f"--default-chat-template-kwargs can't set {', '.join(taken)}: leave it out.")
+    return {
+        "default_chat_template_kwargs": kwargs,
+        "exclude_tools_when_tool_choice_none": args.exclude_tools_when_tool_choice_none,
+    }
 
 
 def reasoning_parser_of(args: argparse.Namespace) -> str | None:

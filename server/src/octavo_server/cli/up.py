@@ -30,7 +30,7 @@ from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
 from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.up.console import Console
 from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
@@ -89,6 +89,11 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
     if config.router_secrets or config.router_secret_file is not None:
         raise StartupError(
             "octavo up generates the router's secret itself: leave out --router-secret and $OCTAVO_ROUTER_SECRET."
+        )
+    if config.uds is not None or config.tls != TlsSettings():
+        raise StartupError(
+            "--uds and --ssl-* are for one server, and octavo up starts several behind a router: leave them out, and "
+            "end TLS in a proxy."
         )
     if args.trace is not None and args.replicas > 1:
         raise StartupError(
@@ -170,6 +175,10 @@ def route_args(args: argparse.Namespace) -> list[str]:
         found.append("--disable-uvicorn-access-log")
     if args.otlp_traces_endpoint is not None:
         found += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
+    for flag, given in (("--allowed-methods", args.allowed_methods), ("--allowed-headers", args.allowed_headers)):
+        found += [] if given == ["*"] else [flag, json.dumps(given)]
+    if args.allow_credentials:
+        found.append("--allow-credentials")
     if args.allowed_origins is not None:
         found += ["--allowed-origins", json.dumps(args.allowed_origins)]
     for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):

@@ -4,7 +4,8 @@ import argparse
 import shlex
 
 from octavo_server.cli.config_file import add_config_flag
-from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.flags import add_engine_flags, add_server_flags
+from octavo_server.cli.vllm_flags import add_vllm_flags
 
 
 def add_up_flags(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +13,7 @@ def add_up_flags(parser: argparse.ArgumentParser) -> None:
     add_platform_flags(parser)
     add_engine_flags(parser)
     add_server_flags(parser)
-    add_compatibility_flags(parser)
+    add_vllm_flags(parser)
 
 
 def add_platform_flags(parser: argparse.ArgumentParser) -> None:

@@ -42,21 +42,35 @@ class RenderOptions:
     add_special_tokens: bool = False
 
 
-def render_options(body: ChatCompletionRequest) -> RenderOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderDefaults:
+    """Settings of a server: values for templates, and whether `tool_choice: none` hides the tools from the prompt."""
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    excludes_unused_tools: bool = False
+
+
+NO_DEFAULTS = RenderDefaults()
+
+
+def render_options(body: ChatCompletionRequest, defaults: RenderDefaults = NO_DEFAULTS) -> RenderOptions:
     """Options of a chat request. Raises InvalidRequest if `chat_template_kwargs` sets a reserved argument."""
     continues = bool(body.continue_final_message)
+    hides_tools = defaults.excludes_unused_tools and body.tool_choice == "none"
     return RenderOptions(
-        tools=body.described_tools(),
+        tools=None if hides_tools else body.described_tools(),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
-        kwargs=_template_kwargs(body),
+        kwargs={**defaults.kwargs, **_template_kwargs(body)},
         add_special_tokens=bool(body.add_special_tokens),
     )
 
 
-def render_messages(template: ChatRenderer | None, body: ChatCompletionRequest) -> str:
+def render_messages(
+    template: ChatRenderer | None, body: ChatCompletionRequest, defaults: RenderDefaults = NO_DEFAULTS
+) -> str:
     """Render the messages of a chat request. Raises InvalidRequest if that is impossible."""
-    return render_conversation(template, body.conversation(), render_options(body))
+    return render_conversation(template, body.conversation(), render_options(body, defaults))
 
 
 def render_conversation(
