@@ -29,7 +29,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images test nightly e2e lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images dist test nightly e2e lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,15 @@ serve: $(VENV)/.run ## serve MODEL on PORT by one engine, with an OpenAI-compati
 
 images: ## build the images octavo/engine, octavo/router and octavo/operator (settings: images/build)
 	images/build
+
+# auditwheel gives the engine's wheel its manylinux tag. libgomp, the OpenMP runtime, comes with torch.
+dist: $(VENV)/.dev ## build wheels into dist/; the engine's has kernels for all CPU levels, so it needs no compiler
+	rm -rf dist build/kernels build/wheels
+	$(BIN)/python -m octavo_engine.ops.prebuilt build/kernels
+	OCTAVO_PREBUILT_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --no-deps -w build/wheels ./engine
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --strip --exclude libgomp.so.1 -w dist build/wheels/octavo_engine-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist ./server ./operator
+	@ls -l dist
 
 test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
@@ -88,7 +97,7 @@ bench: $(VENV)/.dev ## run the benchmarks; to compare other engines: PEERS=DIR (
 	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) build results docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist results docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
