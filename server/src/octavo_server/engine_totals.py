@@ -74,7 +74,7 @@ ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "m
 
 
 def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
-    """Label values of `cache_config_info`, in the order of its labels."""
+    """Label values of `cache_config_info`, in the order of its labels; concurrency is in requests of full length."""
     return (
         str(ready.block_size),
         str(ready.num_blocks),
@@ -83,4 +83,6 @@ def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
         ready.kv_dtype,
         str(config.gpu_memory_utilization),
         str(config.swap_space),
+        str(ready.num_blocks * ready.block_size),
+        str(round(ready.num_blocks / -(-ready.max_model_len // ready.block_size), 2)),
     )
