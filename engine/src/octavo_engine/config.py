@@ -97,7 +97,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     scheduling_policy: SchedulingPolicy = "fcfs"
-    watermark: float = 0.0
+    watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20
