@@ -84,10 +84,10 @@ class EngineConfig:
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 0
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # None: auto, the model's length or what fits into memory
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float | None = None  # share of the memory limit
     num_gpu_blocks_override: int | None = None
     swap_space: float = 0.0  # GiB
     preemption_mode: PreemptionMode = "auto"

@@ -7,17 +7,17 @@ from octavo_testing.scripted import ready_info
 
 
 def test_the_labels_have_the_size_in_tokens_and_in_requests():
-    config = EngineConfig(num_gpu_blocks_override=100, max_model_len=600, swap_space=1.0)
+    config = EngineConfig(num_gpu_blocks_override=100, max_model_len=600, gpu_memory_utilization=0.5)
     (names,) = (metric.labels for metric in METRICS if metric.name == "cache_config_info")
     values = cache_labels(config, ready_info(config))
     assert dict(zip(names, values, strict=True)) == {
         "block_size": "16",
         "num_gpu_blocks": "100",
-        "num_cpu_blocks": "64",
+        "num_cpu_blocks": "0",
         "enable_prefix_caching": "True",
         "cache_dtype": "float32",
-        "gpu_memory_utilization": "None",
-        "swap_space": "1.0",
+        "gpu_memory_utilization": "0.5",
+        "swap_space": "0.0",
         "kv_cache_size_tokens": "1600",
         "kv_cache_max_concurrency": "2.63",
     }

@@ -33,10 +33,13 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "num_threads": "Number of CPU threads that run the model.",
     },
     "memory": {
-        "max_model_len": "Most tokens of a request, prompt plus output; accepts 32k, 32K, auto.",
+        "max_model_len": (
+            "Most tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the model's limit, or as many "
+            "as the memory of the machine or container allows."
+        ),
         "block_size": "Tokens per KV block.",
         "kv_cache_memory_bytes": "Size of the KV cache in bytes; accepts 4G.",
-        "gpu_memory_utilization": "Share of the device's memory to use if no cache size is given.",
+        "gpu_memory_utilization": "Share of the memory of the machine or container for weights and KV cache together.",
         "num_gpu_blocks_override": "Number of KV blocks, instead of a number computed from memory.",
         "swap_space": "CPU memory in GiB for KV blocks that were swapped out.",
         "enable_prefix_caching": "Sharing of KV blocks between requests with equal prefixes.",
@@ -169,8 +172,9 @@ def _metavar(kind: Any) -> str:
 #: Text of the default in the help if "none" would be unclear.
 _UNSET = {
     "chat_template": "the model's",
-    "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
-    "max_model_len": "the model's limit",
+    "gpu_memory_utilization": "see --kv-cache-memory-bytes",
+    "kv_cache_memory_bytes": "half of the free memory up to 4 GiB, a quarter of it if that is more",
+    "max_model_len": "auto",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per core that this process may use",
     "revision": "the hub's default",
