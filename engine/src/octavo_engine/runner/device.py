@@ -18,6 +18,7 @@ from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.dtype import choose_cpu_dtype
 from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, NUM_ENGINES_VARIABLE, MemoryInfo, host_memory
+from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
 from octavo_engine.wire.errors import StartupError
 
 
@@ -55,6 +56,7 @@ class CpuDevice:
         affinity = os.sched_getaffinity(0)
         plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=read_limits())
         bind(plan)
+        interleave_memory(nodes_to_interleave(os.sched_getaffinity(0)))
         if torch.get_num_threads() != plan.num_threads:
             torch.set_num_threads(plan.num_threads)
 
