@@ -85,10 +85,10 @@ class EngineConfig:
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int | None = None  # None: from the operating system's entropy
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # None: auto, the model's length or what fits into memory
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float | None = None  # share of the memory limit
     num_gpu_blocks_override: int | None = None
     swap_space: float = 0.0  # GiB
     preemption_mode: PreemptionMode = "auto"
@@ -98,7 +98,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
     scheduling_policy: SchedulingPolicy = "fcfs"
-    watermark: float = 0.0
+    watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20

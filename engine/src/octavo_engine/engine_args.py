@@ -79,6 +79,8 @@ def _normalise(name: str, value: Any) -> Any:
     if name == "dtype":
         word = str(value).removeprefix("torch.")
         return _DTYPE_ALIASES.get(word, word)
+    if name == "max_model_len":
+        return None if value in ("auto", -1) else value
     if name == "served_model_name":
         return (value,) if isinstance(value, str) else tuple(value or ())
     if name == "kv_events_config":

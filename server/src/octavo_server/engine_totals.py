@@ -83,4 +83,6 @@ def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
         ready.kv_dtype,
         str(config.gpu_memory_utilization),
         str(config.swap_space),
+        str(ready.num_blocks * ready.block_size),
+        str(round(ready.num_blocks / -(-ready.max_model_len // ready.block_size), 2)),
     )

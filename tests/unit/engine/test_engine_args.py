@@ -20,6 +20,11 @@ def test_fields_have_vllms_names():
     assert (config.served_model_name, config.watermark) == (("m",), 0.0)
 
 
+@pytest.mark.parametrize("value", [None, -1, "auto"])
+def test_the_length_is_fitted_to_the_memory_by_default(value):
+    assert resolve_config(max_model_len=value).max_model_len is None
+
+
 def test_an_unknown_name_gets_its_near_matches():
     with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         resolve_config(max_model_length=128)

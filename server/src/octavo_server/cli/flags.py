@@ -36,10 +36,11 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "num_threads": "Number of CPU threads that run the model.",
     },
     "memory": {
-        "max_model_len": "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K, auto.",
+        "max_model_len": "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the "
+        "model's limit, or as many as the memory of the machine or container allows.",
         "block_size": "Tokens per KV block.",
         "kv_cache_memory_bytes": "Size of the KV cache in bytes; accepts 4G.",
-        "gpu_memory_utilization": "Share of a GPU's memory for weights and KV cache; no effect on a CPU.",
+        "gpu_memory_utilization": "Share of the memory of the machine or container for weights and KV cache together.",
         "num_gpu_blocks_override": "Number of KV blocks, which otherwise follows from the size of the KV cache.",
         "swap_space": "CPU memory in GiB for the KV blocks of preempted requests.",
         "enable_prefix_caching": "Sharing of KV blocks between requests with equal prefixes.",
@@ -171,8 +172,9 @@ def _metavar(kind: Any) -> str:
 _UNSET = {
     "chat_template": "the model's",
     "download_dir": "the cache of the hub",
-    "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
-    "max_model_len": "the model's limit",
+    "gpu_memory_utilization": "see --kv-cache-memory-bytes",
+    "kv_cache_memory_bytes": "half of the free memory up to 4 GiB, a quarter of it if that is more",
+    "max_model_len": "auto",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per CPU core that this process may use",
     "revision": "the hub's default",

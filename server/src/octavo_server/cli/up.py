@@ -22,7 +22,6 @@ from itertools import count
 import uvloop
 from octavo_engine.log_format import JsonFormatter, TextFormatter
 from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.memory import host_memory
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import example_command
@@ -187,17 +186,11 @@ def route_args(args: argparse.Namespace) -> list[str]:
 
 
 def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
-    return ResourceSettings(
-        num_threads=args.num_threads,
-        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        num_gpu_blocks_override=args.num_gpu_blocks_override,
-    )
+    return ResourceSettings(num_threads=args.num_threads, gpu_memory_utilization=args.gpu_memory_utilization)
 
 
 def this_machine() -> MachineResources:
-    limits = read_limits()
-    affinity = frozenset(os.sched_getaffinity(0))
-    return MachineResources(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
+    return MachineResources(env=os.environ, affinity=frozenset(os.sched_getaffinity(0)), limits=read_limits())
 
 
 def has_colour() -> bool:
