@@ -48,6 +48,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    max_step_ms: float = 0.0  # of a step with prompt tokens beside other requests; 0: no limit
     watermark: float = 0.0
     preemption_mode: PreemptionMode = "auto"
     block_lives_every: int = 0  # sample one in this many block allocations; 0: none
@@ -97,6 +98,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
+    max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
     kv_stream: bool = True

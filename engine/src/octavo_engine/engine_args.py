@@ -40,6 +40,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_model_len": (1, float("inf")),
     "max_num_batched_tokens": (1, float("inf")),
     "max_num_seqs": (1, float("inf")),
+    "max_step_ms": (0, float("inf")),
     "max_schema_bytes": (2, float("inf")),
     "max_schema_depth": (1, 120),  # the grammar library's JSON parser rejects deeper nesting
     "num_gpu_blocks_override": (1, float("inf")),

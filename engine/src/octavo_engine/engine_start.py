@@ -26,6 +26,9 @@ _LOGGER = logging.getLogger(__name__)
 
 Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
 
+#: Streams then receive at least five tokens per second beside a long prompt, about the speed of reading.
+CPU_MAX_STEP_MS = 200.0
+
 DEFAULT_LOADER = "octavo_engine.runner.model_loading:load_executor"
 
 
@@ -76,6 +79,13 @@ def warn_if_steps_are_small(config: EngineConfig) -> None:
         )
 
 
+def choose_max_step_ms(config: EngineConfig, ready: ReadyInfo) -> float:
+    """Return the user's limit, or the device's: steps with long prompts take seconds on a CPU only."""
+    if config.max_step_ms is not None:
+        return config.max_step_ms
+    return CPU_MAX_STEP_MS if ready.device == "cpu" else 0.0
+
+
 def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
     return SchedulerConfig(
         max_model_len=ready.max_model_len,
@@ -88,6 +98,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_step_ms=choose_max_step_ms(config, ready),
         watermark=config.watermark,
         preemption_mode=config.preemption_mode,
         block_lives_every=round(1 / config.kv_cache_metrics_sample) if config.kv_cache_metrics else 0,

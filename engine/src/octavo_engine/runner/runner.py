@@ -86,7 +86,7 @@ class Runner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
-        self._costs.record_forward(inputs.num_rows, time.perf_counter() - started)
+        self._costs.record_forward(inputs.num_rows, inputs.start, time.perf_counter() - started)
         return list(results.values())
 
     def _move_blocks(self, plan: StepPlan) -> None:

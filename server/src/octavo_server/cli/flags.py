@@ -57,6 +57,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "max_logprobs": "Largest number of log-probabilities per token that a request may ask for; -1: no limit.",
         "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
         "long_prefill_token_threshold": "Largest number of tokens of one prompt that a step computes; 0: no limit.",
+        "max_step_ms": "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
         "scheduling_policy": "Order of waiting requests; fcfs: by arrival; priority: lowest field `priority` first.",
         "preemption_mode": "Treatment of a preempted request: its KV blocks are swapped to CPU memory, or recomputed "
         "later; auto: the cheaper of the two.",
@@ -175,6 +176,7 @@ _UNSET = {
     "gpu_memory_utilization": "see --kv-cache-memory-bytes",
     "kv_cache_memory_bytes": "half of the free memory up to 4 GiB, a quarter of it if that is more",
     "max_model_len": "auto",
+    "max_step_ms": "200 on a CPU, else 0",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per CPU core that this process may use",
     "revision": "the hub's default",
