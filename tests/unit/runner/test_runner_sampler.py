@@ -276,3 +276,10 @@ def test_logprobs_zero_reports_only_the_chosen_token() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=0))
     (entry,) = result.logprobs or []
     assert entry.token_ids == [8]
+
+
+def test_a_chosen_token_among_ties_outside_the_top_ranks_after_them() -> None:
+    logits = flat(t31=4.0, t8=4.0, t20=4.0, t9=4.0).repeat(VOCAB, 1)
+    entries = [result.logprobs for result in sample(logits, *[SamplingParams(logprobs=3, top_k=4)] * VOCAB)]
+    outside = [found[0] for found in entries if found and found[0].token_ids[0] not in found[0].token_ids[1:]]
+    assert {entry.rank for entry in outside} == {4}

@@ -16,7 +16,7 @@ def token_logprobs(
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
     total = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, chosen[:, None])
-    ranks = ((logits > own).sum(-1) + 1).tolist()
+    ranks = (logits >= own).sum(-1).tolist()  # last among equal logits, so that a token outside the top k ranks after k
     own = own - total
     values, ids = largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
     values = values - total
