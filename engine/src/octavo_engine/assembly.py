@@ -2,8 +2,8 @@
 
 Stop strings are matched here, because the engine core has no text: a match ends the sequence for the caller, and `push`
 returns True so that the caller aborts the sequence in the engine core. Records that still arrive for that sequence are
-dropped. Text and tokens are kept until the request ends, log-probabilities until a delta has taken them, so a slow reader
-gets everything that it missed in one piece; memory is bounded by the length of the request.
+dropped. Text and tokens are kept until the request ends, log-probabilities until a delta has taken them, so that a slow
+reader gets everything that it missed in one piece; memory is bounded by the length of the request.
 """
 
 from dataclasses import dataclass, field

@@ -47,7 +47,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; return one output per prompt, in order. Raises InvalidRequest before any prompt runs."""
@@ -109,11 +109,13 @@ class LLM:
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: Sequence[int] | int | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params or self.get_default_sampling_params(), len(prompts))
-        priorities = _one_each("priority", priority or 0, len(prompts))
+        params = _one_each("sampling_params", self.get_default_sampling_params() if sampling_params is None else sampling_params, len(prompts))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompts))
+        if self.config.scheduling_policy != "priority":  # then vLLM ignores them, too
+            priorities = [0] * len(prompts)
         assemblies = [self._assembly(*each) for each in zip(prompts, params, priorities, strict=True)]
         with _progress_bar(len(prompts), enabled=use_tqdm) as bar:
             self._run({a.request.request_id: a for a in assemblies}, bar)
