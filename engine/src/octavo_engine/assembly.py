@@ -20,7 +20,7 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> Posi
 
     A chosen token among the top k has its rank there. Without a tokenizer, `decoded_token` is None.
     """
-    ranks = [entry.rank, *range(1, len(entry.token_ids))]
+    ranks = entry.ranks or [entry.rank, *range(1, len(entry.token_ids))]
     return {
         token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_str(token_id))
         for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True)
@@ -35,8 +35,8 @@ class SequenceAssembly:
         self.index = index
         self.token_ids: list[int] = []
         self.text = ""
-        self.logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
-        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.logprobs: list[PositionLogprobs] | None = [] if params.wants_logprobs else None
+        self.cumulative_logprob: float | None = 0.0 if params.wants_logprobs else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.timing: Timing | None = None
@@ -72,9 +72,11 @@ class SequenceAssembly:
         return False
 
     def has_unread(self) -> bool:
-        return len(self.token_ids) > self._num_read_tokens or (
-            self.finish_reason is not None and not self._reported_finish
-        )
+        """Return True if an output is due: the first, the last, or one after `stream_interval` new tokens."""
+        if self.finish_reason is not None:
+            return not self._reported_finish
+        num_due = self._params.stream_interval or 1 if self._num_read_tokens else 1
+        return len(self.token_ids) >= self._num_read_tokens + num_due
 
     def output(self, *, delta: bool) -> CompletionOutput:
         """Return the output so far, or what follows the last delta, whose log-probabilities are then released."""

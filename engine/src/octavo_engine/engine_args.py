@@ -32,7 +32,6 @@ STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "kv_transfer_config": (None,),
     "limit_mm_per_prompt": (None,),
     "logits_processors": (None,),
-    "logprobs_mode": ("raw_logprobs",),
     "lora_modules": (None,),
     "mm_processor_kwargs": (None,),
     "pipeline_parallel_size": (1,),

@@ -163,6 +163,26 @@ def test_the_top_tokens_rank_from_1_to_k_even_if_the_chosen_token_ties(assemble)
     assert next(iter(position)) == 98, "the chosen token comes first"
 
 
+def test_entries_with_their_own_ranks_keep_them(assemble):
+    assembly = assemble(logprob_token_ids=[97, 98])
+    entry = TokenLogprobs([98, 97, 98], [-1.0, -3.0, -1.0], 2, ranks=[2, 40, 2])
+    assembly.push(out("b", logprobs=[entry], finish_reason="length"), 1.0)
+    done = completion(assembly)
+    assert {token_id: entry.rank for token_id, entry in done.logprobs[0].items()} == {98: 2, 97: 40}
+    assert done.cumulative_logprob == -1.0
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative"])
+def test_stream_interval_batches_the_tokens_between_first_and_last(assemble, kind):
+    assembly = assemble(stream_interval=3)
+    lengths = []
+    for i in range(9):
+        assembly.push(out("a", finish_reason="length" if i == 8 else None), 1.0)
+        taken = assembly.take_output(kind)
+        lengths.append(len(taken.outputs[0].token_ids) if taken else 0)
+    assert lengths == ([1, 0, 0, 3, 0, 0, 3, 0, 2] if kind == "delta" else [1, 0, 0, 4, 0, 0, 7, 0, 9])
+
+
 def test_detokenize_false_leaves_decoded_tokens_unset(assemble):
     assembly = assemble(detokenize=False, logprobs=1, prompt_logprobs=0)
     entry = TokenLogprobs([98, 97], [-1.0, -0.5], 2)

@@ -144,4 +144,4 @@ def make_runner(
         kv.num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
-    return Runner(loaded.model, backend, batch, grammars, host=host), kv
+    return Runner(loaded.model, backend, batch, grammars, host=host, logprobs_mode=config.logprobs_mode), kv

@@ -50,6 +50,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "max_schema_depth": "Most nested levels of objects and lists in a JSON schema.",
         "grammar_compile_timeout": "Seconds until a request fails if its grammar is still not compiled.",
         "max_logprobs": "Most log-probabilities per token that a request may ask for; -1: the whole vocabulary.",
+        "logprobs_mode": "Values reported as log-probabilities: before or after the sampling parameters are applied.",
         "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
         "long_prefill_token_threshold": "Most tokens of one prompt in a step; 0: no limit.",
         "scheduling_policy": "Order of waiting requests; priority: by their field `priority`, lowest first.",
