@@ -112,8 +112,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
-        `kind`: None for `params.output_kind`. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
-        time. If only a sequence fails, no exception is raised: its finish_reason is "error".
+        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest
+        before the first output, EngineDead at any time. If only a sequence fails, no exception is raised: its
+        finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt

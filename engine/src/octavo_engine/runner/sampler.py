@@ -1,10 +1,10 @@
 """`Sampler`: chooses tokens from logits with every field of `SamplingParams`, in vLLM's order of operations.
 
-The grammar's mask is applied first, then raw log-probabilities are computed (others at the end); then allowed ids, bad words, min_tokens,
-logit bias and penalties change the rows that use them. Greedy rows choose the largest logit (the lowest id among equal
-logits); other rows divide by their temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one
-argmax; only top-k or top-p may need a sort. A row's token depends on its logits, parameters, seed and position, never
-on other rows.
+The grammar's mask is applied first, then raw log-probabilities are computed (those of the other modes at the end); then
+allowed ids, bad words, min_tokens, logit bias and penalties change the rows that use them. Greedy rows choose the
+largest logit (the lowest id among equal logits); other rows divide by their temperature, apply min-p, top-k and top-p,
+and draw. All-greedy batches do one argmax; only top-k or top-p may need a sort. A row's token depends on its logits,
+parameters, seed and position, never on other rows.
 """
 
 from collections.abc import Collection
