@@ -15,7 +15,7 @@ from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
 from octavo_engine.offline_beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from octavo_engine.offline_metrics import Metric, read_metrics
+from octavo_engine.offline_metrics import MetricValue, read_metrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods
 from octavo_engine.outputs import RequestOutput
@@ -142,7 +142,7 @@ class LLM(UnsupportedMethods):
     def get_tokenizer(self) -> TransformersTokenizer:
         return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)
 
-    def get_metrics(self) -> list[Metric]:
+    def get_metrics(self) -> list[MetricValue]:
         """Return gauges and counters under vLLM's names."""
         return read_metrics(self.stats, self.config.model)
 

@@ -7,24 +7,24 @@ from octavo_engine.wire.records import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricValue:
     name: str
     labels: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge(Metric):
+class Gauge(MetricValue):
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Counter(Metric):
+class Counter(MetricValue):
     """`value`: the count since the engine's start."""
 
     value: int
 
 
-def read_metrics(stats: EngineStats, model_name: str) -> list[Metric]:
+def read_metrics(stats: EngineStats, model_name: str) -> list[MetricValue]:
     gauges = {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -38,5 +38,5 @@ def read_metrics(stats: EngineStats, model_name: str) -> list[Metric]:
         "generation_tokens": stats.generation_tokens,
     }
     labels = {"model_name": model_name, "engine": "0"}
-    found: list[Metric] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
+    found: list[MetricValue] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
     return found + [Counter(DEFAULT_PREFIX + name, labels, value) for name, value in counters.items()]
