@@ -72,9 +72,16 @@ def test_one_bad_prompt_refuses_all_before_anything_runs(llm):
         llm.generate("fine", [scripted("x"), scripted("y")], use_tqdm=False)
     with pytest.raises(ContextLengthExceeded):
         llm.generate("x" * 512, scripted("x"), use_tqdm=False)
-    with pytest.raises(InvalidRequest, match="priority=1 needs --scheduling-policy priority"):
-        llm.generate("fine", scripted("x"), priority=[1], use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 0 entries for 1 prompts"):
+        llm.generate("fine", scripted("x"), priority=[], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="sampling_params has 0 entries for 1 prompts"):
+        llm.generate("fine", [], use_tqdm=False)
     assert llm.stats.steps == steps
+
+
+@pytest.mark.parametrize("priority", [1, [1]])
+def test_a_priority_has_no_effect_without_priority_scheduling(llm, priority):
+    assert texts(llm.generate("fine", scripted("x"), priority=priority, use_tqdm=False)) == ["x"]
 
 
 def test_max_tokens_is_cut_to_the_context(llm):

@@ -18,7 +18,7 @@ from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.log_format import LogFormat
-from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.outputs import OutputKind, RequestOutput, output_kind
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.text.template import ChatTemplate
@@ -103,7 +103,7 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str,
         *,
-        kind: OutputKind = "cumulative",
+        kind: OutputKind | None = None,
         priority: int = 0,
         turn: float = 0.0,
         start_by_s: float | None = None,
@@ -112,8 +112,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
-        `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
-        time. If only a sequence fails, no exception is raised: its finish_reason is "error".
+        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest
+        before the first output, EngineDead at any time. If only a sequence fails, no exception is raised: its
+        finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
@@ -127,11 +128,12 @@ class AsyncLLM:
             turn=turn,
             start_by_s=start_by_s,
         )
+        shown = kind or output_kind(params)
         stream = self._add(tokenized, request, request_id)
         try:
             while True:
                 await stream.wait_for_output()
-                output = stream.assembly.take_output(kind)
+                output = stream.assembly.take_output(shown)
                 if output is not None:
                     yield output
                     if output.finished:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -104,6 +105,7 @@ class EngineConfig:
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None

@@ -142,6 +142,12 @@ class Frontend:
                 f"--max-num-seqs.",
                 param="n",
             )
+        if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
+            raise InvalidRequest(
+                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
+                "token: set reasoning_end_token_id, or start the server with --reasoning-parser.",
+                param="thinking_token_budget",
+            )
         grammar = self.grammar(params)
         return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)), grammar
 
@@ -175,22 +181,15 @@ class Frontend:
         check_ids("logit_bias", params.logit_bias or (), vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         check_logprobs(params, self.config.max_logprobs, vocab)
-        return replace(
+        check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab)
+        resolved = replace(
             params,
-            stop_token_ids=[*(params.stop_token_ids or ()), *self._other_eos_ids(params)],
-            bad_words_token_ids=self._bad_words(params),
             logprobs=vocab if params.logprobs == -1 else params.logprobs,
             prompt_logprobs=vocab if params.prompt_logprobs == -1 else params.prompt_logprobs,
         )
-
-    def _other_eos_ids(self, params: SamplingParams) -> list[int]:
-        return [] if params.ignore_eos else [i for i in self.model.eos_token_ids if i != self.eos_token_id]
-
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Tokenise each word twice: as it appears at the start of a text and after a space."""
-        forms = [prefix + word.lstrip() for word in params.bad_words or () for prefix in ("", " ")]
-        sequences = [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
-        return [list(ids) for ids in dict.fromkeys(sequences) if ids]
+        resolved.update_from_generation_config({"eos_token_id": self.model.eos_token_ids}, self.eos_token_id)
+        resolved.update_from_tokenizer(self.tokenizer)
+        return resolved
 
 
 def _ids(given: object) -> list[int]:

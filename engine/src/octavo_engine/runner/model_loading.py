@@ -104,4 +104,4 @@ def make_runner(
         num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
-    return Runner(model, backend, batch, grammars, host=host)
+    return Runner(model, backend, batch, grammars, host=host, logprobs_mode=config.logprobs_mode)

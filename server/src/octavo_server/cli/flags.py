@@ -55,6 +55,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "max_schema_depth": "Largest number of nested levels in a request's JSON schema.",
         "grammar_compile_timeout": "Seconds after which a request fails if its grammar is still being compiled.",
         "max_logprobs": "Largest number of log-probabilities per token that a request may ask for; -1: no limit.",
+        "logprobs_mode": "Values reported as log-probabilities: before or after the sampling parameters are applied.",
         "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
         "long_prefill_token_threshold": "Largest number of tokens of one prompt that a step computes; 0: no limit.",
         "max_step_ms": "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
