@@ -21,6 +21,8 @@ WITH_BODY = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /v1/chat/completions/render",
     "POST /v1/completions/render",
     "POST /v1/responses/render",

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
 from octavo_server.openai.fields import INT32_MAX
 
-Kind = Literal["chat", "completion", "responses"]
+Kind = Literal["chat", "completion", "responses", "messages"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
@@ -97,7 +97,7 @@ def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:
     if kind == "completion":
         first = _prompts(kind, body)[:1]
         return [prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS])) for prompt in first]
-    texts = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
+    texts = _system(kind, body)
     for message in _messages(kind, body):
         texts.append(_content(message))
         if isinstance(message, str) or message.get("role") == "user":
@@ -109,9 +109,13 @@ def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:
     """Prompts of a completion (texts and lists of token ids), or the text of each message of a conversation."""
     if kind == "completion":
         return _split(body.get("prompt"))
-    instructions = body.get("instructions")
-    first = [instructions] if isinstance(instructions, str) else []
-    return [*first, *map(_content, _messages(kind, body))]
+    return [*_system(kind, body), *map(_content, _messages(kind, body))]
+
+
+def _system(kind: Kind, body: Mapping[str, Any]) -> list[str]:
+    """Text that precedes the messages of a conversation, if any."""
+    text = _content({"content": body.get("system" if kind == "messages" else "instructions")})
+    return [text] if text else []
 
 
 def _split(prompt: Any) -> list[str | list[Any]]:
@@ -125,7 +129,7 @@ def _split(prompt: Any) -> list[str | list[Any]]:
 
 
 def _messages(kind: Kind, body: Mapping[str, Any]) -> list[Any]:
-    given = body.get("messages" if kind == "chat" else "input")
+    given = body.get("input" if kind == "responses" else "messages")
     if isinstance(given, str):
         return [given]
     return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
