@@ -456,7 +456,16 @@ async def test_models_are_the_union_and_other_names_are_not_found(scripted):
 
 
 @pytest.mark.parametrize(
-    "path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/v1/messages", "/v1/messages/count_tokens"]
+    "path",
+    [
+        CHAT,
+        "/v1/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/invocations",
+    ],
 )
 async def test_a_get_of_a_post_route_is_405_and_not_404(scripted, path):
 

@@ -15,7 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api import admin, chat, completions, drain, health, kv, messages, models, render, responses, tokens
+from octavo_server.api import (
+    admin,
+    chat,
+    completions,
+    drain,
+    health,
+    invocations,
+    kv,
+    messages,
+    models,
+    render,
+    responses,
+    tokens,
+)
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.openapi import document
@@ -36,7 +49,7 @@ from octavo_server.watchdog import StallDetector
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-MODULES = (chat, completions, responses, messages, render, models, tokens, health, drain, admin, kv)
+MODULES = (chat, completions, responses, messages, invocations, render, models, tokens, health, drain, admin, kv)
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:

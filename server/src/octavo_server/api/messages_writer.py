@@ -48,7 +48,7 @@ class MessagesWriter:
         return msgspec.json.encode(message)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Each item holds the frames of one engine output. The first output tells how much of the prompt was cached."""
+        """Each item holds the frames of one engine output. The first output has the number of cached tokens."""
         has_opened = False
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:

@@ -13,6 +13,8 @@ from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
 from octavo_server.openai.fields import INT32_MAX
 
 Kind = Literal["chat", "completion", "responses", "messages"]
+#: `invocation`: the body's shape decides between chat and completion.
+RouteKind = Kind | Literal["invocation"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
@@ -37,6 +39,12 @@ class Prompt(NamedTuple):  # constructed three times as fast as a frozen datacla
     is_exact: bool = False
     max_tokens: int | None = None  # output limit of the request; None if it sets none
     num_outputs: int = 1
+
+
+def kind_of_body(kind: RouteKind, body: Mapping[str, Any]) -> Kind:
+    if kind == "invocation":
+        return "completion" if body.get("messages") is None else "chat"
+    return kind
 
 
 def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:

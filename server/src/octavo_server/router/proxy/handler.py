@@ -26,7 +26,7 @@ from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
-from octavo_server.router.prompts.prompt import Kind, Prompt
+from octavo_server.router.prompts.prompt import Prompt, RouteKind
 from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
@@ -152,7 +152,9 @@ class ProxyHandler:
         del raw
         await self.handle(request, downstream)
 
-    async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
+    async def _read(
+        self, kind: RouteKind | None, raw: bytes, tenant: str, observer: RequestObserver
+    ) -> tuple[str, Prompt]:
         """Return the request's model and prompt. The parsed body takes many times the memory of `raw` and is freed."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)

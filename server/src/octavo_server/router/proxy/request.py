@@ -10,19 +10,20 @@ from octavo_server.router.upstream.headers import Headers, request_head
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RequestObserver
-    from octavo_server.router.prompts.prompt import Kind, Prompt
+    from octavo_server.router.prompts.prompt import Prompt, RouteKind
     from octavo_server.router.proxy.sse import Dialect
 
 
 #: Routes of requests with a prompt to hash -> kind of the prompt.
-KINDS: "Mapping[str, Kind]" = {
+KINDS: "Mapping[str, RouteKind]" = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/responses": "responses",
     MESSAGES: "messages",
+    "/invocations": "invocation",
 }
 #: Kind of the prompt -> form of a stream's frames; "chunks" for others.
-DIALECTS: "Mapping[Kind | None, Dialect]" = {"responses": "events", "messages": "messages"}
+DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messages": "messages"}
 #: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
