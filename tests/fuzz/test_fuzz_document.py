@@ -36,6 +36,7 @@ WITHOUT_BODY = (
     "GET /v1/responses/{response_id}/input_items",
     "POST /v1/responses/{response_id}/cancel",
     "GET /v1/models",
+    "GET /tokenizer_info",
     "GET /v1/models/{model}",
     "GET /health",
     "GET /ping",

@@ -77,6 +77,7 @@ class ServerConfig(HttpSettings):
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
+    enable_tokenizer_info_endpoint: bool = False
     max_log_len: int | None = None
     reasoning_parser: str | None = None
     tools: ToolSettings = field(default_factory=ToolSettings)

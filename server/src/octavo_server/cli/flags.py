@@ -92,6 +92,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
     )
     _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, requested or not.")
+    _switch(group, "--enable-tokenizer-info-endpoint", "The tokenizer's settings and chat template at /tokenizer_info.")
     _switch(group, "--enable-log-requests", "Log line with prompt and parameters for each request.")
     group.add_argument("--max-log-len", type=int, help="Most characters of a prompt in the log. Default: no limit.")
     _switch(group, "--disable-log-stats", "No periodic log line about load and throughput.")

@@ -87,6 +87,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         router_only=args.router_only,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
+        enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         enable_log_requests=args.enable_log_requests,
         reasoning_parser=reasoning_parser_of(args),
         tools=tool_settings_of(args),

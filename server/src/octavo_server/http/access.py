@@ -32,7 +32,7 @@ ROUTES: Mapping[str, Kind] = {
     **dict.fromkeys(("/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"), "public"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
-    **dict.fromkeys(("/tokenize", "/detokenize", MESSAGES, COUNT_TOKENS, "/invocations"), "client"),
+    **dict.fromkeys(("/tokenize", "/detokenize", MESSAGES, COUNT_TOKENS, "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
     **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
     **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),
