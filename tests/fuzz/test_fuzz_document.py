@@ -23,6 +23,7 @@ WITH_BODY = (
     "POST /v1/responses",
     "POST /v1/messages",
     "POST /invocations",
+    "POST /v1/chat/completions/batch",
     "POST /v1/messages/count_tokens",
     "POST /v1/chat/completions/render",
     "POST /v1/completions/render",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import count, takewhile
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MESSAGES = "/v1/messages"
+MESSAGES, BATCH = "/v1/messages", "/v1/chat/completions/batch"
 _USER = b'"messages":[{"role":"user","content":"hi"}]'
 
 
@@ -82,6 +82,8 @@ SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
         MESSAGES,
         _listed(b'{"max_tokens":1,"messages":[],"system":[', b'{"type":"text","text":"b"}', b"]}"),
     ),
+    "conversations": (BATCH, _listed(b'{"messages":[', b'[{"role":"a","content":"b"}]', b"]}")),
+    "messages of a batch": (BATCH, _listed(b'{"messages":[[', b'{"role":"a","content":"b"}', b"]]}")),
     "empty objects": (CHAT, _listed(b"{" + _USER + b',"x":[', b"{}", b"]}")),
     "empty strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'""', b"]}")),
     "escaped strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'"\\\\"', b"]}")),

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo_server.api import (
     admin,
     chat,
+    chat_batch,
     completions,
     drain,
     health,
@@ -49,7 +50,21 @@ from octavo_server.watchdog import StallDetector
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-MODULES = (chat, completions, responses, messages, invocations, render, models, tokens, health, drain, admin, kv)
+MODULES = (
+    chat,
+    chat_batch,
+    completions,
+    responses,
+    messages,
+    invocations,
+    render,
+    models,
+    tokens,
+    health,
+    drain,
+    admin,
+    kv,
+)
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:

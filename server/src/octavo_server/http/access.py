@@ -31,6 +31,7 @@ ROUTES: Mapping[str, Kind] = {
     "/metrics": "metrics",
     **dict.fromkeys(("/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"), "public"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
+    "/v1/chat/completions/batch": "client",
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
     **dict.fromkeys(("/tokenize", "/detokenize", MESSAGES, COUNT_TOKENS, "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),

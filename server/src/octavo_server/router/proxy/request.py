@@ -27,7 +27,7 @@ DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messag
 #: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/embeddings", COUNT_TOKENS}
+    | {"/v1/embeddings", COUNT_TOKENS, "/v1/chat/completions/batch"}
 )
 
 
