@@ -207,6 +207,11 @@ class AsyncLLM:
         """Defaults from generation_config.json for the sampling parameters that a request leaves unset."""
         return self._frontend.default_sampling_params
 
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The content of the model's tokenizer_config.json."""
+        return self._frontend.tokenizer_config
+
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt

@@ -72,6 +72,10 @@ class Frontend:
             default_sampling_params=default_sampling_params(config, model),
         )
 
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        return self.text_files.tokenizer_config
+
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
         if isinstance(prompt, str):

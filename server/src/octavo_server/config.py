@@ -96,6 +96,7 @@ class ServerConfig(HttpSettings):
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
     enable_log_outputs: bool = False
+    enable_tokenizer_info_endpoint: bool = False
     max_log_len: int | None = None
     unlogged_paths: tuple[str, ...] = ()
     stream_interval: int = 1  # tokens per chunk of a stream

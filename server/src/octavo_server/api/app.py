@@ -15,7 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, responses, tokens
+from octavo_server.api import (
+    admin,
+    chat,
+    chat_batch,
+    completions,
+    drain,
+    health,
+    invocations,
+    kv,
+    messages,
+    models,
+    render,
+    responses,
+    tokens,
+)
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.openapi import document
@@ -37,7 +51,21 @@ from octavo_server.watchdog import StallDetector
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-MODULES = (chat, completions, responses, render, models, tokens, health, drain, admin, kv)
+MODULES = (
+    chat,
+    chat_batch,
+    completions,
+    responses,
+    messages,
+    invocations,
+    render,
+    models,
+    tokens,
+    health,
+    drain,
+    admin,
+    kv,
+)
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
@@ -135,4 +163,4 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):
         error = MalformedRequest(str(error))
-    return error_reply(error, {"x-request-id": request_id})
+    return error_reply(error, {"x-request-id": request_id}, path=request.scope["path"])

@@ -65,6 +65,9 @@ class EngineClient(Protocol):
     def default_sampling_params(self) -> Mapping[str, Any]: ...
 
     @property
+    def tokenizer_config(self) -> Mapping[str, Any]: ...
+
+    @property
     def stats(self) -> "EngineStats": ...
 
     @property

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class PromptInput:
+    """`params`: parameters of this prompt, where they differ from those of the generation, such as its token limit."""
+
     token_ids: list[int]
     text: str | None = None
+    params: SamplingParams | None = None
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ class Generation:
         limit_s = self.admission.limits.max_queue_time_s
         return self.client.generate(
             described,
-            self.params,
+            prompt.params or self.params,
             engine_id,
             kind="delta",
             priority=self.priority,

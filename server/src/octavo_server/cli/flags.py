@@ -130,6 +130,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-log-len", type=int, help=text)
     _switch(group, "--disable-log-stats", "Omit the log line about load and throughput every 10 s.")
     _switch(group, "--disable-fastapi-docs", "Omit the routes /docs and /openapi.json.")
+    _switch(group, "--enable-tokenizer-info-endpoint", "The tokenizer's settings and chat template at /tokenizer_info.")
     add_observability_flags(parser)
     add_limit_flags(parser)
     add_tool_flags(parser)

@@ -104,6 +104,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         router_only=args.router_only,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
+        enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         enable_log_requests=args.enable_log_requests,
         enable_log_outputs=args.enable_log_outputs,
         stream_interval=args.stream_interval,

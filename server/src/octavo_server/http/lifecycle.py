@@ -123,7 +123,7 @@ class DrainMiddleware:
         try:
             await self._lifecycle.check_accepting(receive)
         except Unavailable as error:
-            await error_reply(error)(scope, receive, closing)
+            await error_reply(error, path=scope["path"])(scope, receive, closing)
         else:
             await self._count(scope, receive, closing)
 

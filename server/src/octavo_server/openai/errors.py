@@ -53,6 +53,11 @@ class NotStored(OctavoError):
         )
 
 
+class NotEnabled(OctavoError):
+    def __init__(self, route: str, flag: str) -> None:
+        super().__init__(f"{route} is switched off: start the server with {flag}.")
+
+
 class GenerationFailed(OctavoError):
     """The engine ended a request with finish reason "error"; the client may send the request again."""
 
@@ -99,6 +104,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
     (NotStored, 404, "NotFoundError"),
+    (NotEnabled, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
     (RequestTooLarge, 413, "RequestTooLargeError"),
     (Overloaded, 429, "RateLimitError"),

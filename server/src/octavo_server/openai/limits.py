@@ -15,8 +15,10 @@ _COUNTED = {
     "messages": "max_messages",
     "input": "max_messages",
     "prompt": "max_prompts",
+    "system": "max_content_parts",
     "tools": "max_tools",
     "stop": "max_stop_strings",
+    "stop_sequences": "max_stop_strings",
     "stop_token_ids": "max_stop_token_ids",
     "bad_words": "max_bad_words",
     "logit_bias": "max_logit_bias",
@@ -36,7 +38,7 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
         _check_count(f"the content of {name}", _num_parts(body.get(name)), limits, "max_content_parts", param=name)
     n = body.get("n")
     _check_count("n", n if isinstance(n, int | float) else 1, limits, "max_n")
-    for name in ("stop", "bad_words"):
+    for name in ("stop", "stop_sequences", "bad_words"):
         _check_lengths(name, body.get(name), limits)
 
 

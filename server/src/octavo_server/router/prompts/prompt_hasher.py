@@ -17,6 +17,7 @@ from octavo_engine.wire.errors import InvalidRequest, OctavoError
 from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
+from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.completion import CompletionRequest
@@ -30,6 +31,11 @@ from octavo_server.router.prompts.prompt import Kind, Prompt, affinity_of, estim
 from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()
+#: Kinds of requests that become chat requests.
+_OTHER_CHATS: dict[str, type[ResponsesRequest] | type[MessagesRequest]] = {
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
 MAX_BYTES = 64 * 1024 * 1024
 #: Characters per token of the context length; a longer text can't fit the context, so it is not tokenised.
 MAX_CHARS_PER_TOKEN = 32
@@ -98,8 +104,8 @@ class PromptHasher:
         check_counts(body, DEFAULT_LIMITS)
         if kind == "completion":
             return self._completion(body, root)
-        if kind == "responses":
-            chat = validate_request(dict(body), ResponsesRequest).as_chat()
+        if kind != "chat":
+            chat = validate_request(dict(body), _OTHER_CHATS[kind]).as_chat()
             return [self._chat(chat.conversation(), render_options(chat, self._defaults), root)]
         return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
