@@ -230,7 +230,7 @@ class AsyncLLM:
     def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
         try:
-            self._core.send(Add(request))
+            self._core.send(Add(_without_schema(request)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"an argument of the request can't be sent to the engine core: {error}.") from error
         self._streams[request.request_id] = stream
@@ -286,3 +286,10 @@ class AsyncLLM:
     def _check_alive(self) -> None:
         if self.dead_error is not None:
             raise EngineDead(str(self.dead_error))
+
+
+def _without_schema(request: EngineRequest) -> EngineRequest:
+    """Return the request as the core needs it: with `grammar` only. A schema may hold integers beyond 64 bits."""
+    if request.params.structured_outputs is None:
+        return request
+    return replace(request, params=replace(request.params, structured_outputs=None))

@@ -106,7 +106,6 @@ class Frontend:
         resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
-        resolved.structured_outputs = None  # the core needs only `grammar`; a schema may hold integers beyond 64 bits
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,

@@ -39,7 +39,7 @@ async def retry_until_ok(ask: Callable[[], Awaitable[T]]) -> T:
         except ApiError as error:
             if str(error) != logged:
                 logged = str(error)
-                logger.warning("waiting for the Kubernetes API server: %s", logged)
+                logger.warning("the Kubernetes API can't be used yet, trying again: %s", logged)
         await asyncio.sleep(RETRY_S)
 
 

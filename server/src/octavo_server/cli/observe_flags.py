@@ -84,7 +84,7 @@ def _trace_provider(endpoint: str) -> "TracerProvider":
 
 
 def observability_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `ServerConfig` that the flags of this module set."""
+    """Arguments of `ServerConfig` for unlogged paths, health and metrics; logs and traces are in `http_settings_of`."""
     return {
         "unlogged_paths": args.disable_access_log_for_endpoints,
         "health_stall_timeout_s": args.health_stall_timeout,

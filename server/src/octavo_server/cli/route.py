@@ -45,7 +45,7 @@ def route(args: argparse.Namespace) -> int:
         with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
             ports = [sock.getsockname()[1] for sock in sockets]
             if is_shared and worker is None:  # the supervisor only reserves the ports, on which its workers listen
-                logger.info("routing with %d workers", args.workers)
+                logger.info("routing with %d worker processes", args.workers)
                 return runner.run(_supervise(args.workers, ports))
             admin_port = None if settings.admin_port is None else ports[1]
             runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))

@@ -66,7 +66,7 @@ class Lifecycle:
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
-        """Wait until no request is running, and at least for `at_least_s`. The listener stays open meanwhile."""
+        """Wait until no request is running, and at least for `at_least_s`; meanwhile new requests still get a 503."""
         await asyncio.sleep(at_least_s)
         await self._idle.wait()
 
