@@ -132,6 +132,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--short-tokens", type=int, default=20, help="tokens of a short prompt. Default: 20")
     parser.add_argument("--short-prompts", type=int, default=6, help="number of short prompts. Default: 6")
     parser.add_argument("--output-tokens", type=int, default=4, help="tokens generated for each. Default: 4")
+    parser.add_argument("--num-threads", type=int, help="threads of the model. Default: one per core")
     parser.add_argument("--repetitions", type=int, default=2, help="runs with each setting. Default: 2")
     parser.add_argument("--json", type=Path, help="file for all samples")
     return parser.parse_args()
@@ -140,7 +141,12 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     length = arguments.long_tokens + 64
-    config = EngineConfig(model=arguments.model, max_model_len=length, kv_cache_memory_bytes=1 << 30)
+    config = EngineConfig(
+        model=arguments.model,
+        max_model_len=length,
+        kv_cache_memory_bytes=1 << 30,
+        num_threads=arguments.num_threads,
+    )
     executor, ready = find_loader(DEFAULT_LOADER)(config)
     limits = {f"at most {arguments.max_step_ms:g} ms": arguments.max_step_ms, "no limit": 0.0}
     runs: dict[str, list[Run]] = {name: [] for name in limits}

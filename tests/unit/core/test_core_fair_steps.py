@@ -40,6 +40,12 @@ def test_a_short_prompt_behind_several_long_ones_starts_at_once() -> None:
     assert run.requests[3].steps_to_first <= 2
 
 
+def test_a_short_prompt_starts_within_two_steps_on_a_machine_that_is_too_slow_for_the_limit() -> None:
+    run = timed_steps(StepCosts(step_s=0.15, prefill_token_s=0.03, context_token_s=4e-6), max_step_ms=LIMIT_MS)
+    run.run([Arrival(0.0, [1] * 2000, 1), Arrival(10.0, [9] * SHORT, 1)])
+    assert run.requests[1].steps_to_first <= 2
+
+
 def test_many_short_prompts_finish_in_the_order_of_their_arrival() -> None:
     run = timed_steps(COSTS, max_step_ms=LIMIT_MS)
     run.run([Arrival(0.0, [i] * 100, 1) for i in range(20)])

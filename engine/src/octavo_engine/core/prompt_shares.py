@@ -9,6 +9,8 @@ from octavo_engine.wire.plan import SeqStep, StepCosts
 
 #: Tokens of all prompts in a step while costs are unmeasured: enough to measure them.
 UNMEASURED_TOKENS = 128
+#: Least share of a later prompt of at most twice as many tokens: two steps finish it, however slow the machine is.
+MIN_CHUNK_TOKENS = 16
 #: Least time of prompts, relative to the rest of the step: prompts advance even if decodes alone exceed the limit.
 MIN_SHARE = 1.0
 #: The same for a prompt that delays no other sequence, so that only a sixteenth of its time is overhead...
@@ -42,7 +44,8 @@ class PromptShares:
             return 0
         short = todo <= budget and self._costs.chunk_s(start, todo) <= 2 * self._left_s
         seconds, tokens = (self._left_s, budget) if short else (self._left_s / 2, -(-budget // 2))
-        return min(todo, self._within(start, seconds, tokens))
+        least = MIN_CHUNK_TOKENS if todo <= 2 * MIN_CHUNK_TOKENS else 1
+        return min(todo, budget, max(self._within(start, seconds, tokens), least))
 
     def spend(self, start: int, num_tokens: int) -> None:
         self._left_s -= self._costs.chunk_s(start, num_tokens)
