@@ -43,7 +43,7 @@ def test_shares_keep_the_limits_and_the_first_prompt_advances(
     # The first prompt and one later prompt may exceed their time by the least that they compute.
     assert rest_s + spent_s <= max(limit_s, 2 * rest_s) * 1.000001 + 2 * largest_s
     half_s = (max(limit_s, 2 * rest_s) - rest_s) / 2
-    assert first >= reserved or costs.chunk_s(start, first + 1) >= 0.999 * half_s
+    assert first >= reserved or costs.chunk_s(start, first + 1) >= 0.999 * half_s / 2
 
 
 @given(

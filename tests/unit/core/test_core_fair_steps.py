@@ -113,6 +113,16 @@ def test_prompts_with_one_prefix_compute_it_once_between_them() -> None:
     assert sum(received.last.num_cached_tokens for received in sim.received.values()) >= 1608 - 480
 
 
+def test_drafts_for_a_prompt_that_is_not_computed_yet_are_dropped() -> None:
+    sim = Simulation(max_step_ms=LIMIT_MS, max_num_batched_tokens=4)
+    sim.add("r", [1] * 6)
+    sim.tick()
+    sim.add("s", [2] * 6)
+    sim.scheduler.propose(sim.live[0].seq_id, [1, 2, 3])
+    sim.drain()
+    sim.verify()
+
+
 def test_a_trace_of_shared_steps_replays() -> None:
     lines: list[str] = []
     slow = StepCosts(step_s=0.02, prefill_token_s=0.004, context_token_s=1e-5)

@@ -92,6 +92,7 @@ class Planner:
 
     def _collect_prompt(self, seq: Sequence, position: int) -> int:
         """Make a prompt's next block writable, and keep it for its share of the step; return the tokens reserved."""
+        seq.drafts = []  # they follow tokens that this step may not reach
         self._share_computed(seq)
         if not self._make_room(seq, position, len(seq.token_ids)):
             return 0

@@ -13,10 +13,9 @@ UNMEASURED_TOKENS = 128
 MIN_CHUNK_TOKENS = 16
 #: Least time of prompts, relative to the rest of the step: prompts advance even if decodes alone exceed the limit.
 MIN_SHARE = 1.0
-#: The same for a prompt that delays no other sequence, so that only a sixteenth of its time is overhead...
+#: The same for a prompt that delays no other sequence: a sixteenth of its time is overhead. A request that arrives
+#: meanwhile waits for as long as 16 of its tokens take.
 MIN_SHARE_ALONE = 15.0
-#: ...but at most this multiple of the limit: requests that arrive meanwhile wait for the end of the step.
-MAX_STEPS_ALONE = 10
 
 
 class PromptShares:
@@ -27,14 +26,16 @@ class PromptShares:
 
     def __init__(self, max_step_s: float, costs: StepCosts, decodes: list[SeqStep]) -> None:
         self._costs = costs
-        self._max_step_s = max_step_s
         self._rest_s = costs.step_s + sum([costs.chunk_s(step.start, step.num_tokens) for step in decodes])
         self._left_s = max(max_step_s - self._rest_s, MIN_SHARE * self._rest_s)
-        self._reserved_s = 0.0
+        self._reserved_s = self._least_first_s = 0.0
 
     def reserve_first(self, start: int, todo: int, budget: int) -> int:
         """Reserve up to half of the step for the first prompt; return how many tokens of `budget` that takes."""
-        self._reserved_s = min(self._costs.chunk_s(start, todo), self._left_s / 2)
+        need_s = self._costs.chunk_s(start, todo)
+        self._reserved_s = min(need_s, self._left_s / 2)
+        # The first prompt pays for short prompts that exceed their time, unless this step completes it.
+        self._least_first_s = need_s if need_s <= self._reserved_s else self._reserved_s / 2
         self._left_s -= self._reserved_s
         return min(todo, -(-budget // 2))
 
@@ -52,9 +53,9 @@ class PromptShares:
 
     def first(self, start: int, todo: int, budget: int, *, alone: bool) -> int:
         """Return how many tokens the first prompt computes, at least one. `alone`: no other sequence is delayed."""
-        left_s = max(self._left_s, 0.0) + self._reserved_s
+        left_s = max(self._left_s + self._reserved_s, self._least_first_s)
         if alone:
-            left_s = max(left_s, min(MIN_SHARE_ALONE * self._rest_s, MAX_STEPS_ALONE * self._max_step_s))
+            left_s = max(left_s, MIN_SHARE_ALONE * self._rest_s)
         return min(todo, self._within(start, left_s, budget))
 
     def _within(self, start: int, seconds: float, budget: int) -> int:
