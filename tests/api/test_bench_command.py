@@ -139,7 +139,7 @@ async def test_high_prefix_cache_hit_rate_gives_a_warning(served):
     code, out, err = await bench("--base-url", served.url, *flags)
     assert code == 0
     assert lines(out)["Prefix cache hit rate (%)"] == "50.00"
-    assert "served 50% of the prompt tokens" in err
+    assert "50% of the prompt tokens were found" in err
     assert "--reset-prefix-cache" in err
     _, _, err = await bench("--base-url", served.url, *flags, "--random-prefix-len", "4")
     assert err == ""

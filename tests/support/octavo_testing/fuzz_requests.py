@@ -72,7 +72,7 @@ def operations(document: Mapping[str, Any]) -> list[Operation]:
 def _field_names(document: Mapping[str, Any], described: Mapping[str, Any]) -> Iterator[str]:
     for content in described.get("requestBody", {}).get("content", {}).values():
         name = content["schema"]["$ref"].rsplit("/", 1)[1]
-        yield from document["components"]["schemas"][name]["properties"]
+        yield from document["components"]["schemas"][name].get("properties", ())  # a union has none of its own
         yield from EXTRA_FIELDS
 
 

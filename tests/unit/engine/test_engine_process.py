@@ -109,8 +109,8 @@ def test_the_folder_is_private_and_its_paths_short(monkeypatch):
     assert not Path(folder).exists()
 
 
-def test_no_writable_temporary_folder_is_a_startup_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+def test_no_writable_temporary_folder_is_a_startup_error(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/absent")
     with pytest.raises(StartupError, match=r"absent.*TMPDIR"):
         make_folder()
 

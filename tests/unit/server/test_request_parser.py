@@ -4,17 +4,25 @@ from contextlib import suppress
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai import errors
 from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.chat_batch import BatchChatRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.errors import MalformedRequest
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_testing.hostile_bodies import CHAT, COMPLETION, RESPONSES, SHAPES, hostile_body
+from octavo_testing.hostile_bodies import BATCH, CHAT, COMPLETION, MESSAGES, RESPONSES, SHAPES, hostile_body
 from pydantic import ValidationError
 
-KINDS = {CHAT: ChatCompletionRequest, COMPLETION: CompletionRequest, RESPONSES: ResponsesRequest}
+KINDS = {
+    CHAT: ChatCompletionRequest,
+    COMPLETION: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: MessagesRequest,
+    BATCH: BatchChatRequest,
+}
 LIMITS = RequestLimits()
 NUM_BYTES = 64 * 1024
 
