@@ -1,5 +1,6 @@
 """The two servers under attack, each started once for a module."""
 
+import httpx
 import pytest_asyncio
 from octavo_testing.attack_targets import engine_target, router_target
 from octavo_testing.recording_replica import RecordingReplica
@@ -13,4 +14,7 @@ async def server(request, tmp_path_factory):
     else:
         attacked = router_target(folder, [RecordingReplica(), RecordingReplica()])
     async with attacked as server:
+        async with httpx.AsyncClient() as http:  # the first request loads what the server needs once
+            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+            await http.post(f"http://127.0.0.1:{server.port}/v1/chat/completions", json=body)
         yield server

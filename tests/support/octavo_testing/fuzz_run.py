@@ -99,17 +99,20 @@ def fault_of(answer: bytes, request: FuzzRequest) -> str:
 
 
 def _has_ended(stream: bytes) -> bool:
-    """Return whether the stream ends with `[DONE]` or with an event of the responses API."""
+    """Return whether the stream ends with `[DONE]` or with an event of the responses API or of Anthropic's."""
     *_, last = stream.removesuffix(b"0\r\n\r\n").rstrip(b"\r\n").split(b"\n\n")
-    return last.endswith(b"data: [DONE]") or b"event: response." in last
+    ends = (b"event: response.", b"event: message_stop", b"event: error")
+    return last.endswith(b"data: [DONE]") or any(end in last for end in ends)
 
 
 def _is_envelope(body: bytes) -> bool:
     if body == NOT_HTTP:
         return True
     try:
-        return set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
-    except (ValueError, KeyError, TypeError):
+        answer = json.loads(body)
+        is_anthropic = answer.get("type") == "error"
+        return set(answer["error"]) == ({"message", "type"} if is_anthropic else {"message", "type", "param", "code"})
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
