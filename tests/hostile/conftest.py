@@ -14,7 +14,7 @@ async def server(request, tmp_path_factory):
     else:
         attacked = router_target(folder, [RecordingReplica(), RecordingReplica()])
     async with attacked as server:
-        async with httpx.AsyncClient() as http:  # the first request loads what the server needs once
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        async with httpx.AsyncClient() as http:  # the first requests load and allocate what the server then keeps
+            body = {"messages": [{"role": "user", "content": "hi"}] * 4096, "max_tokens": 1}
             await http.post(f"http://127.0.0.1:{server.port}/v1/chat/completions", json=body)
         yield server
