@@ -110,7 +110,7 @@ BROKEN = (
         "more memory than its limit",
         ("Pod", "OOMKilled"),
     ),
-    Broken("no-sum", {"engine": {"kvCacheMemory": "2Gi"}}, "TooLarge", "limit is 1,024 MiB"),
+    Broken("no-sum", {"engine": {"kvCacheMemory": "2Gi"}}, "TooLarge", "is 1,024 MiB"),
     Broken(
         "no-runtime", {"runtimeClassName": "nothing"}, "PodRefused", '"nothing" not found', ("Deployment", "nothing")
     ),
