@@ -48,6 +48,15 @@ def test_every_field_has_a_description(crd: dict[str, Any]) -> None:
     assert [column["name"] for column in version["additionalPrinterColumns"] if not column.get("description")] == []
 
 
+def test_a_schema_has_only_keywords_of_kubernetes(crd: dict[str, Any]) -> None:
+    """The API server refuses a whole CRD for one key more, such as the rest of a text without quotes after a comma."""
+    (version,) = crd["spec"]["versions"]
+    root = version["schema"]["openAPIV3Schema"]
+    fields = [("", root), *_fields(root)]
+    unknown = [(path, key) for path, field in fields for key in field if " " in key or field[key] is None]
+    assert unknown == []
+
+
 def test_the_chart_has_the_same_crd(crd: dict[str, Any]) -> None:
     copy = CRD.parents[1] / "charts" / "octavo" / "files" / CRD.name
     assert copy.read_text() == CRD.read_text(), "run make crds"
