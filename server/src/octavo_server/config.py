@@ -60,7 +60,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
-    allowed_origins: tuple[str, ...] | None = None  # None: all if the server needs keys, else none
+    allowed_origins: tuple[str, ...] = ()
 
     @property
     def needs_key(self) -> bool:

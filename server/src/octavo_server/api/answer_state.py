@@ -30,6 +30,7 @@ class ChoiceState:
     text: str = ""
     text_offset: int = 0
     num_tokens: int = 0
+    num_written: int = 0  # tokens
     has_opened: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: "list[PositionLogprobs]" = field(default_factory=list)
@@ -55,9 +56,11 @@ class ChoiceState:
             self.parts += self.parser.finish()
             self.finish_reason = self.parser.finish_reason(sequence.finish_reason)
 
-    @property
-    def has_unwritten_output(self) -> bool:
-        return bool(self.text or self.parts) or self.finish_reason is not None
+    def is_due(self, interval: int) -> bool:
+        """True if a stream with `interval` tokens per chunk writes now: its first text, its end, or enough tokens."""
+        if self.finish_reason is not None:
+            return True
+        return bool(self.text or self.parts) and (not self.has_opened or self.num_tokens - self.num_written >= interval)
 
     @property
     def times(self) -> RequestTimes | UnsetType:
@@ -65,6 +68,7 @@ class ChoiceState:
 
     def mark_written(self) -> None:
         self.has_opened = True
+        self.num_written = self.num_tokens
         self.text_offset += len(self.text)
         self.text, self.parts, self.token_ids, self.logprobs = "", [], [], []
 

@@ -96,20 +96,18 @@ class ApiContext:
         """Raises Overloaded if the queue is full; handlers call it before they read the body."""
         self.admission.check(request.scope["state"].get("tenant", ""))
 
-    def resolve_model_name(self, asked: str | None) -> str:
-        """Served name for a body's `model`; the first one if `model` is missing or empty. Raises ModelNotFound."""
-        if not asked:
-            return self.config.model_name
-        if asked not in self.config.served_model_names:
+    def check_model_name(self, asked: str | None) -> None:
+        """Check a body's `model`, which may be missing or empty. Raises ModelNotFound."""
+        if asked and asked not in self.config.served_model_names:
             raise ModelNotFound(asked)
-        return asked
 
     def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
         state = request.scope["state"]
         request_id = body.request_id or state["request_id"]
         REQUEST_ID.set(request_id)
-        name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
-        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant)
+        self.check_model_name(body.model)
+        model, tenant = self.config.model_name, state.get("tenant", "")
+        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), model, self.fingerprint, tenant)
 
     def new_generation(
         self,
@@ -121,7 +119,7 @@ class ApiContext:
     ) -> Generation:
         """A generation for a parsed request. It runs and is counted only once its deltas are read."""
 
-        def track(prompt: PromptInput) -> "RequestMetrics":
+        def track(prompt: PromptInput, params: "SamplingParams") -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
             return self.telemetry.track_request(
                 meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
@@ -144,14 +142,18 @@ class ApiContext:
         """Tokenise in a thread, so that other streams continue. Raises InvalidRequest for too long a text."""
         return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
-    async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise a prompt in a thread. Raises ContextLengthExceeded; at once if the text is far too long."""
-        tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
+        """Tokenise a prompt in a thread. Raises ContextLengthExceeded at once if the text is far too long.
+
+        `may_exceed`: accept a text that exceeds the context, since the caller truncates it.
+        """
+        tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens, may_exceed=may_exceed)
         return await self.threads.run(tokenize, num_bytes=len(text))
 
-    def tokenize_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def tokenize_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
         """The same as `encode_prompt`, for callers that already run in a thread."""
-        check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
+        if not may_exceed:
+            check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         return self._tokenize(text, add_special_tokens)
 
     def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -32,7 +32,10 @@ class BaseResponseWriter(ABC):
         self._reports_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
-        self.usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
+        self.usage_everywhere = context.config.enable_force_include_usage or (
+            self._ends_with_usage and bool(options and options.continuous_usage_stats)
+        )
+        self._interval = request.stream_interval or 1
 
     async def body(self) -> bytes:
         async with aclosing(self.generation.deltas()) as deltas:
@@ -40,7 +43,7 @@ class BaseResponseWriter(ABC):
                 self.state.add(delta)
         response = self.full_response()
         if self._reports_times:
-            response.metrics = self.state.latest.times
+            response.metrics = self.state.latest.times or None
         return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
@@ -49,7 +52,7 @@ class BaseResponseWriter(ABC):
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 advanced = self.state.add(delta)
-                written = b"".join([self._write(choice) for choice in advanced if choice.has_unwritten_output])
+                written = b"".join([self._write(choice) for choice in advanced if choice.is_due(self._interval)])
                 if opening or written:
                     yield opening + written
                     opening = b""

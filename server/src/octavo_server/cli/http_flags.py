@@ -21,7 +21,7 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "port": args.port,
         "uvicorn_log_level": args.uvicorn_log_level,
         **keys_of(args),
-        "allowed_origins": None if args.allowed_origins is None else tuple(args.allowed_origins),
+        "allowed_origins": tuple(args.allowed_origins or ()),
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
         "drain_timeout_s": args.drain_timeout,
@@ -48,8 +48,7 @@ def add_origins_flag(group: Any) -> None:
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
-        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all. Default: all if an API '
-        "key is required, else none.",
+        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all. Default: none.',
     )
 
 

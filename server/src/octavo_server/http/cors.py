@@ -1,8 +1,7 @@
 """`CorsPolicy`: the web pages that may read responses (CORS). One rule for both servers.
 
-A server without keys lets no page read responses unless --allowed-origins names the page's origin: otherwise any page
-that a developer visits could use the server on the developer's machine. A server with keys lets every page read
-responses, as pages need a key.
+No page may read responses unless --allowed-origins names the page's origin, as in vLLM: otherwise any page that a
+developer visits could use the server on the developer's machine.
 """
 
 from dataclasses import dataclass
@@ -22,9 +21,7 @@ class CorsPolicy:
 
     @classmethod
     def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
-        if settings.allowed_origins is not None:
-            return cls(settings.allowed_origins)
-        return cls((ANY,) if settings.needs_key else ())
+        return cls(settings.allowed_origins)
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         origin = next((value for name, value in headers if name == b"origin"), None)

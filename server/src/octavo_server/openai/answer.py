@@ -24,7 +24,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class RequestTimes(Struct):
@@ -48,6 +48,15 @@ class Answer(Struct, kw_only=True):
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     metrics: RequestTimes | UnsetType = UNSET
+
+
+class FullAnswer(Answer, kw_only=True):
+    """A response that isn't streamed: it has all of vLLM's fields, null if unused. Here `metrics` may be null, too."""
+
+    metrics: RequestTimes | None = None  # type: ignore[assignment]
+    service_tier: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
 
 
 def request_times(timing: "Timing", num_tokens: int) -> RequestTimes:

@@ -12,7 +12,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 #: Arguments of the template's renderer that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 #: Fields that chat templates use under the same name.
-TEMPLATE_FIELDS = ("documents", "reasoning_effort")
+TEMPLATE_FIELDS = ("documents",)
 
 
 class ChatRenderer(Protocol):
@@ -80,4 +80,6 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
         raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
     extra = body.model_extra or {}
     named = {name: extra[name] for name in TEMPLATE_FIELDS if extra.get(name) is not None}
+    if body.reasoning_effort is not None:
+        named["reasoning_effort"] = body.reasoning_effort
     return {**named, **kwargs}

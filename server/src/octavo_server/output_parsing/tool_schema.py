@@ -16,8 +16,12 @@ _COMPOSED = frozenset({"additionalProperties", "patternProperties", "$ref", "all
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of the arguments; it allows only the properties that the tool describes, unless it says otherwise."""
+    """Schema of the arguments; it allows only the properties that the tool describes, unless it says otherwise.
+
+    `strict`, which some clients write here and not beside `parameters`, has no effect: the schema is always enforced.
+    """
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    schema.pop("strict", None)
     if "properties" in schema and not _COMPOSED & schema.keys():
         schema["additionalProperties"] = False
     return schema
