@@ -62,7 +62,9 @@ async def test_a_body_of_exactly_the_limit_is_accepted(served):
 
 async def test_a_body_that_never_ends_is_timed_out(served):
     reader, writer = await connect(served)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    )
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
@@ -74,7 +76,9 @@ async def test_a_body_that_never_ends_is_timed_out(served):
 async def test_a_client_that_vanishes_within_its_body_leaves_no_request(served, caplog):
     with caplog.at_level(logging.DEBUG, "octavo_server"):
         _, writer = await connect(served)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
         await writer.drain()
         while (await served.http.get("/drain")).json()["running"] != 1:
             await asyncio.sleep(0.001)

@@ -96,18 +96,18 @@ class ApiContext:
         """Raises Overloaded if the queue is full; handlers call it before they read the body."""
         self.admission.check(request.scope["state"].get("tenant", ""))
 
-    def check_model_name(self, asked: str | None) -> None:
-        """Check a body's `model`, which may be missing or empty. Raises ModelNotFound."""
+    def resolve_model_name(self, asked: str | None) -> str:
+        """Model name of the response to a body's `model`: the first served name. Raises ModelNotFound."""
         if asked and asked not in self.config.served_model_names:
             raise ModelNotFound(asked)
+        return self.config.model_name
 
     def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
         state = request.scope["state"]
         request_id = body.request_id or state["request_id"]
         REQUEST_ID.set(request_id)
-        self.check_model_name(body.model)
-        model, tenant = self.config.model_name, state.get("tenant", "")
-        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), model, self.fingerprint, tenant)
+        name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
+        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant)
 
     def new_generation(
         self,

@@ -64,7 +64,7 @@ def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:
 def parse_generation(context: ApiContext, kind: type[Generating], raw: bytes) -> Generating:
     """Parse a body and make every check of it that needs no tokenizer."""
     body = parse_body(context, kind, raw)
-    context.check_model_name(body.model)
+    context.resolve_model_name(body.model)
     refuse_unsupported(body)
     body.check()
     return body

@@ -49,7 +49,7 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
     body = parse_body(context, ResponsesRequest, raw)
-    context.check_model_name(body.model)
+    context.resolve_model_name(body.model)
     refuse_unsupported(body)
     body.check()
     return body, _as_chat(body)

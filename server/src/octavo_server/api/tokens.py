@@ -24,7 +24,7 @@ router = APIRouter()
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_body, context, TokenizeRequest))
-    context.check_model_name(body.model)
+    context.resolve_model_name(body.model)
     ids = await _token_ids(context, body, num_bytes=num_bytes)
     strings = None
     if body.return_token_strs:
@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_body, context, DetokenizeRequest))
-    context.check_model_name(body.model)
+    context.resolve_model_name(body.model)
     decode = partial(context.decode, body.tokens, param="tokens")
     return json_reply(Detokenized(await context.threads.run(decode, num_bytes=num_bytes)))
 
