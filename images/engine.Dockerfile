@@ -1,8 +1,8 @@
-# The engine with its API. Build from the root of the repository: make images
+# Image of the engine with its API server. Build it from the root of the repository: make images
 #   TORCH_INDEX, TORCH_SPEC   source of torch (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu128
-#   MODELS                    packages with weights for pkg:// that the image contains; none: MODELS=none
+#   MODELS                    packages with weights to install, for pkg:// models; MODELS=none installs none
 #   TARGET                    cpu, or cuda, which adds the compiler that Triton's launcher needs
-# The sources are the last layer, in a folder of their own: their dependencies are large and change rarely.
+# The sources are the last layer, in their own folder, as their dependencies are large and change rarely.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS dependencies
@@ -33,7 +33,7 @@ COPY engine engine
 COPY server server
 RUN pip install --no-cache-dir --no-deps --target /opt/sources ./engine ./server
 
-# Remove files that only builds and tests need: torch's headers and test programs, pip, tests of libraries.
+# Remove files that only builds and tests need: torch's headers and test programs, pip, and the tests of libraries.
 FROM dependencies AS trimmed
 RUN cd /opt/octavo/lib/python3*/site-packages \
  && rm -rf torch/test torch/include pip pip-*.dist-info /opt/octavo/bin/pip* \

@@ -1,4 +1,4 @@
-# The operator, without engine and server. Build from the root of the repository: make images
+# Image of the operator, without engine and server. Build it from the root of the repository: make images
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 RUN useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo

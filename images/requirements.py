@@ -1,6 +1,6 @@
 """Print the external requirements of distributions of this repository: `requirements.py engine[torch] server[api]`.
 
-An image installs them in a layer before the sources, which change with every commit.
+An image installs these requirements in a layer before the sources, which change with every commit.
 """
 
 import re

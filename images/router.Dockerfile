@@ -1,4 +1,4 @@
-# The router: no torch, no weights. Build from the root of the repository: make images
+# Image of the router, without torch and weights. Build it from the root of the repository: make images
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE}

@@ -1,7 +1,7 @@
 """Check that the text of the repository is plain English; print each violation and exit with 1 if there is one.
 
-It reads docstrings, comments, defined names and messages in Python files, and every line of the other text files. In
-sentences with the words below a reader had to guess the subject or the object. Prompts and data in tests may use them.
+It reads docstrings, comments, defined names and messages in Python files, and every line of the other text files. It
+reports words (`WORDS`) in whose sentences readers had to guess subject or object. Data in tests may contain them.
 
 Usage: check_language.py [PATH ...]   Default: the files that git tracks. --count prints only totals by folder.
 """
@@ -108,7 +108,7 @@ def main() -> int:
         print(*(f"{number:5}  {folder}" for folder, number in sorted(folders.items())), sep="\n")
     else:
         print(*found, sep="\n", file=sys.stderr if found else sys.stdout)
-    print(f"language: {len(found)} violations" if found else "language: as it should be")
+    print(f"language: {len(found)} violations" if found else "language: no violations")
     return 1 if found else 0
 
 

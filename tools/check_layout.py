@@ -2,7 +2,8 @@
 
 `operator/`, `engine/` and `server/` have no `__init__.py`, because a package `operator` at the root would shadow the
 standard library's. Every `__init__.py` but the engine's public face is empty, so that the import of a light module
-imports nothing else (an import in a parent package would be invisible to the import contracts). Tests have none.
+imports nothing else (an import in a parent package would be invisible to the import contracts). Folders of tests have
+no `__init__.py`.
 """
 
 import sys
@@ -26,7 +27,7 @@ def violations(root: Path) -> Iterator[str]:
                 yield f"{place}: must be empty; only {PUBLIC_FACE} has content"
     for init in sorted(path for tests in TESTS for path in (root / tests).rglob("__init__.py")):
         if "support" not in init.relative_to(root).parts:
-            yield f"{init.relative_to(root)}: tests are no packages"
+            yield f"{init.relative_to(root)}: must not exist, as folders of tests are no packages"
     yield from _unfit_names(root)
 
 
@@ -45,7 +46,7 @@ def _unfit_names(root: Path) -> Iterator[str]:
 
 def main() -> int:
     found = list(violations(ROOT))
-    print(*(found or ["layout: as it should be"]), sep="\n", file=sys.stderr if found else sys.stdout)
+    print(*(found or ["layout: no violations"]), sep="\n", file=sys.stderr if found else sys.stdout)
     return 1 if found else 0
 
 

@@ -1,7 +1,7 @@
 """Install torch into the running interpreter's environment, from the source that suits this machine.
 
-The sources are, in this order: `TORCH_INDEX` or `TORCH_SPEC`; on a machine with an NVIDIA device, pip's default index
-(CUDA builds); otherwise a wheel in a folder of pip's `find-links`, or else PyTorch's index of CPU builds. Without an
+The first of these sources is used: `TORCH_INDEX` or `TORCH_SPEC`; on a machine with an NVIDIA device, pip's default
+index (CUDA builds); a wheel in a folder of pip's `find-links`; PyTorch's index of CPU builds. Without an
 NVIDIA device PyPI's default build for Linux is not used, because it brings some 5 GB of CUDA packages. This script
 installs only torch itself; its dependencies are installed later, from the default index.
 """
@@ -31,7 +31,7 @@ def run_pip(arguments: list[str]) -> int:
 
 
 def pinned(name: str, constraints: str) -> str:
-    """Return the requirement `name==version` of a constraints file, or `name` if it has none."""
+    """Return the requirement `name==version` in a constraints file, or `name` if the file does not contain it."""
     found = re.search(rf"^{re.escape(name)}==\S+", constraints, re.MULTILINE)
     return found.group() if found else name
 

@@ -1,7 +1,7 @@
 """Print sizes of files and functions per package; exit with 1 if one exceeds its limit (CONTRIBUTING.md).
 
-The limits have no exceptions: a file or function that exceeds its limit must be split. The last column is the growth
-in lines since `--base` (a git revision).
+The limits have no exceptions: a file or function that exceeds its limit must be split. The column `growth` is the
+number of lines added since `--base` (a git revision), minus lines removed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ FILE_LIMIT, TEST_FILE_LIMIT, FUNCTION_LIMIT = 500, 700, 60
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
-    """Lines of a file or of a function, largest first when sorted."""
+    """Number of lines of a file or function, and its place. Sizes sort by the number of lines."""
 
     lines: int
     place: str
@@ -44,7 +44,7 @@ def growth(area: str, base: str) -> str:
 
 
 def report(area: str, base: str) -> list[str]:
-    """Print one row of the table and return the violations."""
+    """Print the table's row for one package and return its violations of the limits."""
     paths = sorted((ROOT / area).rglob("*.py"))
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     files = [Size(text.count("\n"), place) for place, text in texts.items()]

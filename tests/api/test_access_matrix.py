@@ -25,6 +25,8 @@ CALLERS = {
     "admin": {"authorization": "Bearer boss"},
     "router": {"x-octavo-secret": SECRET},
 }
+#: Type of the error for a hidden route, in the forms of OpenAI's and Anthropic's API.
+NOT_FOUND = ("Not Found", "not_found_error")
 PARAMETERS = {"{model:path}": MODEL, "{response_id}": "resp_1"}
 
 
@@ -49,7 +51,7 @@ async def outcome(http, path, method, headers):
     async with asyncio.timeout(20), http.stream(method, path, headers=headers, json={"model": MODEL}) as answer:
         if answer.status_code == 404:
             await answer.aread()
-            is_ours = "x-octavo-rung" not in answer.headers and answer.json()["error"]["type"] == "Not Found"
+            is_ours = "x-octavo-rung" not in answer.headers and answer.json()["error"]["type"] in NOT_FOUND
             return "404" if is_ours else "open"
         return str(answer.status_code) if answer.status_code in (401, 403) else "open"
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
-from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
 from octavo_testing.core_process import collect, joined_text, running
 from octavo_testing.scripted import EOS, scripted, text_ids, write_byte_model
 
@@ -129,6 +129,16 @@ async def test_logprobs_come_as_dicts(llm):
     assert output.outputs[0].cumulative_logprob == pytest.approx(-0.25 * len(output.outputs[0].token_ids))
     assert output.prompt_logprobs[0] is None
     assert list(output.prompt_logprobs[1]) == [ord("b")]
+
+
+async def test_the_parameters_choose_the_kind_of_outputs(llm):
+    def shown(kind):
+        return collect(llm, "hi", scripted("abc", output_kind=kind), kind=None)
+
+    assert joined_text(await shown(RequestOutputKind.DELTA)) == "abc"
+    assert (await shown(RequestOutputKind.CUMULATIVE))[-1].outputs[0].text == "abc"
+    (final,) = await shown(RequestOutputKind.FINAL_ONLY)
+    assert final.outputs[0].text == "abc"
 
 
 async def test_bad_requests_are_refused_and_leave_no_trace(llm):

@@ -97,6 +97,31 @@ def test_serve_finds_a_model_fetched_without_a_folder(source: Source, monkeypatc
     assert source.downloads() == []
 
 
+def test_download_dir_replaces_the_cache(source: Source) -> None:
+    folder = source.folder / "downloads"
+    code = (
+        "from octavo_engine.config import EngineConfig; from octavo_engine.sources.resolve import resolve_files; "
+        f"print(resolve_files(EngineConfig(model={source.uri!r}, download_dir={str(folder)!r})).root)"
+    )
+    root = Path(run_python(source, code))
+    assert folder in root.parents
+    source.server.requests.clear()
+    assert Path(run_python(source, code)) == root
+    assert source.downloads() == []
+
+
+def test_hub_token_of_the_flag_is_sent(tmp_path: Path) -> None:
+    server = LocalHub()
+    server.files, server.token = dict(MODEL), "hf_mine"
+    with server.running() as address:
+        source = Source(HUB, server, address, tmp_path)
+        code = (
+            "from octavo_engine.sources.hub_token import set_hub_token; set_hub_token('hf_mine'); "
+            f"print(resolve_model({HUB!r}).root)"
+        )
+        assert run_python(source, code)
+
+
 def test_fetched_model_is_served_without_the_source(source: Source) -> None:
     first = source.fetch()
     source.server.statuses = {"": [503] * 50}

@@ -72,9 +72,16 @@ def test_one_bad_prompt_refuses_all_before_anything_runs(llm):
         llm.generate("fine", [scripted("x"), scripted("y")], use_tqdm=False)
     with pytest.raises(ContextLengthExceeded):
         llm.generate("x" * 512, scripted("x"), use_tqdm=False)
-    with pytest.raises(InvalidRequest, match="priority=1 needs --scheduling-policy priority"):
-        llm.generate("fine", scripted("x"), priority=[1], use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 0 entries for 1 prompts"):
+        llm.generate("fine", scripted("x"), priority=[], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="sampling_params has 0 entries for 1 prompts"):
+        llm.generate("fine", [], use_tqdm=False)
     assert llm.stats.steps == steps
+
+
+@pytest.mark.parametrize("priority", [1, [1]])
+def test_a_priority_has_no_effect_without_priority_scheduling(llm, priority):
+    assert texts(llm.generate("fine", scripted("x"), priority=priority, use_tqdm=False)) == ["x"]
 
 
 def test_max_tokens_is_cut_to_the_context(llm):
@@ -127,6 +134,21 @@ def test_the_progress_bar_shows_token_rates(llm, capsys):
     assert "Processed prompts: 100%" in bar
     assert "output:" in bar
     assert "tok/s" in bar
+
+
+def test_arguments_and_variables_without_effect_are_named(model, caplog, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_V1", "1")
+    make_llm(model, trust_remote_code=True, enforce_eager=True).shutdown()
+    assert [record.message for record in caplog.records if "without effect" in record.message] == [
+        "accepted without effect here: trust_remote_code=True (no code from checkpoints is ever run)",
+        "set without effect here: VLLM_USE_V1",
+    ]
+
+
+def test_default_parameters_can_be_replaced(model):
+    llm = make_llm(model, override_generation_config={"top_p": 0.5, "max_new_tokens": 7})
+    params = llm.get_default_sampling_params()
+    assert (params.top_p, params.max_tokens) == (0.5, 7)
 
 
 def test_unknown_and_unsupported_arguments_are_errors(model):

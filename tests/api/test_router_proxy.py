@@ -264,6 +264,24 @@ async def test_the_responses_api_has_an_error_event_of_its_own(scripted):
     assert (said["type"], said["sequence_number"], said["code"]) == ("error", 5, "server_error")
 
 
+async def test_the_messages_api_has_an_error_event_of_its_own(scripted):
+    path, event = "/v1/messages", b'event: message_start\ndata: {"type": "message_start"}\n\n'
+    await scripted.replica(stream_of(event, then=reset_connection), path)
+    routed = await scripted.route()
+    answer = await routed.http.post(path, json={"model": MODEL, "max_tokens": 5, "messages": []})
+    name, data = answer.text.removeprefix(event.decode()).strip().split("\n")
+    assert name == "event: error"
+    said = json.loads(data.removeprefix("data: "))
+    assert (said["type"], said["error"]["type"]) == ("error", "api_error")
+
+
+async def test_errors_of_the_messages_api_have_anthropics_form(scripted):
+    await scripted.replica(never, "/v1/messages")
+    routed = await scripted.route(forward={"first_byte_timeout_s": 0.2})
+    answer = await routed.http.post("/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": []})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
+
+
 async def never(request):
     await asyncio.Event().wait()
 
@@ -437,7 +455,18 @@ async def test_models_are_the_union_and_other_names_are_not_found(scripted):
     assert (await routed.http.post(CHAT, json={**BODY, "model": "third"})).status_code == 404
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        CHAT,
+        "/v1/completions",
+        "/v1/responses",
+        "/tokenize",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/invocations",
+    ],
+)
 async def test_a_get_of_a_post_route_is_405_and_not_404(scripted, path):
 
     routed = await of_two_models(scripted)

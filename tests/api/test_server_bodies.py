@@ -10,6 +10,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
 TEXT = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+UNFINISHED = HEAD + b"Content-Length: 100\r\n\r\n{"
 LIMIT = 100_000
 
 
@@ -62,9 +64,7 @@ async def test_a_body_of_exactly_the_limit_is_accepted(served):
 
 async def test_a_body_that_never_ends_is_timed_out(served):
     reader, writer = await connect(served)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-    )
+    writer.write(UNFINISHED)
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
@@ -76,9 +76,7 @@ async def test_a_body_that_never_ends_is_timed_out(served):
 async def test_a_client_that_vanishes_within_its_body_leaves_no_request(served, caplog):
     with caplog.at_level(logging.DEBUG, "octavo_server"):
         _, writer = await connect(served)
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-        )
+        writer.write(UNFINISHED)
         await writer.drain()
         while (await served.http.get("/drain")).json()["running"] != 1:
             await asyncio.sleep(0.001)

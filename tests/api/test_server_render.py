@@ -83,7 +83,7 @@ async def test_rendered_parameters_are_the_resolved_ones(served):
 async def test_rendering_sets_no_seed_and_counts_no_request(tmp_path):
     seeds = []
     for renders in (0, 3):
-        async with serving(ScriptedClient(write_byte_model(tmp_path))) as served:
+        async with serving(ScriptedClient(write_byte_model(tmp_path), seed=0)) as served:
             for _ in range(renders):
                 (rendered,) = await post(served, TEXT + "/render", {"prompt": "a"})
                 assert rendered["sampling_params"]["seed"] is None

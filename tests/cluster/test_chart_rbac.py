@@ -257,7 +257,7 @@ def test_helm_test_checks_for_a_leading_operator(audited: ControlPlane, tmp_path
 
     alone = run()
     assert (alone.returncode, alone.stderr) == (1, "")
-    assert "no operator leads (the Lease has no holder): look at kubectl -n octavo-system logs" in alone.stdout
+    assert "no operator leads (the Lease has no holder): read the log, kubectl -n octavo-system logs" in alone.stdout
     with _installed(audited, tmp_path, {}) as operator:
         _until(lambda: "leads from now on" in operator.log.read_text(), operator)
         led = run()

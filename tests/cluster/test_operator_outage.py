@@ -27,7 +27,7 @@ def test_changes_right_after_an_outage_are_applied_once(frail: ControlPlane, tmp
         operated.create("first")
         operated.wait_until_settled("first")
         with frail.apiserver_down():
-            operated.wait_for_log("can't be renewed")
+            operated.wait_for_log("can't be read or renewed")
         since = frail.audit.mark()
         operated.scale("first", 2)
         operated.create("second")
@@ -49,7 +49,7 @@ def test_objects_deleted_unseen_leave_the_view(frail: ControlPlane, tmp_path: Pa
         frail.compact()
         with frail.apiserver_down():
             operated.operator.resume()
-            operated.wait_for_log("can't be renewed")
+            operated.wait_for_log("can't be read or renewed")
         operated.create("heir", auth=OPEN, exposure=HOST)
         operated.wait_until_settled("heir")
         reasons = {row["type"]: row["reason"] for row in operated.status("heir")["conditions"]}

@@ -19,7 +19,13 @@ from octavo_testing.sim_executor import VOCAB
 from octavo_testing.simulation import Simulation, sim_config
 
 MAX_IN_FLIGHT = 3
-costs = st.builds(StepCosts, prefill_token_s=st.sampled_from([0.0, 1.0]), swap_block_s=st.sampled_from([0.0, 0.5, 9.0]))
+costs = st.builds(
+    StepCosts,
+    prefill_token_s=st.sampled_from([0.0, 1.0]),
+    swap_block_s=st.sampled_from([0.0, 0.5, 9.0]),
+    context_token_s=st.sampled_from([0.0, 0.1]),
+    step_s=st.sampled_from([0.0, 2.0]),
+)
 configs = st.fixed_dictionaries(
     {
         "num_blocks": st.integers(3, 14),
@@ -31,6 +37,7 @@ configs = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority"]),
         "enable_prefix_caching": st.sampled_from([True, True, True, False]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3]),
+        "max_step_ms": st.sampled_from([0.0, 1.0, 9000.0]),
         "enable_chunked_prefill": st.sampled_from([True, True, False]),
         "watermark": st.sampled_from([0.0, 0.2]),
         "preemption_mode": st.sampled_from(["auto", "swap", "recompute"]),

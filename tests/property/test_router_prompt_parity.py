@@ -17,6 +17,7 @@ from octavo_engine.wire.hashing import root_hash, tenant_salt
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.kv.card import KVModelCard, read_card, write_card
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
@@ -94,7 +95,7 @@ def engine_prompts(kind, raw, template, tokenizer):
     if kind == "chat":
         body = ChatCompletionRequest.model_validate_json(raw)
     else:
-        asked = ResponsesRequest.model_validate_json(raw)
+        asked = {"responses": ResponsesRequest, "messages": MessagesRequest}[kind].model_validate_json(raw)
         asked.check()
         body = asked.as_chat()
     body.check()
@@ -242,6 +243,33 @@ ITEM = (
 )
 def test_responses_have_the_engines_hashes(given_input, place, fields):
     check("responses", {"input": given_input, **fields}, **place)
+
+
+BLOCKS = st.lists(st.builds(lambda t: {"type": "text", "text": t}, TEXT), max_size=3)
+TURN = (
+    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), TEXT)
+    | st.builds(lambda content: {"role": "user", "content": content}, BLOCKS)
+    | st.just({"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}]})
+    | st.builds(
+        lambda t: {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": t}]}, TEXT
+    )
+)
+
+
+@given(
+    turns=st.lists(TURN, max_size=4).map(lambda turns: [*turns, {"role": "user", "content": "go"}]),
+    place=PLACE,
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "system": TEXT | BLOCKS,
+            "cache_salt": st.just("mine"),
+            "tools": st.just([{"name": "add", "input_schema": {"type": "object"}}]),
+        },
+    ),
+)
+def test_messages_have_the_engines_hashes(turns, place, fields):
+    check("messages", {"messages": turns, "max_tokens": 9, **fields}, **place)
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)

@@ -53,3 +53,14 @@ def test_an_error_event_has_the_dialect_of_its_stream():
     framer.feed(b'event: response.created\ndata: {"sequence_number":7}\n\n')
     assert SSEFramer("chunks").failure(error).endswith(b'"code":502}}\n\ndata: [DONE]\n\n')
     assert b'"sequence_number":8' in framer.failure(error)
+    assert (
+        SSEFramer("messages")
+        .failure(error)
+        .startswith(b'event: error\ndata: {"type":"error","error":{"type":"api_error"')
+    )
+
+
+def test_message_stop_ends_a_stream_of_messages():
+    framer = SSEFramer("messages")
+    framer.feed(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    assert framer.has_ended

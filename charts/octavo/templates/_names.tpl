@@ -19,7 +19,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* These labels override the user's: selectors and Helm depend on them. */}}
+{{- /* The chart's own labels override the user's: selectors and Helm depend on them. */}}
 {{- define "octavo.labels" -}}
 {{ merge (include "octavo.ownLabels" . | fromYaml) .Values.commonLabels | toYaml }}
 {{- end }}

@@ -8,35 +8,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from octavo_engine.async_llm import AsyncLLM as AsyncLLM
     from octavo_engine.llm import LLM as LLM
+    from octavo_engine.offline_beam_search import BeamSearchParams as BeamSearchParams
     from octavo_engine.outputs import CompletionOutput as CompletionOutput
     from octavo_engine.outputs import RequestOutput as RequestOutput
+    from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
+    from octavo_engine.script_types import EngineArgs as EngineArgs
+    from octavo_engine.script_types import PromptType as PromptType
+    from octavo_engine.script_types import TextPrompt as TextPrompt
+    from octavo_engine.script_types import TokensPrompt as TokensPrompt
+    from octavo_engine.wire.errors import InvalidRequest as InvalidRequest
+    from octavo_engine.wire.sampling import RequestOutputKind as RequestOutputKind
     from octavo_engine.wire.sampling import SamplingParams as SamplingParams
     from octavo_engine.wire.structured import StructuredOutputs as StructuredOutputs
     from octavo_engine.wire.structured import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
+    "AsyncEngineArgs": "octavo_engine.script_types",
     "AsyncLLM": "octavo_engine.async_llm",
+    "BeamSearchParams": "octavo_engine.offline_beam_search",
     "CompletionOutput": "octavo_engine.outputs",
+    "EngineArgs": "octavo_engine.script_types",
+    "InvalidRequest": "octavo_engine.wire.errors",
     "LLM": "octavo_engine.llm",
+    "PromptType": "octavo_engine.script_types",
     "RequestOutput": "octavo_engine.outputs",
+    "RequestOutputKind": "octavo_engine.wire.sampling",
     "SamplingParams": "octavo_engine.wire.sampling",
     "StructuredOutputs": "octavo_engine.wire.structured",
     "StructuredOutputsParams": "octavo_engine.wire.structured",
+    "TextPrompt": "octavo_engine.script_types",
+    "TokensPrompt": "octavo_engine.script_types",
 }
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
+    "EngineArgs",
+    "InvalidRequest",
+    "PromptType",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputs",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("octavo-engine")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

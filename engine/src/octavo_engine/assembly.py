@@ -2,8 +2,8 @@
 
 Stop strings are matched here, because the engine core has no text: a match ends the sequence for the caller, and `push`
 returns True so that the caller aborts the sequence in the engine core. Records that still arrive for that sequence are
-dropped. All output is kept until the request ends, so a slow reader gets everything that it missed in one piece; memory
-is bounded by the length of the request.
+dropped. Text and tokens are kept until the request ends, log-probabilities until a delta has taken them, so that a slow
+reader gets everything that it missed in one piece; memory is bounded by the length of the request.
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +15,16 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, SeqOutput, Timing, TokenLogprobs
 
 
-def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> PositionLogprobs:
-    """Map the token ids of one position to `Logprob`s: the chosen token with its rank, then ranks 1, 2, 3, ..."""
-    ranks = [entry.rank, *range(1, len(entry.token_ids))]
-    position: PositionLogprobs = {}
-    for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True):
-        position.setdefault(token_id, Logprob(logprob, rank, tokenizer.token_str(token_id)))
-    return position
+def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
+    """Map the token ids of one position to `Logprob`s: the chosen token, then the top k with ranks 1 to k.
+
+    A chosen token among the top k has its rank there. Without a tokenizer, `decoded_token` is None.
+    """
+    ranks = entry.ranks or [entry.rank, *range(1, len(entry.token_ids))]
+    return {
+        token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_str(token_id))
+        for token_id, logprob, rank in zip(entry.token_ids, entry.logprobs, ranks, strict=True)
+    }
 
 
 class SequenceAssembly:
@@ -32,14 +35,14 @@ class SequenceAssembly:
         self.index = index
         self.token_ids: list[int] = []
         self.text = ""
-        self.logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
-        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.logprobs: list[PositionLogprobs] | None = [] if params.wants_logprobs else None
+        self.cumulative_logprob: float | None = 0.0 if params.wants_logprobs else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.timing: Timing | None = None
         self.num_preemptions = 0
         self._params = params
-        self._tokenizer = tokenizer
+        self._spelling = tokenizer if params.detokenize else None
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special_tokens=params.skip_special_tokens,
@@ -69,11 +72,17 @@ class SequenceAssembly:
         return False
 
     def has_unread(self) -> bool:
-        return len(self.token_ids) > self._num_read_tokens or (
-            self.finish_reason is not None and not self._reported_finish
-        )
+        """Return True if an output is due: the first, the last, or one after `stream_interval` new tokens."""
+        if self.finish_reason is not None:
+            return not self._reported_finish
+        num_due = self._params.stream_interval or 1 if self._num_read_tokens else 1
+        return len(self.token_ids) >= self._num_read_tokens + num_due
 
     def output(self, *, delta: bool) -> CompletionOutput:
+        """Return the output so far, or what follows the last delta, whose log-probabilities are then released."""
+        logprobs = self.logprobs
+        if delta and logprobs is not None:
+            self.logprobs = []
         tokens_from, text_from = (self._num_read_tokens, self._num_read_chars) if delta else (0, 0)
         self._num_read_tokens, self._num_read_chars = len(self.token_ids), len(self.text)
         self._reported_finish = self.finish_reason is not None
@@ -82,7 +91,7 @@ class SequenceAssembly:
             text=self.text[text_from:],
             token_ids=self.token_ids[tokens_from:],
             cumulative_logprob=self.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[tokens_from:],
+            logprobs=logprobs if delta or logprobs is None else [*logprobs],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             timing=self.timing,
@@ -92,7 +101,7 @@ class SequenceAssembly:
     def _add_token(self, token_id: int, entry: TokenLogprobs | None) -> None:
         self.token_ids.append(token_id)
         if entry is not None and self.logprobs is not None and self.cumulative_logprob is not None:
-            self.logprobs.append(position_logprobs(entry, self._tokenizer))
+            self.logprobs.append(position_logprobs(entry, self._spelling))
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
@@ -123,7 +132,7 @@ class _PromptOutput:
     num_cached_tokens: int = 0
     from_index: int | None = None
 
-    def push(self, out: SeqOutput, tokenizer: Tokenizer) -> None:
+    def push(self, out: SeqOutput, tokenizer: Tokenizer | None) -> None:
         self.num_cached_tokens = max(self.num_cached_tokens, out.num_cached_tokens)
         if out.prompt_logprobs is None or self.from_index not in (None, out.index):
             return
@@ -157,7 +166,7 @@ class RequestAssembly:
 
     def push(self, out: SeqOutput, now: float) -> bool:
         """Add a record; return True if the caller must abort this (request, index) in the engine core."""
-        self._prompt_output.push(out, self.tokenizer)
+        self._prompt_output.push(out, self.tokenizer if self.request.params.detokenize else None)
         if out.token_ids:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now

@@ -18,7 +18,7 @@ from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.log_format import LogFormat
-from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.outputs import OutputKind, RequestOutput, output_kind
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.text.template import ChatTemplate
@@ -103,7 +103,7 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str,
         *,
-        kind: OutputKind = "cumulative",
+        kind: OutputKind | None = None,
         priority: int = 0,
         turn: float = 0.0,
         start_by_s: float | None = None,
@@ -112,8 +112,9 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
-        `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest before the first output, EngineDead at any
-        time. If only a sequence fails, no exception is raised: its finish_reason is "error".
+        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest
+        before the first output, EngineDead at any time. If only a sequence fails, no exception is raised: its
+        finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
@@ -127,11 +128,12 @@ class AsyncLLM:
             turn=turn,
             start_by_s=start_by_s,
         )
+        shown = kind or output_kind(params)
         stream = self._add(tokenized, request, request_id)
         try:
             while True:
                 await stream.wait_for_output()
-                output = stream.assembly.take_output(kind)
+                output = stream.assembly.take_output(shown)
                 if output is not None:
                     yield output
                     if output.finished:
@@ -205,6 +207,11 @@ class AsyncLLM:
         """Defaults from generation_config.json for the sampling parameters that a request leaves unset."""
         return self._frontend.default_sampling_params
 
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The content of the model's tokenizer_config.json."""
+        return self._frontend.tokenizer_config
+
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
@@ -223,7 +230,7 @@ class AsyncLLM:
     def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
         stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
         try:
-            self._core.send(Add(request))
+            self._core.send(Add(_without_schema(request)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"an argument of the request can't be sent to the engine core: {error}.") from error
         self._streams[request.request_id] = stream
@@ -279,3 +286,10 @@ class AsyncLLM:
     def _check_alive(self) -> None:
         if self.dead_error is not None:
             raise EngineDead(str(self.dead_error))
+
+
+def _without_schema(request: EngineRequest) -> EngineRequest:
+    """Return the request as the core needs it: with `grammar` only. A schema may hold integers beyond 64 bits."""
+    if request.params.structured_outputs is None:
+        return request
+    return replace(request, params=replace(request.params, structured_outputs=None))

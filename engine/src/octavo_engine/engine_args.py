@@ -1,66 +1,32 @@
 """Builds an `EngineConfig` from `LLM(...)` keywords or `octavo serve` flags, under vLLM's names.
 
 No argument is silently ignored: an unknown name, a value out of range and a feature that is not implemented each raise
-an error that lists the accepted values. An argument of an unimplemented feature is accepted if its value has no effect.
+an error that lists the accepted values. `vllm_args` lists vLLM's other arguments; a start names those without effect.
 """
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from octavo_engine.config import EngineConfig, KVEventsConfig
+from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
+from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
 
-#: Arguments of vLLM that this version does not implement -> the accepted values, which have no effect.
-STILL_TO_COME: dict[str, tuple[Any, ...]] = {
-    "api_server_count": (None, 1),
-    "async_scheduling": (None, False),
-    "compilation_config": (None,),
-    "convert": ("auto", "none"),
-    "cpu_offload_gb": (0,),
-    "data_parallel_size": (1,),
-    "distributed_executor_backend": (None, "uni", "mp"),
-    "enable_lora": (False,),
-    "enable_prompt_embeds": (False,),
-    "enable_sleep_mode": (False,),
-    "hf_overrides": (None,),
-    "kv_cache_dtype": ("auto",),
-    "kv_offloading_size": (None,),
-    "kv_transfer_config": (None,),
-    "limit_mm_per_prompt": (None,),
-    "logits_processors": (None,),
-    "logprobs_mode": ("raw_logprobs",),
-    "lora_modules": (None,),
-    "mm_processor_kwargs": (None,),
-    "pipeline_parallel_size": (1,),
-    "pooler_config": (None,),
-    "quantization": (None,),
-    "runner": ("auto", "generate"),
-    "skip_tokenizer_init": (False,),
-    "speculative_config": (None,),
-    "structured_outputs_config": (None,),
-    "task": (None, "auto", "generate"),
-    "tensor_parallel_size": (1,),
-    "tokenizer_mode": ("auto",),
-    "tokenizer_revision": (None,),
-    "trust_remote_code": (False,),
-}
-
-#: Arguments that have no effect with any value: there are no CUDA graphs and no printed statistics.
-WITHOUT_EFFECT = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager"})
-
-#: Keywords of `LLM.generate` and `LLM.chat` that this version does not implement -> the accepted values.
-CALLS_STILL_TO_COME: dict[str, tuple[Any, ...]] = {
-    "chat_template_content_format": ("auto", "string"),
-    "lora_request": (None,),
-    "mm_processor_kwargs": (None,),
-    "prompt_adapter_request": (None,),
-}
+_ARGUMENTS: Mapping[str, VllmArgument] = ENGINE_ARGUMENTS | OFFLINE_ARGUMENTS
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+#: Further names of `load_format` in vLLM. The last three are faster ways to read the same files.
+LOAD_FORMAT_ALIASES = {
+    "hf": "auto",
+    "runai_streamer": "safetensors",
+    "fastsafetensors": "safetensors",
+    "instanttensor": "safetensors",
+}
 
 #: name -> (smallest, largest) accepted value
 _RANGES: dict[str, tuple[float, float]] = {
@@ -74,6 +40,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_model_len": (1, float("inf")),
     "max_num_batched_tokens": (1, float("inf")),
     "max_num_seqs": (1, float("inf")),
+    "max_step_ms": (0, float("inf")),
     "max_schema_bytes": (2, float("inf")),
     "max_schema_depth": (1, 120),  # the grammar library's JSON parser rejects deeper nesting
     "num_gpu_blocks_override": (1, float("inf")),
@@ -90,10 +57,9 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     for name, value in arguments.items():
         if name in known:
             chosen[name] = _normalise(name, value)
-        elif name in STILL_TO_COME:
-            _check_unused(name, value, STILL_TO_COME[name])
-        elif name not in WITHOUT_EFFECT:
+        elif name not in _ARGUMENTS:
             raise TypeError(_unknown(name, known))
+    unused_arguments(arguments)
     try:
         config = msgspec.convert(chosen, EngineConfig)
     except msgspec.ValidationError as error:
@@ -102,17 +68,43 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     return config
 
 
+def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:
+    """Return the arguments of vLLM that are accepted without effect. Raises StartupError for a refused value."""
+    own = EngineConfig.__dataclass_fields__.keys()
+    return list(find_unused(_ARGUMENTS, {n: v for n, v in arguments.items() if n in _ARGUMENTS and n not in own}))
+
+
 def _normalise(name: str, value: Any) -> Any:
+    if name == "load_format":
+        return LOAD_FORMAT_ALIASES.get(value, value)
     if name == "dtype":
         word = str(value).removeprefix("torch.")
         return _DTYPE_ALIASES.get(word, word)
+    if name == "max_model_len":
+        return None if value in ("auto", -1) else value
     if name == "served_model_name":
         return (value,) if isinstance(value, str) else tuple(value or ())
     if name == "kv_events_config":
         return kv_events_config(value)
-    if name in ("model", "tokenizer", "trace", "generation_config", "chat_template") and value is not None:
+    if name == "override_generation_config":
+        return _generation_override(value)
+    if (
+        name in ("model", "tokenizer", "trace", "generation_config", "chat_template", "download_dir")
+        and value is not None
+    ):
         return str(value)
     return value
+
+
+def _generation_override(value: Any) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+    given = {} if value is None else value
+    if not isinstance(given, dict) or not given.keys() <= set(names):
+        raise StartupError(
+            f"override_generation_config={value!r} is not supported by this version: give a JSON object with fields of "
+            f"{', '.join(names)}."
+        )
+    return given
 
 
 def kv_events_config(value: Any) -> KVEventsConfig | None:
@@ -134,20 +126,14 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
 
 def check_call(arguments: dict[str, Any]) -> None:
     """Check extra keywords of an `LLM` method: TypeError for an unknown name, StartupError for an unsupported value."""
-    for name, value in arguments.items():
-        if name not in CALLS_STILL_TO_COME:
+    for name in arguments:
+        if name not in CALL_ARGUMENTS:
             raise TypeError(f"unexpected keyword argument {name!r}.")
-        _check_unused(name, value, CALLS_STILL_TO_COME[name])
-
-
-def _check_unused(name: str, value: Any, accepted: tuple[Any, ...]) -> None:
-    if value not in accepted:
-        words = " or ".join(repr(choice) for choice in accepted)
-        raise StartupError(f"{name}={value!r} is not supported by this version: leave it out, or set it to {words}.")
+    list(find_unused(CALL_ARGUMENTS, arguments))
 
 
 def _unknown(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, known | set(STILL_TO_COME), n=3)
+    near = difflib.get_close_matches(name, known | set(_ARGUMENTS), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"{name!r} is not an engine argument.{hint}"
 

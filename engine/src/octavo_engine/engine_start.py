@@ -4,6 +4,7 @@ A *loader* creates the executor: `(config) -> (executor, ready info)`. It is giv
 can be sent to another process. This module imports no torch; the loader may.
 """
 
+import logging
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from octavo_engine.runner.capacity import Capacity
     from octavo_engine.runner.executor import Executor
 
+_LOGGER = logging.getLogger(__name__)
+
 Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
+
+#: Streams then receive at least five tokens per second beside a long prompt, about the speed of reading.
+CPU_MAX_STEP_MS = 200.0
 
 DEFAULT_LOADER = "octavo_engine.runner.model_loading:load_executor"
 
@@ -53,6 +59,7 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     """Load the executor and create the engine core around it. Raises StartupError."""
     trace = None if config.trace is None else TraceFile(Path(config.trace))
     executor, ready = load(config)
+    warn_if_steps_are_small(config)
     limits = scheduler_config(config, ready)
     publishing = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
     scheduler = (
@@ -60,6 +67,23 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     )
     timeout_s = config.grammar_compile_timeout
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
+
+
+def warn_if_steps_are_small(config: EngineConfig) -> None:
+    """Log a warning if a step has room for fewer sequences than may run: each needs at least one token of it."""
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        _LOGGER.warning(
+            "--max-num-batched-tokens %d lets at most as many sequences run in a step, fewer than --max-num-seqs %d: "
+            "raise the former or lower the latter",
+            *(config.max_num_batched_tokens, config.max_num_seqs),
+        )
+
+
+def choose_max_step_ms(config: EngineConfig, ready: ReadyInfo) -> float:
+    """Return the user's limit, or the device's: steps with long prompts take seconds on a CPU only."""
+    if config.max_step_ms is not None:
+        return config.max_step_ms
+    return CPU_MAX_STEP_MS if ready.device == "cpu" else 0.0
 
 
 def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
@@ -74,6 +98,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_step_ms=choose_max_step_ms(config, ready),
         watermark=config.watermark,
         preemption_mode=config.preemption_mode,
         block_lives_every=round(1 / config.kv_cache_metrics_sample) if config.kv_cache_metrics else 0,

@@ -19,7 +19,7 @@ from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_conte
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
@@ -59,8 +59,8 @@ class Frontend:
 
     @classmethod
     def load(cls, config: EngineConfig) -> "Frontend":
-        files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
-        text_files = files if config.tokenizer is None else resolve_model(config.tokenizer)
+        files = resolve_files(config)
+        text_files = resolve_text_files(config, files)
         model, tokenizer = load_model_config(files), load_tokenizer(text_files)
         return cls(
             config=config,
@@ -69,8 +69,12 @@ class Frontend:
             text_files=text_files,
             chat_template=load_chat_template(text_files, tokenizer, config.chat_template),
             max_model_len=config.max_model_len or context_length(model),
-            default_sampling_params=default_sampling_params(config.generation_config, model),
+            default_sampling_params=default_sampling_params(config, model),
         )
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        return self.text_files.tokenizer_config
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
@@ -102,7 +106,6 @@ class Frontend:
         resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
         if resolved.seed is None and not resolved.is_greedy:
             resolved.seed = self._seeds.getrandbits(62)
-        resolved.structured_outputs = None  # the core needs only `grammar`; a schema may hold integers beyond 64 bits
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
@@ -142,6 +145,12 @@ class Frontend:
                 f"--max-num-seqs.",
                 param="n",
             )
+        if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
+            raise InvalidRequest(
+                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
+                "token: set reasoning_end_token_id, or start the server with --reasoning-parser.",
+                param="thinking_token_budget",
+            )
         grammar = self.grammar(params)
         return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)), grammar
 
@@ -175,22 +184,15 @@ class Frontend:
         check_ids("logit_bias", params.logit_bias or (), vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         check_logprobs(params, self.config.max_logprobs, vocab)
-        return replace(
+        check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab)
+        resolved = replace(
             params,
-            stop_token_ids=[*(params.stop_token_ids or ()), *self._other_eos_ids(params)],
-            bad_words_token_ids=self._bad_words(params),
             logprobs=vocab if params.logprobs == -1 else params.logprobs,
             prompt_logprobs=vocab if params.prompt_logprobs == -1 else params.prompt_logprobs,
         )
-
-    def _other_eos_ids(self, params: SamplingParams) -> list[int]:
-        return [] if params.ignore_eos else [i for i in self.model.eos_token_ids if i != self.eos_token_id]
-
-    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Tokenise each word twice: as it appears at the start of a text and after a space."""
-        forms = [prefix + word.lstrip() for word in params.bad_words or () for prefix in ("", " ")]
-        sequences = [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
-        return [list(ids) for ids in dict.fromkeys(sequences) if ids]
+        resolved.update_from_generation_config({"eos_token_id": self.model.eos_token_ids}, self.eos_token_id)
+        resolved.update_from_tokenizer(self.tokenizer)
+        return resolved
 
 
 def _ids(given: object) -> list[int]:
@@ -202,11 +204,9 @@ def _ids(given: object) -> list[int]:
     )
 
 
-def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
-    """Read sampling defaults from generation_config.json. `source`: "auto" (the model's), "vllm" (none) or a folder."""
-    if source == "vllm":
-        return {}
-    generation = model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")
+def default_sampling_params(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Read defaults for unset fields: generation_config.json, then the values of --override-generation-config."""
+    generation = {**_generation_config(config.generation_config, model), **config.override_generation_config}
     defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
     if generation.get("max_new_tokens") is not None:
         defaults["max_tokens"] = generation["max_new_tokens"]
@@ -214,6 +214,14 @@ def default_sampling_params(source: str, model: ModelConfig) -> dict[str, Any]:
         SamplingParams(**defaults)
     except (InvalidRequest, TypeError) as error:
         raise StartupError(
-            f"generation_config.json: {error} Pass --generation-config vllm to ignore its defaults."
+            f"generation_config.json or --override-generation-config: {error} Pass --generation-config vllm to ignore "
+            "the defaults of the file."
         ) from error
     return defaults
+
+
+def _generation_config(source: str, model: ModelConfig) -> dict[str, Any]:
+    """Return the model's generation_config.json ("auto"), nothing ("vllm"), or the file of a folder."""
+    if source == "vllm":
+        return {}
+    return model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")

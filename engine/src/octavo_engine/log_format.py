@@ -6,12 +6,16 @@ as escapes, so that client input cannot split a line or control a terminal.
 
 import json
 import logging
+import os
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal
 
+from octavo_engine.vllm_environment import LOGGING_LEVEL
+
 LogFormat = Literal["text", "json"]
+LOGGING_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != 0x09} | {0x0A: "\\n"}
@@ -57,8 +61,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(log_format: LogFormat, *, process: Literal["api", "core", "router"]) -> None:
-    """Log this process's lines to standard error. Replaces any earlier configuration."""
+    """Log this process's lines to standard error. Replaces any earlier configuration.
+
+    `$VLLM_LOGGING_LEVEL` is the least level of Octavo's own lines; an unknown level counts as INFO.
+    """
     shown = "core" if process == "core" else ""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(shown))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    level = os.environ.get(LOGGING_LEVEL, "").upper()
+    for package in ("octavo", "octavo_engine", "octavo_server"):
+        logging.getLogger(package).setLevel(level if level in LOGGING_LEVELS else "INFO")

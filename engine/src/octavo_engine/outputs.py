@@ -10,8 +10,18 @@ from typing import Literal
 import msgspec
 
 from octavo_engine.wire.records import ErrorKind, FinishReason, Timing
+from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
 
 OutputKind = Literal["cumulative", "delta", "final"]
+_KINDS: dict[RequestOutputKind, OutputKind] = {
+    RequestOutputKind.CUMULATIVE: "cumulative",
+    RequestOutputKind.DELTA: "delta",
+    RequestOutputKind.FINAL_ONLY: "final",
+}
+
+
+def output_kind(params: SamplingParams) -> OutputKind:
+    return _KINDS[params.output_kind]
 
 
 @dataclass(slots=True)

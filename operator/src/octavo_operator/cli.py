@@ -11,13 +11,15 @@ DEFAULT_WORKERS = 16
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="octavo-operator", description="Run the models that InferenceServices ask for.", allow_abbrev=False
+        prog="octavo-operator",
+        description="Create the engines and routers of InferenceServices, and keep them running.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--namespace",
         action="append",
         dest="namespaces",
-        help="namespace to watch; may be repeated (default: all)",
+        help="namespace whose InferenceServices the operator manages; may be repeated (default: all)",
     )
     _add_pod_flags(parser)
     _add_lease_flags(parser)
@@ -26,13 +28,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=DEFAULT_WORKERS,
         metavar="N",
-        help="services reconciled concurrently (default: %(default)s)",
+        help="number of services that are reconciled concurrently (default: %(default)s)",
     )
     parser.add_argument(
         "--liveness",
         metavar="URL",
         default="http://0.0.0.0:8080/healthz",
-        help="address of the liveness probe, /readyz and /metrics (default: %(default)s)",
+        help="URL of the liveness probe, with the address on which /readyz and /metrics are served, too "
+        "(default: %(default)s)",
     )
     formats = ("json", "text")
     parser.add_argument(
@@ -43,16 +46,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--engine-image", required=True, help="image of engine pods, unless the spec names one")
-    add("--router-image", required=True, help="image of router pods, unless the spec names one")
-    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="pull policy of those images")
+    add("--engine-image", required=True, help="image of engine pods, unless the spec of their service names one")
+    add("--router-image", required=True, help="image of router pods, unless the spec of their service names one")
+    policies = ("Always", "IfNotPresent", "Never")
+    add("--image-pull-policy", choices=policies, help="pull policy of --engine-image and --router-image")
     add(
         "--image-pull-secret",
         action="append",
         dest="image_pull_secrets",
         default=[],
         metavar="NAME",
-        help="pull Secret, in the namespace of each service, unless the spec names one; may be repeated",
+        help="name of a pull Secret, in the namespace of each service, for services whose spec names no pull Secret; "
+        "may be repeated",
     )
     add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
     add(
@@ -60,9 +65,9 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=15,
         metavar="S",
-        help="seconds for which terminating pods keep serving (default: %(default)s)",
+        help="seconds for which terminating pods keep serving while proxies remove them (default: %(default)s)",
     )
-    add("--pod-monitors", action="store_true", help="create PodMonitors for the Prometheus operator")
+    add("--pod-monitors", action="store_true", help="create PodMonitors of engines and routers")
     add(
         "--monitor-label",
         action="append",
@@ -70,35 +75,35 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         type=_label,
-        help="label of those PodMonitors, for a Prometheus that selects them by it; may be repeated",
+        help="label to set on PodMonitors, by which Prometheus selects them; may be repeated",
     )
     add(
         "--scraped-from",
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="namespace of a Prometheus that NetworkPolicies admit to engines and routers; may be repeated",
+        help="namespace whose Prometheus may read metrics of engines and routers, by NetworkPolicies; may be repeated",
     )
-    add("--gateway-api", action="store_true", help="create HTTPRoutes of the Gateway API")
+    add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
 
 
 def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     namespace = os.environ.get("POD_NAMESPACE", "default")
-    add("--lease-namespace", default=namespace, help="namespace of the operator and its Lease (default: %(default)s)")
-    add("--lease-name", default="octavo-operator", help="name of the Lease (default: %(default)s)")
+    add("--lease-namespace", default=namespace, help="namespace of operator and Lease (default: %(default)s)")
+    add("--lease-name", default="octavo-operator", help="name of the Lease for leader election (default: %(default)s)")
     add(
         "--identity",
         default=os.environ.get("POD_NAME") or os.uname().nodename,
-        help="holder of the Lease (default: name of the pod)",
+        help="name of this operator as holder of the Lease (default: name of the pod)",
     )
     key = parser.add_mutually_exclusive_group(required=True)
     key.add_argument(
         "--key-secret",
         metavar="NAME",
-        help="Secret in the Lease's namespace with the key that the routers' secrets derive from; created if missing",
+        help="Secret in --lease-namespace with the key from which routers' secrets are derived; created if missing",
     )
-    key.add_argument("--key-file", type=Path, help="file with that key, instead of a Secret")
+    key.add_argument("--key-file", type=Path, help="file with the key from which routers' secrets are derived")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -1,8 +1,8 @@
 """kopf's event handlers: update the view with each watched object and queue the services that it concerns.
 
 kopf's indexes are not used: they hold every object back until all are listed and wake all waiting tasks for each
-object, which took a minute of CPU for 500 services. `Resync` decides instead whether the view is complete. No handler
-needs a finalizer, and none stores anything in annotations.
+object, which took a minute of CPU for 500 services. `Resync` finds out instead whether the view is complete. No handler
+needs a finalizer or stores data in annotations.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
 def watched_resources(settings: Settings) -> tuple[Resource, ...]:
-    """Return the kinds of children to watch; InferenceServices are not among them."""
+    """Return the kinds of children to watch, without InferenceServices, which are watched in any case."""
     extra = [MONITORS] * settings.has_pod_monitors + [ROUTES] * settings.has_gateway_api
     return (*CHILDREN, *extra)
 
@@ -69,7 +69,7 @@ class EventHandlers:
         self._update_view(raw, is_gone=True)
 
     def _is_relevant(self, body: kopf.Body, **_: Any) -> bool:
-        """An object without the service label is relevant if the view has it: its label was removed."""
+        """Return whether the object has the service label, or had it when the view stored the object."""
         return _is_labelled(body) or self._view.contains(body)
 
     async def _on_event(self, event: kopf.RawEvent, body: kopf.Body, **_: Any) -> None:

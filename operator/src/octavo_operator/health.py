@@ -16,7 +16,8 @@ from octavo_operator.metrics import Telemetry
 
 @dataclass(slots=True)
 class Liveness:
-    """Periodic checks, each with the time of its last run and the longest allowed age in seconds."""
+    """State of the operator for the probes. Each periodic task has the time of its last run and an age limit in
+    seconds."""
 
     clock: Callable[[], float] = time.monotonic
     is_ready: bool = False
@@ -26,7 +27,7 @@ class Liveness:
         self._expected[complaint] = (last_s, within_s)
 
     def trouble(self) -> str:
-        """Return the complaints about overdue checks; empty if there are none."""
+        """Return a complaint about each task whose last run is older than its limit; empty if there is none."""
         ages = {text: (self.clock() - last_s(), within_s) for text, (last_s, within_s) in self._expected.items()}
         late = [f"{text} for {age_s:.0f} s" for text, (age_s, within_s) in ages.items() if age_s > within_s]
         return "; ".join(late)
@@ -34,7 +35,7 @@ class Liveness:
 
 @asynccontextmanager
 async def serve_health(url: str, liveness: Liveness, telemetry: Telemetry) -> AsyncIterator[None]:
-    """Serve liveness at `url`, and /readyz and /metrics on the same port."""
+    """Serve the liveness probe at `url`, and /readyz and /metrics on the same port."""
 
     async def alive(_: web.Request) -> web.Response:
         trouble = liveness.trouble()

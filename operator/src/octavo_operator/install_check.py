@@ -1,4 +1,4 @@
-"""`python -m octavo_operator.install_check`: checks an installation. `helm test` runs it under its own account.
+"""`python -m octavo_operator.install_check`: checks an installation. `helm test` runs it with an account of its own.
 
 It checks that an operator holds the Lease, and that the API server accepts an InferenceService in a dry run. It prints
 a line for each check, with the remedy, and exits with 1 if one fails.
@@ -48,7 +48,7 @@ def _wait_for_leader(leases: Any, namespace: str, name: str, *, patience_s: floa
         if leads:
             return True, found
         if time.monotonic() > deadline:
-            return False, f"no operator leads ({found}): look at kubectl -n {namespace} logs deployment/{name}"
+            return False, f"no operator leads ({found}): read the log, kubectl -n {namespace} logs deployment/{name}"
         time.sleep(POLL_S)
 
 
@@ -56,7 +56,7 @@ def _lease_state(leases: Any, namespace: str, name: str) -> tuple[bool, str]:
     try:
         return described(leases.read_namespaced_lease(name, namespace).spec, datetime.now(UTC))
     except ApiException as error:
-        return False, f"its Lease {name} can't be read: {error.status} {error.reason}"
+        return False, f"the Lease {name} can't be read: {error.status} {error.reason}"
 
 
 def described(lease: Any, now: datetime) -> tuple[bool, str]:
@@ -65,7 +65,7 @@ def described(lease: Any, now: datetime) -> tuple[bool, str]:
         return False, "the Lease has no holder"
     age_s = (now - lease.renew_time).total_seconds()
     if age_s > lease.lease_duration_seconds:
-        return False, f"{lease.holder_identity} renewed the Lease {age_s:.0f} s ago"
+        return False, f"its holder {lease.holder_identity} has not renewed the Lease for {age_s:.0f} s"
     return True, f"{lease.holder_identity} leads"
 
 
@@ -86,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Check that an operator leads and that the API server accepts an InferenceService.",
         allow_abbrev=False,
     )
-    parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="Lease of the operator")
-    parser.add_argument("--namespace", required=True, help="namespace that the operator watches")
+    parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="Lease that the leader holds")
+    parser.add_argument("--namespace", required=True, help="namespace for the dry run, watched by the operator")
     parser.add_argument(
         "--patience",
         type=float,

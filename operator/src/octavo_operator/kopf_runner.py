@@ -1,8 +1,8 @@
 """Runs kopf so that it survives any outage: an API server that is away for an hour, or a kind that is removed.
 
-By itself kopf backs off further and further, then ends the process. Here each request is retried forever at short
-intervals, so that the watches resume as soon as the server returns. If kopf ends all the same, the reason is logged
-and kopf is restarted over the same view.
+By default, kopf retries a failed request at growing intervals and then ends the process. Here each request is retried
+forever at short intervals, so that the watches resume as soon as the server returns. If kopf ends nevertheless, the
+reason is logged, and kopf is restarted and updates the same view.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from octavo_operator.names import SERVICE_LABEL
 
 logger = logging.getLogger(__name__)
 
-#: group and version, plural
+#: Group and version, plural name of the kind.
 Resource = tuple[str, str]
 FIRST_PAUSES_S, PAUSE_S = (0.1, 0.3, 0.5, 1.0), 2.0
 RESTART_S = 5.0
@@ -27,7 +27,7 @@ END_S = 10.0
 
 
 class RetryForever:
-    """Endless pauses between retries of one request, in seconds. kopf iterates over it once per request."""
+    """The seconds between retries of a request, without an end. kopf iterates over this object once per request."""
 
     def __iter__(self) -> Iterator[float]:
         return chain(FIRST_PAUSES_S, repeat(PAUSE_S))
@@ -81,7 +81,7 @@ class KopfRunner:
             ),
             restart,
         ]
-        for number in (signal.SIGINT, signal.SIGTERM):  # kopf has installed its own handlers
+        for number in (signal.SIGINT, signal.SIGTERM):  # replace the handlers that kopf has installed
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +98,7 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = settings.persistence.progress_storage = NullStorage()
-    settings.process.ultimate_exiting_timeout = None  # kopf would kill the process even after a restart
+    settings.process.ultimate_exiting_timeout = None  # else kopf kills the process later, even if it was restarted
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = RetryForever()
@@ -112,7 +112,7 @@ def kopf_settings(labelled: Sequence[Resource]) -> kopf.OperatorSettings:
 
 
 class NullStorage(kopf.DiffBaseStorage, kopf.ProgressStorage):
-    """Stores nothing: without it kopf would diff each object at each event, for handlers that do not exist here."""
+    """Stores nothing: kopf's default would compare each object at each event, for handlers that do not exist here."""
 
     def build(self, **_: object) -> kopf.BodyEssence:
         return kopf.BodyEssence({})
@@ -134,7 +134,7 @@ class NullStorage(kopf.DiffBaseStorage, kopf.ProgressStorage):
 
 
 class RateLimitedLogFilter(logging.Filter):
-    """Passes one warning per `every_s` seconds: in an outage each of a dozen watches would log each retry."""
+    """Lets one warning per `every_s` seconds pass: in an outage a dozen watches would each log every retry."""
 
     def __init__(self, every_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class RateLimitedLogFilter(logging.Filter):
 
 
 def reduce_kopf_logging() -> None:
-    """Silence kopf's line for each handled event, and limit its lines for failed requests."""
+    """Drop kopf's log line for each handled event, and limit the rate of those for failed requests."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     rate_limit = RateLimitedLogFilter()
     for name in ("watching", "fetching", "scanning"):

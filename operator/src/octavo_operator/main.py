@@ -1,4 +1,4 @@
-"""Entry point of `octavo-operator`: runs watches, resync, Lease and workers on one event loop, and stops them."""
+"""Entry point of `octavo-operator`: runs watches, resync, leader election and workers on one event loop."""
 
 import argparse
 import asyncio
@@ -130,7 +130,8 @@ async def _operate(
 
 
 async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Liveness) -> None:
-    """Hold the Lease until cancelled; then stop new writes, wait for those in progress and release the Lease."""
+    """Take part in the leader election until cancelled; then stop new writes, wait for those in progress, and release
+    the Lease."""
     leading = asyncio.create_task(leadership.run())
     try:
         await asyncio.wait((leading,))
@@ -146,7 +147,8 @@ async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Livenes
 
 
 async def _supported_settings(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:
-    """Switch off settings whose kinds the cluster lacks. Raises ApiError if the CRD of InferenceServices is missing."""
+    """Switch off the settings that need kinds which the cluster does not serve. Raises ApiError if the CRD of
+    InferenceServices is missing."""
     where = namespaces[0] if namespaces else None
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"

@@ -1,7 +1,7 @@
 """`Telemetry`: the operator's Prometheus metrics, about itself and about the services that it manages.
 
 Counters are incremented as events happen; gauges are computed at each scrape. Only the leading operator exports metrics
-of services, so that two operators don't count them twice. A test keeps the list in docs/reference/metrics.md equal.
+of services, so that two operators don't count them twice. A test compares docs/reference/metrics.md with these metrics.
 """
 
 from collections import Counter
@@ -57,7 +57,8 @@ class Telemetry:
         leads: Callable[[], bool],
         services: Callable[[], Iterable[Mapping[str, Any]]],
     ) -> None:
-        """Set the sources of the gauges, which exist only after start-up. `services`: the latest manifests."""
+        """Set the objects from which gauges are computed and which exist only after start-up. `services`: the latest
+        manifests."""
         self._queue_depth, self._leads, self._services = queue_depth, leads, services
 
     def time_reconcile(self) -> AbstractContextManager[None]:
@@ -65,7 +66,7 @@ class Telemetry:
         return timer
 
     def count_error(self, error: Exception) -> None:
-        """Count by the API server's reason, by "Unreachable", or by the name of the exception."""
+        """Count an error by the API server's reason, by "Unreachable", or by the name of the exception's class."""
         reason = getattr(error, "reason", "") or (UNREACHABLE if isinstance(error, OSError) else type(error).__name__)
         self._errors.labels(reason).inc()
 

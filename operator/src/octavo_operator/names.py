@@ -1,7 +1,7 @@
 """Names and labels of the objects that belong to a service.
 
 A service has a *router*: its own or another service's, which it shares. Engine pods carry the router's name as a label,
-so one headless Service per router selects the engines of all services behind it.
+so one headless Service per router selects the engines of all services that the router serves.
 """
 
 from octavo_operator.spec.service import GROUP
@@ -18,7 +18,7 @@ ENGINE_PORT = 8000
 ROUTER_PORT = 8080
 ROUTER_ADMIN_PORT = 8001
 SERVICE_PORT = 80
-#: Names of container ports. The admin port has the metrics, state and debug routes; no Service exposes it.
+#: Names of container ports. A router's admin port has the metrics, state and debug routes; no Service exposes it.
 HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"

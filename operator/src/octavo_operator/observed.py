@@ -1,7 +1,7 @@
 """The observed state of one service: plain data, made from watched objects and from the routers' reports.
 
-Nothing here is fetched on demand: objects are as old as the watch that delivered them. A decision based on an older
-view must lead to the same final state, only later.
+No object is fetched on demand: objects are as recent as the last event of their watch. A decision that is based on an
+outdated state must lead to the same final state, only later.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Ref = tuple[str, str]  # kind, name
 
-#: Why a pod isn't ready, derived from its status in Kubernetes.
+#: Reason why a pod isn't ready, derived from its status in Kubernetes and its Events.
 Trouble = Literal[
     "Unschedulable",
     "ImagePullError",
@@ -28,8 +28,8 @@ class Pod:
     name: str
     uid: str
     revision: str
-    is_ready: bool = False  # all containers are ready; the readiness gate is not included
-    is_admitted: bool = False  # the condition of the readiness gate
+    is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open
+    is_admitted: bool = False  # the readiness gate is open
     admitted_epoch: str | None = None  # epoch of the engine process that was admitted
     is_terminating: bool = False
     is_fetching: bool = False
@@ -52,14 +52,14 @@ class EngineDeployment:
     revision: str
     replicas: int
     created: str  # RFC 3339, so that text sorts by time
-    version: str = ""  # resourceVersion; a delete based on an older version than the last change fails
+    version: str = ""  # resourceVersion; a delete fails if the Deployment has changed since this version
     is_deleting: bool = False
-    failure: str = ""  # why Kubernetes can't create its pods
+    failure: str = ""  # reason why Kubernetes can't create its pods; empty if it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Memory of one replica's model in bytes, as its engine reports; `kv_tokens` fit into its KV cache."""
+    """Memory of one replica, as its engine reports. `kv_tokens`: number of tokens that fit into its KV cache."""
 
     max_model_len: int
     weights_bytes: int
@@ -69,7 +69,8 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """The report of one router pod. `admitted`: engine pod → epoch whose KV snapshot it has. `sizes`: by engine pod."""
+    """The report of one router pod. `admitted`: engine pod -> epoch of its KV snapshot in the router. `sizes`: engine
+    pod -> size of its model."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class RouterReport:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a child was not written: the API server refused it, or its name belongs to another object."""
+    """Reason why a child was not written: the API server refused it, or another owner's object has its name."""
 
     reason: Literal["NameTaken", "Refused"]
     message: str
@@ -90,13 +91,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """`children`: live objects by kind and name, without engine Deployments and pods. `routers`: ready router pods by
-    name, with None for one that has not reported yet. `refusals`: of the writes that this reconciliation tried.
+    """`children`: existing objects by kind and name, without engine Deployments and pods. `routers`: report of each
+    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     engine_deployments: tuple[EngineDeployment, ...] = ()
-    engine_manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by Deployment name
+    engine_manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Deployment's name -> object
     pods: tuple[Pod, ...] = ()
     routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     router_trouble: str = ""

@@ -1,8 +1,8 @@
 """`Resync`: compares the view with the cluster and requeues all services, periodically and after a possible gap.
 
-The comparison removes objects that were deleted unnoticed, and detects a watch that delivers no events. While the view
-may be incomplete, as at the start and after an outage, the work queue is paused: a plan made from half a view would
-create objects that exist already, or objects that were deleted together with their service.
+The comparison removes objects from the view whose deletion no watch has reported, and detects a watch that delivers no
+events. While the view may be incomplete, as at the start and after an outage, the work queue is paused: a plan made
+from half a view would create objects that exist already, or objects that were deleted together with their service.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 EVERY_S = 300.0
 RETRY_S = 0.5
-MIN_INTERVAL_S = 0.5  # between two comparisons, which leaves the watches time; more where a comparison takes long
-STALLED_WATCH_S = 10.0  # without progress; a watch that has not delivered an object by then never will
-MAX_HOLD_S = 30.0  # without progress; pausing the queue for longer would do more harm than it prevents
+MIN_INTERVAL_S = 0.5  # between two comparisons, for the watches to deliver objects; longer if comparisons take long
+STALLED_WATCH_S = 10.0  # if the watches deliver no missing object for so long, they never will and are restarted
+MAX_HOLD_S = 30.0  # if they still deliver none after so long, the queue runs again: pausing it would do more harm
 
 
 async def retry_until_ok(ask: Callable[[], Awaitable[T]]) -> T:
-    """Retry until `ask` raises no ApiError; log each distinct error once."""
+    """Call `ask` until it raises no ApiError, and return its result; log an error unless it equals the previous one."""
     logged = ""
     while True:
         try:
@@ -39,7 +39,7 @@ async def retry_until_ok(ask: Callable[[], Awaitable[T]]) -> T:
         except ApiError as error:
             if str(error) != logged:
                 logged = str(error)
-                logger.warning("waiting for the API server: %s", logged)
+                logger.warning("the Kubernetes API can't be used yet, trying again: %s", logged)
         await asyncio.sleep(RETRY_S)
 
 
@@ -55,7 +55,7 @@ class Resync:
         on_requeue: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_requeue`: called by the leader each time that it has queued all services."""
+        """`on_requeue`: called each time that this operator, as the leader, has queued all services."""
         self._on_requeue = on_requeue
         self._inventory = inventory
         self._view = view
@@ -70,14 +70,14 @@ class Resync:
         self.mark_stale()
 
     def mark_stale(self) -> None:
-        """Pause the work queue until a comparison shows that the view is complete: events may have been missed."""
+        """Pause the work queue until a comparison shows that the view is complete, as events may have been missed."""
         if not self._stale.is_set():
             self._stale.set()
             self._stale_since_s = self._clock()
             self._queue.pause()
 
     async def compare_until_cancelled(self) -> None:
-        """Compare periodically. Watches are not restarted while they deliver missing objects, however slowly."""
+        """Compare periodically, and restart the watches if they deliver no more of the objects that the view lacks."""
         missing: set[str] = set()
         while True:
             self._stale.clear()
@@ -87,7 +87,7 @@ class Resync:
                 self._progressed_s = now
             stalled_s = now - max(self._stale_since_s, self._progressed_s)
             if missing and min(stalled_s, now - self._restarted_s) > STALLED_WATCH_S:
-                logger.warning("no watch has delivered %d objects that exist: the watches are restarted", len(missing))
+                logger.warning("the watches have not delivered %d existing objects and are restarted", len(missing))
                 self._watches.restart()
                 self._restarted_s = now
             if not self._stale.is_set() and (not missing or stalled_s > MAX_HOLD_S):
@@ -111,7 +111,8 @@ class Resync:
                     await self._leadership.lost.wait()
 
     async def _compare(self) -> set[str]:
-        """Uids that the view lacks. Restarts the watches if a kind was gone meanwhile, as kopf dropped its watch."""
+        """Return the uids that the view lacks. If the CRD of a kind was missing meanwhile, restart the watches, as kopf
+        has dropped the watch of this kind."""
         was_gone = False
 
         async def find() -> set[str]:

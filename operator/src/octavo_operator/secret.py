@@ -1,4 +1,4 @@
-"""Secrets by which routers and engines authenticate each other, derived from one key so that none must be stored.
+"""Secrets by which routers and engines authenticate each other. All derive from one key: the operator stores only it.
 
 A secret is the HMAC-SHA256 (RFC 2104) of the router's namespace and name under the operator's key.
 """
@@ -30,15 +30,16 @@ async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
 
 
 async def restore_key(cluster: Cluster, key: bytes, *, namespace: str, name: str) -> None:
-    """Write a deleted Secret again with the key in use; log a changed one. Never raises ApiError."""
+    """Create the Secret again with the key in use if it was deleted; log a warning if it was changed. Never raises
+    ApiError."""
     try:
         found = await _find_key(cluster, namespace, name)
         if found is None:
             logger.warning("the Secret %s/%s was deleted: it is created again with the same key", namespace, name)
             await _write_key(cluster, key, namespace, name)
         elif found != key:
-            logger.warning("the Secret %s/%s was changed: put the key in use back, or restart the operator and apply "
-                           "all services again", namespace, name)  # fmt: skip
+            logger.warning("the Secret %s/%s was changed, but the operator uses the old key: restore the old key, or "
+                           "restart the operator and apply all services again", namespace, name)  # fmt: skip
     except ApiError as error:
         logger.warning("%s", error)
 
@@ -66,7 +67,7 @@ async def _find_key(cluster: Cluster, namespace: str, name: str) -> bytes | None
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:
     found = await cluster.read("Secret", namespace, name)
     if not (key := base64.b64decode((found.get("data") or {}).get("key", ""))):
-        remedy = "put it back, or delete the Secret so that the operator creates a new key"
+        remedy = "restore the entry, or delete the Secret so that the operator creates a new key"
         what = f"the Secret {namespace}/{name} has no entry `key`: {remedy}"
         raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "NoKey", what)
     return key

@@ -8,7 +8,7 @@ from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceS
 
 #: Kubernetes removes a deleted namespace after 10 s and half of its pods' grace period: 40 s with this default.
 DEFAULT_DRAIN_S = 45
-#: Seconds beyond draining: for closing connections and stopping the engine.
+#: Seconds of a pod's grace period after the drain: for closing connections and stopping the engine.
 SHUTDOWN_S = 15
 
 
@@ -16,11 +16,11 @@ SHUTDOWN_S = 15
 class Settings:
     engine_image: str
     router_image: str
-    operator_namespace: str  # NetworkPolicies admit operator pods of this namespace only
+    operator_namespace: str  # the only namespace from which NetworkPolicies admit operator pods
     image_pull_policy: str | None = None
-    image_pull_secrets: tuple[str, ...] = ()  # for services whose spec names none
+    image_pull_secrets: tuple[str, ...] = ()  # for services whose spec has no imagePullSecrets
     cluster_domain: str = "cluster.local"
-    lame_duck_s: int = 15  # a terminating pod keeps serving while proxies remove it
+    lame_duck_s: int = 15  # seconds for which a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
@@ -54,7 +54,7 @@ class InferenceService:
         return self.spec.drain.timeout_seconds or DEFAULT_DRAIN_S
 
     def grace_s(self, settings: Settings) -> int:
-        """Termination grace period of its pods in seconds. They drain while proxies remove them."""
+        """Termination grace period of the service's pods in seconds. Pods drain while proxies remove them."""
         return max(self.drain_timeout_s, settings.lame_duck_s) + SHUTDOWN_S
 
     @property
@@ -71,7 +71,7 @@ class InferenceService:
 
 
 def read_service(manifest: Mapping[str, Any]) -> InferenceService:
-    """Raises InvalidSpec: a CRD of another version may accept a spec that this operator can't serve."""
+    """Parse a manifest. Raises InvalidSpec, as a CRD of another version may accept a spec that is invalid here."""
     metadata = manifest["metadata"]
     return InferenceService(
         name=metadata["name"],

@@ -1,8 +1,9 @@
 """API keys and their names: the name of a request's key is its tenant.
 
 Keys come from flags and from files: a file of `name: key` lines, or a folder with one file for each key, as Kubernetes
-mounts a Secret. Changed files are read again while the server runs. Only SHA-256 digests are stored. A given key is
-compared with all of them in constant time, so that the duration reveals nothing. Messages never contain a key.
+mounts a Secret. Changed files are read again while the server runs. Only SHA-256 digests of keys are compared: the
+digest of a request's key with every digest, in constant time, so that the duration reveals nothing. Messages never
+contain a key.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ CHECK_EVERY_S = 1.0
 SECRET_REVISION = "..data"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-#: Name, mtime, inode and size of each file. It changes with the content, and when a symbolic link gets a new target.
+#: Resolved path, mtime, inode and size of each file. They change with the content, and with the target of a symlink.
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
@@ -49,9 +50,9 @@ class FileWatch:
 
 
 class ApiKeys:
-    """Raises StartupError for unusable files. A later change that makes a file unusable is logged, and the keys stay.
+    """The valid keys, from flags (`keys`) and files (`paths`). `kind`: name of the keys in messages.
 
-    `kind`: name of the keys in messages.
+    Raises StartupError for an unusable file. If a file becomes unusable later, this is logged, and the keys stay valid.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ApiKeys:
     ) -> None:
         keys = tuple(keys)
         if not all(key.strip() for key in keys):
-            raise StartupError(f"one of the {kind} is empty, which would admit every client: remove it.")
+            raise StartupError(f"one of the {kind} is empty, which would admit every client: remove the empty one.")
         self._given = {unnamed_tenant(key): key for key in keys}
         self._files = FileWatch(paths, clock)
         self._read_path = read or read_keys
@@ -76,7 +77,7 @@ class ApiKeys:
         return len(self._digests)
 
     def tenant_of(self, key: bytes) -> str | None:
-        """Return the name of a key, None for an unknown key."""
+        """Return the name of a key, or None if the key is not valid."""
         self._refresh()
         given = _digest(key)
         matches = [name for name, digest in self._digests.items() if secrets.compare_digest(given, digest)]
@@ -88,7 +89,7 @@ class ApiKeys:
         try:
             self._digests = self._read()
         except StartupError as error:
-            logger.error("the %s stay unchanged: %s", self._kind, error)
+            logger.error("the %s were not reloaded, the previous ones stay valid: %s", self._kind, error)
         else:
             logger.info("reloaded the %s: %d are valid", self._kind, len(self._digests))
 
@@ -97,16 +98,16 @@ class ApiKeys:
         for path in self._files.paths:
             for name, key in self._read_path(path).items():
                 if keys.get(name, key) != key:
-                    raise StartupError(f"{path}: the name {name!r} is given twice: each key needs its own.")
+                    raise StartupError(f"{path}: the name {name!r} is given to two keys: each key needs its own name.")
                 keys[name] = key
         digests = {name: _digest(key.encode()) for name, key in keys.items()}
         if len(set(digests.values())) != len(digests):
-            raise StartupError("two names have the same API key: each needs its own.")
+            raise StartupError("two names have the same API key: each name needs its own key.")
         return digests
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Read a file or folder: name -> key. Raises StartupError with the place of the error, never the content."""
+    """Read the keys of a file or folder: name -> key. Raises StartupError, whose message never contains a key."""
     try:
         if path.is_dir():
             return {file.name: _checked(file.name, file.read_text(), file) for file in _entries(path)}
@@ -133,7 +134,7 @@ def _parse(text: str, path: Path) -> dict[str, str]:
 def _checked(name: str, text: str, place: object) -> str:
     key = text.strip().strip("\"'")
     if not _NAME.fullmatch(name):
-        raise StartupError(f"{place}: a name has letters, digits, '.', '_' and '-', at most 64 of them.")
+        raise StartupError(f"{place}: a name has at most 64 characters: letters, digits, '.', '_' and '-'.")
     if not key.strip("="):
         raise StartupError(f"{place}: the key is empty.")
     return key
@@ -145,7 +146,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _signature(path: Path) -> Signature:
-    """Signature of a file or folder. For a mounted Secret, only the link to its current revision counts."""
+    """Signature of a file or folder; of a mounted Secret, only the link `..data` to its current revision."""
     try:
         revision = path / SECRET_REVISION
         files = [revision] if revision.is_symlink() else _entries(path) if path.is_dir() else [path]

@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Call `next_wait_s` after each try. A try that lasted for `stable_s` resets the wait to `least_s`."""
+    """Waits from `least_s` to `most_s`. A try that lasted for `stable_s` or longer resets the wait to `least_s`."""
 
     def __init__(
         self, *, least_s: float, most_s: float, stable_s: float = 5.0, dice: random.Random | None = None
@@ -18,7 +18,7 @@ class Backoff:
         self._dice = dice or random.Random()
 
     def next_wait_s(self, *, lasted_s: float) -> float:
-        """Return the seconds to wait before the next try."""
+        """Return the seconds to wait before the next try, after a try that took `lasted_s`."""
         if lasted_s >= self._stable_s:
             self._next_s = self._least_s
         wait_s, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)

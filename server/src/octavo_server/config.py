@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from octavo_engine.log_format import LogFormat
 
@@ -10,7 +11,7 @@ from octavo_server.output_parsing.tool_use import ToolSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """Limits of one request. Each field is a flag."""
+    """Limits of one request, each set by the flag of its name."""
 
     max_request_bytes: int = 4 * 2**20
     max_json_values: int = 400_000
@@ -32,7 +33,8 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Limits of the engine's queue; None: no limit. Counts are of sequences, waiting and running together."""
+    """Limits of the engine's queue; None: no limit. `max_num_queued_reqs` and `max_requests_per_key` count waiting and
+    running sequences, `max_num_queued_tokens` the prompt tokens of waiting ones."""
 
     max_num_queued_reqs: int | None = 8192
     max_num_queued_tokens: int | None = None
@@ -60,7 +62,10 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()  # for CORS
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
 
     @property
     def needs_key(self) -> bool:
@@ -68,8 +73,21 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """Files of the server's certificate, and of the authorities that sign clients' certificates. None: no TLS."""
+
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    ca_certs: Path | None = None
+    cert_reqs: int = 0  # of Python's `ssl`: 0 ignores clients' certificates, 2 requires them
+    ciphers: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(HttpSettings):
     served_model_names: tuple[str, ...]
+    uds: Path | None = None  # a Unix socket to listen on, instead of host and port
+    tls: TlsSettings = field(default_factory=TlsSettings)
     root_path: str = ""
     router_only: bool = False
     cache_isolation: bool = False
@@ -77,7 +95,14 @@ class ServerConfig(HttpSettings):
     response_role: str = "assistant"
     enable_force_include_usage: bool = False
     enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    enable_tokenizer_info_endpoint: bool = False
     max_log_len: int | None = None
+    unlogged_paths: tuple[str, ...] = ()
+    stream_interval: int = 1  # tokens per chunk of a stream
+    return_tokens_as_token_ids: bool = False
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    exclude_tools_when_tool_choice_none: bool = False
     reasoning_parser: str | None = None
     tools: ToolSettings = field(default_factory=ToolSettings)
     disable_log_stats: bool = False

@@ -32,7 +32,7 @@ class EngineCollector(Collector):
 
 
 def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
-    """Samples by metric name. `info`: the result of `cache_labels`."""
+    """Samples of all gauges and counters, by the metric's name. `info`: the result of `cache_labels`."""
     plain: dict[str, float] = {
         "num_requests_running": s.running,
         "num_requests_waiting": s.waiting,
@@ -69,12 +69,12 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
     return found
 
 
-#: vLLM exposes these metrics even without such a cache.
+#: Metrics of caches that this engine does not have; vLLM exposes them even without such a cache.
 ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
 
 
 def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
-    """Label values of `cache_config_info`, in the order of its labels."""
+    """Label values of the metric `cache_config_info`, in the order of its labels."""
     return (
         str(ready.block_size),
         str(ready.num_blocks),
@@ -83,4 +83,6 @@ def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:
         ready.kv_dtype,
         str(config.gpu_memory_utilization),
         str(config.swap_space),
+        str(ready.num_blocks * ready.block_size),
+        str(round(ready.num_blocks / -(-ready.max_model_len // ready.block_size), 2)),
     )

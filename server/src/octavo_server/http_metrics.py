@@ -1,7 +1,7 @@
 """The `http_*` metrics, under the names, labels and buckets of prometheus_fastapi_instrumentator, as vLLM serves them.
 
-`handler` is the route's template, or "none" without a route, so its values are bounded; sizes are the values of the
-Content-Length headers. The frequent requests of probes, scrapers and routers aren't counted.
+The label `handler` is the template of the route, or "none" for a request without a route, so its values are bounded.
+Sizes are the values of the Content-Length headers. Requests of probes, scrapers and routers aren't counted.
 """
 
 import time
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 UNCOUNTED = frozenset({"/metrics", "/health", "/ready", "/load", "/ping", "/version", "/server_info", "/kv/events"})
 NO_ROUTE = "none"
-CLIENT_LEFT = 499  # the client left before the response began
+CLIENT_LEFT = 499  # status if the client disconnected before the response began
 DURATION_S = (0.1, 0.5, 1)
 DURATION_HIGHR_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
@@ -58,12 +58,12 @@ class HttpMetrics:
         self._durations.labels(handler, method).observe(duration_s)
 
     def record_refused_head(self, method: str) -> None:
-        """Count a request whose head is too large, which no ASGI layer sees."""
+        """Count a request whose header lines are too large: the server refuses it before it reaches the ASGI app."""
         self.observe(handler=NO_ROUTE, method=method, status=431, duration_s=0.0, request_bytes=0, response_bytes=0)
 
 
 class HttpMetricsMiddleware:
-    """Pure ASGI, without buffering: it reads a response's head and notes its end."""
+    """Pure ASGI: observes each request at the end of its response, which it forwards without buffering."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class HttpMetricsMiddleware:
                 )
 
     def _handler(self, scope: Scope) -> str:
-        """Template of the route. If an inner layer responded before the routing (no key, draining), match it here."""
+        """Template of the route, matched here if an inner layer (API keys, drain) responded before the routing."""
         route = scope.get("route")
         if route is None:
             route = next((r for r in self._routes if r.matches(scope)[0] is not Match.NONE), None)

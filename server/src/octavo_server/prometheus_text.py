@@ -1,7 +1,7 @@
 """Prometheus' text format for the router, whose worker processes send their histograms to the one that is scraped.
 
 Text that doesn't change between two scrapes (names, labels, bounds) is built once. All objects belong to one event
-loop, so there are no locks; an observation is a bisection and two additions.
+loop, so there are no locks; observing a value costs a bisection and two additions.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ def label_text(labels: Mapping[str, str]) -> str:
 
 
 def family_head(name: str, kind: str, help: str) -> str:
-    """The HELP and TYPE lines above a family's samples. A counter's name includes its `_total`."""
+    """The HELP and TYPE lines above a metric's samples. `name` of a counter must include the suffix `_total`."""
     text = help.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
@@ -26,7 +26,7 @@ def bound_text(bound: float) -> str:
 
 
 class Histogram:
-    """One series of a histogram. `names`: all names under which it is exposed, as some metrics also have old names."""
+    """One series of a histogram. `names`: all names under which it is exposed; some metrics also have an old name."""
 
     __slots__ = ("_bounds", "_counts", "_starts", "_sum", "_tails")
 
@@ -44,7 +44,7 @@ class Histogram:
         self._sum += value * times
 
     def snapshot(self) -> tuple[list[int], float]:
-        """The count of each bucket, and the sum, for `add` in another process."""
+        """The count of each bucket, and the sum of the values, which another process can `add` to its own histogram."""
         return [*self._counts], self._sum
 
     def add(self, counts: Sequence[int], total: float) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of one prompt, observed in the front end as its outputs arrive: counts and times, no text.
+"""Metrics of one prompt, observed in the front end as the engine's outputs arrive: counts and times, no text.
 
 `RequestMetrics` turns outputs into observations for a `MetricsSink`; `RequestSummary` holds the totals for a trace.
 """
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class RequestSummary:
-    """Times are by the front end's monotonic clock. `timing`: of the last ended sequence, by the core's clock."""
+    """Totals of one prompt. Times are on the front end's monotonic clock; `timing` has the durations of the sequence
+    that ended last, by the engine core's clock."""
 
     request_id: str
     params: "SamplingParams"
@@ -36,7 +37,7 @@ class MetricsSink(Protocol):
 
 
 class RequestMetrics:
-    """Only the first `close` counts, and no `close` after the last output."""
+    """Observes the outputs of one prompt. `close` has an effect only once, and none after the last output."""
 
     def __init__(self, summary: RequestSummary, sink: MetricsSink) -> None:
         self._summary = summary
@@ -56,11 +57,11 @@ class RequestMetrics:
             self._end(output, now)
 
     def refuse(self) -> None:
-        """Drop the request from the metrics: the engine never accepted it."""
+        """End without an observation, for a request that was rejected."""
         self._has_ended = True
 
     def close(self, reason: str) -> None:
-        """Record the end of a request without its last output: it failed or was abandoned."""
+        """Record the end of a request whose last output never came, because it failed or was abandoned."""
         if not self._has_ended:
             self._has_ended = True
             self._summary.finish_reasons.append(reason)

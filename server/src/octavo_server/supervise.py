@@ -1,8 +1,8 @@
 """`supervised` starts a background task that is restarted when an exception ends it.
 
 If a background task ended silently, the server would answer its probes and do only half of its work. Each failure is
-logged with its traceback; the pauses between restarts grow. A coroutine that returns has finished, and cancelling the
-task ends the supervision.
+logged with its traceback; the pauses between restarts grow. A coroutine that returns is not restarted, and cancelling
+the task ends the coroutine and its supervision.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ LEAST_WAIT_S, MOST_WAIT_S = 0.1, 10.0
 def supervised(
     name: str, make_coroutine: Callable[[], Coroutine[Any, Any, None]], backoff: Backoff | None = None
 ) -> "asyncio.Task[None]":
-    """`make_coroutine` is called for the first run and for each restart. `name` appears in the log."""
+    """Start a task that runs `make_coroutine()` and calls it again for each restart. `name` appears in the log."""
     backoff = backoff or Backoff(least_s=LEAST_WAIT_S, most_s=MOST_WAIT_S)
     return asyncio.create_task(_run_supervised(name, make_coroutine, backoff), name=name)
 

@@ -1,7 +1,7 @@
 """Prometheus metrics of one replica, built from the list in `octavo_engine.wire.metrics`.
 
-There are two sources: the front end observes each request as it happens (latencies, sizes, reasons), and the engine
-core's running totals are read at each scrape. All times are durations by one process's monotonic clock.
+There are two sources: observations of the front end for each request (latencies, sizes, finish reasons), and the engine
+core's running totals, which are read at each scrape. Each duration is measured by one process's monotonic clock.
 """
 
 from collections.abc import Callable
@@ -71,12 +71,12 @@ class Telemetry:
         self.finished[reason] += 1
 
     def request_ended(self, summary: RequestSummary, now: float) -> None:
-        """Record the end of a prompt's request, whatever its outcome."""
+        """Pass the totals of an ended prompt, successful or not, to `on_request_end`."""
         if self.on_request_end is not None:
             self.on_request_end(summary, now)
 
     def record_step(self, stats: EngineStats) -> None:
-        """Observe the step of an engine message. A message without a new step (only an abort) is skipped."""
+        """Observe the engine step that a message reports. A message without a new step (only an abort) is skipped."""
         if stats.steps != self._num_steps:
             self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, created when a request has ended. Imported only with --otlp-traces-endpoint.
+"""OpenTelemetry spans of requests, created when a request has ended; imported only if --otlp-traces-endpoint is given.
 
 `llm_request` spans from arrival to end. Its children `queue`, `prefill` and `decode` have the durations that the engine
 core measured, placed so that the prefill ends at the first token. Names and attributes are vLLM's.
@@ -28,7 +28,7 @@ Attributes = dict[str, str | int | float | list[str]]
 
 
 class RequestTracer:
-    """`shutdown` exports the remaining spans."""
+    """Exports the spans of ended requests; `shutdown` exports those that are still buffered."""
 
     def __init__(self, provider: TracerProvider, model_name: str) -> None:
         self._provider = provider
@@ -36,11 +36,11 @@ class RequestTracer:
         self._model_name = model_name
 
     def record(self, summary: RequestSummary, now: float) -> None:
-        """Record a request that ended at `now`. The parent is the trace of the current HTTP request, if it has one."""
+        """Record a request that ended at `now`. Its span's parent is the `traceparent` of the HTTP request, if any."""
         wall_offset_s = time.time() - time.monotonic()
 
         def at(monotonic_s: float) -> int:
-            """Convert to wall time in nanoseconds, clamped to the request's duration."""
+            """Convert to wall time in nanoseconds, clamped to the time from the request's arrival to its end."""
             return int((wall_offset_s + min(max(monotonic_s, summary.arrival_s), now)) * 1e9)
 
         span = self._tracer.start_span("llm_request", kind=SpanKind.SERVER, start_time=at(summary.arrival_s))
@@ -88,7 +88,7 @@ class RequestTracer:
 
 
 class TraceContextMiddleware:
-    """Pure ASGI: sets the trace of a request's `traceparent` as the parent of spans recorded while it is served."""
+    """Pure ASGI: makes the `traceparent` of a request the parent of the spans recorded while that request is served."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -103,20 +103,21 @@ class TraceContextMiddleware:
 
 
 def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Trace headers among `headers`, as text."""
+    """The trace headers (`TRACE_HEADERS`) among `headers`, decoded to text."""
     found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     return {name: found[name] for name in TRACE_HEADERS if name in found}
 
 
 def otlp_provider(endpoint: str) -> TracerProvider:
-    """Return a provider that exports spans to `endpoint` in batches, in a thread of its own. Raises StartupError."""
+    """Return a provider whose thread exports spans to `endpoint` in batches. Raises StartupError for a bad endpoint."""
     provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=validate_endpoint(endpoint))))
     return provider
 
 
 def validate_endpoint(endpoint: str) -> str:
-    """Return the endpoint, with the standard path if it has none. Raises StartupError for an unusable one."""
+    """Return the endpoint, with /v1/traces if it has no path. Raises StartupError for an invalid URL, or if one of
+    `PROTOCOL_VARIABLES` demands a protocol other than http/protobuf."""
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise StartupError(
@@ -132,7 +133,7 @@ def validate_endpoint(endpoint: str) -> str:
 
 
 def service_resource() -> Resource:
-    """Resource named by OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, `octavo` if neither sets a name."""
+    """OpenTelemetry resource with the service name of OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, else `octavo`."""
     found = Resource.create()
     is_named = not str(found.attributes["service.name"]).startswith("unknown_service")
     return found if is_named else found.merge(Resource({"service.name": "octavo"}))

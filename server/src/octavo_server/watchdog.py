@@ -1,8 +1,8 @@
 """`StallDetector` detects an engine with unfinished requests that makes no progress. Pure: it gets snapshots and times.
 
 Progress is a finished step. A step may take long (a big prefill, a first compilation), so while the engine core sends
-no message at all, the CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. This
-allowance doesn't hold for a core that sends messages without a step, uses no CPU, or is stopped.
+no message at all, the CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. A core that
+sends messages but finishes no step, or that uses no CPU time, makes no progress.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from octavo_engine.wire.records import EngineStats
 
 LONGEST_STEP = 10
-BUSY_SHARE = 0.05  # of one core, between two snapshots
+BUSY_SHARE = 0.05  # CPU use, as a share of one CPU core between two snapshots, from which on the process is busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """State of an engine core seen from outside. Each message of the core brings a new `stats` object."""
+    """State of the engine core as its client sees it. Each message of the core brings a new `stats` object. `cpu_s`:
+    CPU seconds that its process has used."""
 
     num_unfinished: int
     stats: EngineStats
@@ -23,7 +24,7 @@ class EngineSnapshot:
 
 
 class StallDetector:
-    """Call `observe` about once a second. `timeout_s` 0 turns the detector off."""
+    """`observe` must be called about once a second. `timeout_s`: seconds without progress; 0 turns the detector off."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

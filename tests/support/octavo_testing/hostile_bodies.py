@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import count, takewhile
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, BATCH = "/v1/messages", "/v1/chat/completions/batch"
 _USER = b'"messages":[{"role":"user","content":"hi"}]'
 
 
@@ -64,6 +65,25 @@ SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
         RESPONSES,
         _listed(b'{"input":"hi","tools":[', b'{"type":"function","name":"a"}', b"]}"),
     ),
+    "blocks of messages": (
+        MESSAGES,
+        _listed(b'{"max_tokens":1,"messages":[{"role":"user","content":[', b'{"type":"text","text":"b"}', b"]}]}"),
+    ),
+    "blocks of a tool result": (
+        MESSAGES,
+        _listed(
+            b'{"max_tokens":1,"messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":[',
+            b'{"type":"text","text":"b"}',
+            b"]}]}]}",
+        ),
+    ),
+    "messages of wrong types for Anthropic": (MESSAGES, _listed(b'{"max_tokens":1,"messages":[', b"1", b"]}")),
+    "system blocks": (
+        MESSAGES,
+        _listed(b'{"max_tokens":1,"messages":[],"system":[', b'{"type":"text","text":"b"}', b"]}"),
+    ),
+    "conversations": (BATCH, _listed(b'{"messages":[', b'[{"role":"a","content":"b"}]', b"]}")),
+    "messages of a batch": (BATCH, _listed(b'{"messages":[[', b'{"role":"a","content":"b"}', b"]]}")),
     "empty objects": (CHAT, _listed(b"{" + _USER + b',"x":[', b"{}", b"]}")),
     "empty strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'""', b"]}")),
     "escaped strings": (CHAT, _listed(b"{" + _USER + b',"x":[', b'"\\\\"', b"]}")),

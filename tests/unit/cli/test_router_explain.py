@@ -129,7 +129,8 @@ def test_a_server_that_is_no_router_is_reported_in_sentences(monkeypatch, capsys
     args = Namespace(url="http://engine:1", api_key=None, n=3, candidates=4, json=False, follow=False)
     assert explain.explain_decisions(args) == 1
     assert capsys.readouterr().err == (
-        "octavo: HTTP 404: Not Found. Name the port of a router, or its --admin-port where it has one, with --url.\n"
+        "octavo: HTTP 404: Not Found. "
+        "Give the URL of a router with --url, with the port of --admin-port if the router has one.\n"
     )
 
 

@@ -93,12 +93,12 @@ def test_unsupported_flags_are_rejected(argv, capsys):
     ("argv", "message"),
     [
         (["serve", "--prot", "80"], "octavo serve: error: unrecognized arguments: --prot. Did you mean --port or "),
-        (["serve", "m", "--max_model_len=9"], "--max_model_len=9. Did you mean --max-model-len or "),
+        (["serve", "m", "--max_modle_len=9"], "--max_modle_len=9. Did you mean --max-model-len or "),
         (
             ["route", "--replcia", "http://x"],
             "octavo route: error: unrecognized arguments: --replcia http://x. Did",
         ),
-        (["bench", "serve", "--base_url", "x"], "octavo bench serve: error: unrecognized arguments: --base_url x. Did"),
+        (["bench", "serve", "--bsae_url", "x"], "octavo bench serve: error: unrecognized arguments: --bsae_url x. Did"),
         (["chat", "--xyzzy"], "octavo chat: error: unrecognized arguments: --xyzzy\n"),
         (["serve", "a", "b"], "octavo serve: error: unrecognized arguments: b\n"),
         (["--vresion"], "octavo: error: "),
@@ -120,7 +120,13 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
         (["--quantization", "awq"], "quantization='awq' is not supported"),
         (["--enable-lora"], "enable_lora=True is not supported"),
-        (["--trust-remote-code"], "trust_remote_code=True is not supported"),
+        (["--tokenizer-mode", "mistral"], "tokenizer_mode='mistral' is not supported"),
+        (["--override-generation-config", '{"top_q": 1}'], "fields of temperature, top_p"),
+        (["--default-chat-template-kwargs", '{"tools": []}'], "can't set tools"),
+        (["--enable-log-outputs"], "needs --enable-log-requests"),
+        (["--ssl-keyfile", "/nowhere.pem"], "add --ssl-certfile"),
+        (["--ssl-certfile", "/nowhere.pem"], "TLS can't start with /nowhere.pem"),
+        (["--uds", "/nowhere/socket"], "cannot listen on /nowhere/socket"),
         (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be between"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
     ],
@@ -160,7 +166,7 @@ def test_every_field_of_the_engine_has_a_flag_with_help():
 
 def test_help_shows_every_default():
     text = " ".join(help_of_serve().split())
-    for expected in ("Default: 16.", "Default: 2048.", "Default: 256.", "Default: 0.92.", "Default: fcfs."):
+    for expected in ("Default: 16.", "Default: 2048.", "Default: 256.", "Default: 0.01.", "Default: fcfs."):
         assert expected in text
 
 

@@ -54,7 +54,10 @@ def test_dry_run_works_as_a_command(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "report"),
-    [(["--num-gpu-blocks-override", "3", "--dry-run"], "--max-model-len to at most 48"), (["--json"], "add --dry-run")],
+    [
+        (["--num-gpu-blocks-override", "3", "--max-model-len", "64", "--dry-run"], "--max-model-len to at most 48"),
+        (["--json"], "add --dry-run"),
+    ],
     ids=["too small", "json alone"],
 )
 def test_model_that_does_not_fit_is_one_line(flags, report, tmp_path, capsys):

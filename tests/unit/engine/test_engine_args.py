@@ -1,6 +1,12 @@
+from importlib.metadata import version
+
+import octavo_engine
 import pytest
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.engine_args import resolve_config, unused_arguments
+from octavo_engine.vllm_args import ENGINE_ARGUMENTS
+from octavo_engine.vllm_argument import ANY, VllmArgument, describe_unused
+from octavo_engine.vllm_environment import unused_variables
 from octavo_engine.wire.errors import StartupError
 
 
@@ -12,6 +18,11 @@ def test_fields_have_vllms_names():
     config = resolve_config(model="org/m", max_model_len=128, dtype="half", served_model_name="m", watermark=0)
     assert (config.model, config.max_model_len, config.dtype) == ("org/m", 128, "float16")
     assert (config.served_model_name, config.watermark) == (("m",), 0.0)
+
+
+@pytest.mark.parametrize("value", [None, -1, "auto"])
+def test_the_length_is_fitted_to_the_memory_by_default(value):
+    assert resolve_config(max_model_len=value).max_model_len is None
 
 
 def test_an_unknown_name_gets_its_near_matches():
@@ -28,11 +39,14 @@ def test_an_unknown_name_gets_its_near_matches():
         ("enable_lora", True, False),
         ("speculative_config", {"method": "ngram"}, None),
         ("kv_cache_dtype", "fp8", "auto"),
-        ("trust_remote_code", True, False),
+        ("tokenizer_mode", "mistral", "hf"),
+        ("hf_overrides", {"rope_theta": 1}, {}),
+        ("nnodes", 2, 1),
     ],
 )
 def test_an_unimplemented_feature_is_refused_but_its_default_passes(name, value, accepted):
-    with pytest.raises(StartupError, match=f"^{name}=.* is not supported by this version.*{accepted!r}"):
+    choices = "Leave it out" if accepted is None else repr(accepted)
+    with pytest.raises(StartupError, match=f"^{name}=.* is not supported by this version: .*{choices}"):
         resolve_config(**{name: value})
     assert resolve_config(**{name: accepted}) == EngineConfig()
 
@@ -40,6 +54,88 @@ def test_an_unimplemented_feature_is_refused_but_its_default_passes(name, value,
 @pytest.mark.parametrize("name", ["enforce_eager", "disable_log_stats"])
 def test_an_argument_without_effect_passes(name):
     assert resolve_config(**{name: True}) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ({"enforce_eager": True, "tensor_parallel_size": 1, "async_scheduling": None, "max_num_seqs": 4}, []),
+        ({"enforce_eager": False}, ["accepted without effect here: --no-enforce-eager (there are no CUDA graphs)"]),
+        (
+            {"trust_remote_code": True, "compilation_config": 3},
+            [
+                "accepted without effect here: --trust-remote-code (no code from checkpoints is ever run), "
+                "--compilation-config"
+            ],
+        ),
+        ({"structured_outputs_config": {"backend": "auto"}}, []),
+        (
+            {"structured_outputs_config": {"backend": "auto", "disable_fallback": True}},
+            ["accepted without effect here: --structured-outputs-config.disable_fallback"],
+        ),
+        ({"num_scheduler_steps": 8}, ["deprecated by vLLM and without effect here, leave out: --num-scheduler-steps"]),
+        ({"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}}, []),
+    ],
+)
+def test_arguments_without_effect_are_named(arguments, lines):
+    assert describe_unused(unused_arguments(arguments), as_flags=True) == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"structured_outputs_config": {"backend": "bogus"}},
+            r"structured_outputs_config\.backend='bogus' .*'xgrammar'",
+        ),
+        ({"structured_outputs_config": {"colour": 1}}, "has no field 'colour': leave it out, or use one of backend"),
+        (
+            {"structured_outputs_config": {"disable_any_whitespace": True}},
+            "disable_any_whitespace=True is not supported",
+        ),
+        ({"limit_mm_per_prompt": {"image": 1}}, "models get text only"),
+        ({"override_generation_config": {"top_q": 1}}, "fields of temperature, top_p"),
+    ],
+)
+def test_a_refused_entry_is_named(arguments, message):
+    with pytest.raises(StartupError, match=message):
+        resolve_config(**arguments)
+
+
+def test_every_refused_argument_says_why():
+    rows = {
+        **ENGINE_ARGUMENTS,
+        **{f"s.{n}": a for n, a in ENGINE_ARGUMENTS["structured_outputs_config"].fields.items()},
+    }
+    silent = [name for name, row in rows.items() if row.harmless is not ANY and row.missing == VllmArgument().missing]
+    assert [name for name in silent if not row_accepts_both(rows[name])] == []
+
+
+def row_accepts_both(row):
+    return row.is_switch and True in (*row.fulfilled, *row.harmless) and False in (*row.fulfilled, *row.harmless)
+
+
+@pytest.mark.parametrize(("given", "found"), [("hf", "auto"), ("runai_streamer", "safetensors"), ("gguf", "gguf")])
+def test_load_formats_have_vllms_names(given, found):
+    assert resolve_config(load_format=given).load_format == found
+
+
+def test_environment_of_vllm_without_effect_is_named_once():
+    environ = {
+        "VLLM_USE_V1": "1",
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_SERVICE_HOST": "10.0.0.1",
+        "VLLM_PORT": "tcp://10.0.0.1:80",
+        "VLLM_PORT_80_TCP_ADDR": "10.0.0.1",
+        "HOME": "/",
+    }
+    assert unused_variables(environ) == ["set without effect here: VLLM_ATTENTION_BACKEND, VLLM_USE_V1"]
+    assert unused_variables({"HOME": "/"}) == []
+
+
+def test_the_package_has_a_version():
+    assert octavo_engine.__version__ == version("octavo-engine")
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,54 @@ def test_prompt_logprobs_of_chunks_are_joined_and_shared_by_all_sequences(assemb
     taken = assembly.take_output("delta")
     assert [p and p[1].rank for p in taken.prompt_logprobs] == [None, 7, 7]
     assert taken.num_cached_tokens == 16
+
+
+def test_the_top_tokens_rank_from_1_to_k_even_if_the_chosen_token_ties(assemble):
+    assembly = assemble(logprobs=3)
+    entries = [TokenLogprobs([98, 97, 98, 99], [-1.0] * 4, 3)]
+    assembly.push(out("b", logprobs=entries, finish_reason="length"), 1.0)
+    (position,) = completion(assembly).logprobs
+    assert {token_id: entry.rank for token_id, entry in position.items()} == {98: 2, 97: 1, 99: 3}
+    assert next(iter(position)) == 98, "the chosen token comes first"
+
+
+def test_entries_with_their_own_ranks_keep_them(assemble):
+    assembly = assemble(logprob_token_ids=[97, 98])
+    entry = TokenLogprobs([98, 97, 98], [-1.0, -3.0, -1.0], 2, ranks=[2, 40, 2])
+    assembly.push(out("b", logprobs=[entry], finish_reason="length"), 1.0)
+    done = completion(assembly)
+    assert {token_id: entry.rank for token_id, entry in done.logprobs[0].items()} == {98: 2, 97: 40}
+    assert done.cumulative_logprob == -1.0
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative"])
+def test_stream_interval_batches_the_tokens_between_first_and_last(assemble, kind):
+    assembly = assemble(stream_interval=3)
+    lengths = []
+    for i in range(9):
+        assembly.push(out("a", finish_reason="length" if i == 8 else None), 1.0)
+        taken = assembly.take_output(kind)
+        lengths.append(len(taken.outputs[0].token_ids) if taken else 0)
+    assert lengths == ([1, 0, 0, 3, 0, 0, 3, 0, 2] if kind == "delta" else [1, 0, 0, 4, 0, 0, 7, 0, 9])
+
+
+def test_detokenize_false_leaves_decoded_tokens_unset(assemble):
+    assembly = assemble(detokenize=False, logprobs=1, prompt_logprobs=0)
+    entry = TokenLogprobs([98, 97], [-1.0, -0.5], 2)
+    assembly.push(out("b", logprobs=[entry], prompt_logprobs=[None, entry], finish_reason="length"), 1.0)
+    taken = assembly.take_output("final")
+    positions = [*taken.outputs[0].logprobs, taken.prompt_logprobs[1]]
+    assert [entry.decoded_token for position in positions for entry in position.values()] == [None] * 4
+
+
+def test_delta_output_keeps_no_logprobs_that_were_taken(assemble):
+    assembly = assemble(logprobs=0)
+    taken = []
+    for i in range(50):
+        assembly.push(out("a", logprobs=[TokenLogprobs([97], [-1.0], 1)]), 1.0)
+        if i % 3 == 2:
+            taken += assembly.take_output("delta").outputs[0].logprobs
+            assert len(assembly.sequences[0].logprobs) == 0
+    assembly.push(out("b", logprobs=[TokenLogprobs([98], [-1.0], 1)], finish_reason="length"), 1.0)
+    last = assembly.take_output("delta").outputs[0]
+    assert (len(taken), len(last.logprobs), last.cumulative_logprob) == (48, 3, pytest.approx(-51.0))

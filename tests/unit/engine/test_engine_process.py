@@ -6,6 +6,7 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import (
     BlockLife,
@@ -106,3 +107,16 @@ def test_the_folder_is_private_and_its_paths_short(monkeypatch):
         remove_folder(folder)
         remove_folder(folder)
     assert not Path(folder).exists()
+
+
+def test_no_writable_temporary_folder_is_a_startup_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(StartupError, match=r"absent.*TMPDIR"):
+        make_folder()
+
+    def without_candidates():
+        raise FileNotFoundError("No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", without_candidates)
+    with pytest.raises(StartupError, match=r"No usable temporary directory.*TMPDIR"):
+        make_folder()

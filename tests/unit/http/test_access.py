@@ -70,6 +70,24 @@ def test_each_caller_of_a_server_with_keys_and_a_secret_gets_its_routes(keys, he
     assert identify(policy, "/health", headers) == Identity()
 
 
+@pytest.mark.parametrize(
+    ("headers", "identity"),
+    [
+        ([(b"x-api-key", b"sk-a")], Identity("alice")),
+        ([(b"x-api-key", b"")], 401),
+        ([(b"x-api-key", b"wrong")], 401),
+        ([*bearer(b"wrong"), (b"x-api-key", b"sk-a")], 401),
+        ([(b"x-api-key", b"sk-a"), *bearer(b"boss")], Identity("admin", is_admin=True)),
+    ],
+)
+def test_routes_of_messages_accept_x_api_key_and_others_do_not(keys, headers, identity):
+    policy = AccessPolicy(keys=keys)
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert identify(policy, path, headers) == identity
+    if not isinstance(identity, Identity) or not identity.is_admin:
+        assert identify(policy, "/v1/chat/completions", headers) == 401
+
+
 def test_a_single_key_is_not_the_admin_key():
     policy = AccessPolicy(keys=ApiKeys(["only"]))
     assert isinstance(identify(policy, "/v1/models", bearer(b"only")), Identity)

@@ -95,5 +95,5 @@ def test_a_context_selects_the_default_namespace(kubeconfig: str) -> None:
 def test_a_missing_cluster_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "absent"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(Unexplained, match=r"no cluster is known: .* Set KUBECONFIG"):
+    with pytest.raises(Unexplained, match=r"no cluster is configured: .* Set \$KUBECONFIG"):
         access(None, None)

@@ -88,7 +88,7 @@ async def test_uids_are_listed_by_page_and_label() -> None:
 @pytest.mark.parametrize(("stored", "written", "logged"), [
     (None, [{"key": MINE}], "was deleted: it is created again"),
     (MINE, [], ""),
-    (b"other", [], "was changed: put the key in use back"),
+    (b"other", [], "was changed, but the operator uses the old key"),
 ])  # fmt: skip
 async def test_a_deleted_key_is_restored_and_a_changed_one_is_logged(stored, written, logged, caplog) -> None:  # type: ignore[no-untyped-def]
     posted = []
@@ -125,5 +125,5 @@ async def test_the_error_for_a_secret_without_its_key_has_the_remedy() -> None:
         return web.json_response({"data": {"other": "eA=="}})
 
     async with cluster_of(answer) as cluster:
-        with pytest.raises(ApiError, match="the Secret octavo-system/octavo-key has no entry `key`: put it back"):
+        with pytest.raises(ApiError, match="the Secret octavo-system/octavo-key has no entry `key`: restore the entry"):
             await operator_key(cluster, namespace="octavo-system", name="octavo-key")

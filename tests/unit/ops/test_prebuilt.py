@@ -38,6 +38,12 @@ def test_a_level_that_was_not_built_is_skipped(folder: Path) -> None:
     assert prebuilt_library() == (path_of(folder, others[0]) if others else None)
 
 
+def test_a_wheel_brings_its_own_libraries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_PREBUILT")
+    monkeypatch.setattr(module, "WHEEL_FOLDER", folder)
+    assert prebuilt_library(frozenset()) == path_of(folder, HERE[-1])
+
+
 def test_no_prebuilt_library_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_PREBUILT", raising=False)
     assert prebuilt_library() is None

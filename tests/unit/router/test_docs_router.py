@@ -91,5 +91,12 @@ def test_names_in_a_page_exist(page):
 
 
 #: Flags of pytest, our own tests and benchmarks, Helm and kubectl that pages name.
-FOREIGN_FLAGS = {"--set", "--reset-then-reuse-values", "--take-ownership", "--peers", "--update-golden"}
+FOREIGN_FLAGS = {
+    "--set",
+    "--extra-index-url",
+    "--reset-then-reuse-values",
+    "--take-ownership",
+    "--peers",
+    "--update-golden",
+}
 RESPONSE_HEADERS = {"x-octavo-replica", "x-octavo-rung", "x-octavo-cached-tokens"}

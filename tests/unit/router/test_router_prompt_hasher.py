@@ -9,7 +9,7 @@ from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.hashing import block_hashes, root_hash
 from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
-from octavo_server.router.prompts.prompt import estimate
+from octavo_server.router.prompts.prompt import estimate, kind_of_body
 from octavo_server.router.prompts.prompt_hasher import PromptHasher, is_nondeterministic
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS
 
@@ -231,3 +231,11 @@ def test_nondeterministic_templates_are_detected():
     assert is_nondeterministic("{{ ['a', 'b'] | random }}")
     assert is_nondeterministic("{{ lipsum() }}")
     assert not is_nondeterministic(TEMPLATES["qwen"])
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [({"messages": [], "prompt": "a"}, "chat"), ({"prompt": "a"}, "completion"), ({}, "completion")],
+)
+def test_the_shape_of_an_invocation_decides_its_kind(body, kind):
+    assert kind_of_body("invocation", body) == kind

@@ -94,7 +94,7 @@ async def test_a_hanging_worker_counts_with_its_latest_report(three, monkeypatch
     with caplog.at_level(logging.WARNING):
         state = merged_state(await three[0].workers.collect_reports(ReportQuery("state")))
     assert (state.workers, state.replicas[0].in_flight) == (3, 7)
-    assert "worker-1 doesn't answer" in caplog.text
+    assert "worker-1 didn't answer" in caplog.text
 
 
 async def test_the_socket_of_a_killed_worker_is_replaced(tmp_path):

@@ -31,7 +31,7 @@ CASES = {
         {
             "proc/self/cgroup": "0::/\n",
             **v2("", memory_max=str(4 * GIB), memory_current=str(3 * GIB), cpu_max="250000 100000"),
-            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB}\n",
+            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 2}\nactive_file {GIB // 2}\n",
         },
         CgroupLimits(memory_bytes=4 * GIB, memory_available_bytes=2 * GIB, cpus=2.5),
     ),
@@ -52,7 +52,8 @@ CASES = {
             "proc/self/cgroup": "5:memory:/box\n4:cpu,cpuacct:/box\n1:name=systemd:/x\n",
             "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{3 * GIB}\n",
             "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{2 * GIB}\n",
-            "sys/fs/cgroup/memory/box/memory.stat": f"total_inactive_file {GIB}\n",
+            "sys/fs/cgroup/memory/box/memory.stat": f"active_file 7\ntotal_inactive_file {GIB // 4}\n"
+            f"total_active_file {3 * GIB // 4}\n",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
             "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "150000\n",
             "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",

@@ -9,7 +9,7 @@ from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.runner.cpu_threads import ThreadPlan, physical_cores, plan_threads
 from octavo_engine.runner.device import CpuDevice, open_device
-from octavo_engine.runner.memory import GIB, MemoryInfo, host_memory
+from octavo_engine.runner.memory import GIB, host_memory
 from octavo_engine.wire.errors import StartupError
 
 BIND = "OCTAVO_CPU_OMP_THREADS_BIND"
@@ -70,31 +70,27 @@ def test_memory_is_the_lesser_of_machine_and_container(
 
 
 @pytest.mark.parametrize(
-    ("env", "available", "want"),
+    ("env", "want"),
     [
-        ({}, 3 * GIB, 3 * GIB // 2),
-        ({}, 100 * GIB, 4 * GIB),
-        ({"OCTAVO_CPU_KVCACHE_SPACE": "1.5"}, 100 * GIB, 3 * GIB // 2),
-        ({"VLLM_CPU_KVCACHE_SPACE": "40"}, 100 * GIB, 40 * GIB),
-        ({"VLLM_CPU_KVCACHE_SPACE": "0"}, 100 * GIB, 4 * GIB),
-        ({"OCTAVO_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_KVCACHE_SPACE": "40"}, 100 * GIB, 2 * GIB),
+        ({}, None),
+        ({"OCTAVO_CPU_KVCACHE_SPACE": "1.5"}, 3 * GIB // 2),
+        ({"VLLM_CPU_KVCACHE_SPACE": "40"}, 40 * GIB),
+        ({"VLLM_CPU_KVCACHE_SPACE": "0"}, None),
+        ({"OCTAVO_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_KVCACHE_SPACE": "40"}, 2 * GIB),
     ],
 )
-def test_the_default_kv_space_follows_the_variables(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], available: int, want: int
-) -> None:
+def test_variables_set_the_kv_space(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], want: int | None) -> None:
     for name in ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    memory = MemoryInfo(total_bytes=200 * GIB, available_bytes=available)
-    assert CpuDevice().default_kv_bytes(memory, EngineConfig()) == want
+    assert CpuDevice().kv_space_bytes() == want
 
 
 def test_a_kv_space_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "lots")
     with pytest.raises(StartupError, match="VLLM_CPU_KVCACHE_SPACE=lots"):
-        CpuDevice().default_kv_bytes(MemoryInfo(total_bytes=1, available_bytes=1), EngineConfig())
+        CpuDevice().kv_space_bytes()
 
 
 def test_the_cpu_device_has_every_member() -> None:

@@ -26,6 +26,7 @@ def config(folder: Path, **fields: Any) -> EngineConfig:
 def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
     assert load_executor(config(folder))[1].max_model_len == 128
     assert load_executor(config(folder, max_model_len=50))[1].max_model_len == 50
+    assert load_executor(config(folder, num_gpu_blocks_override=7))[1].max_model_len == 112
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_lengths_come_from_the_model_or_the_user(folder: Path) -> None:
     [
         ({"max_model_len": 129}, "at most 128"),
         ({"max_model_len": 0}, "at least 1"),
-        ({"num_gpu_blocks_override": 7}, "--max-model-len to at most 112"),
+        ({"num_gpu_blocks_override": 7, "max_model_len": 128}, "--max-model-len to at most 112"),
         ({"device": "cuda"}, "--device cuda"),
         ({"model": "/nowhere"}, "/nowhere"),
     ],

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from octavo_engine.config import LogprobsMode
 from octavo_engine.runner.penalties import TokenCounts, apply_penalties
 from octavo_engine.runner.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampler, SampleRows, SamplingColumns
 from octavo_engine.runner.seq_state import SeqState
@@ -18,7 +19,9 @@ OUTPUT = [5, 9, 9, 11]
 EOS = 2
 
 
-def sample(logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = None) -> list[SeqResult]:
+def sample(
+    logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = None, mode: LogprobsMode = "raw_logprobs"
+) -> list[SeqResult]:
     """Sample one row per request, each with the same prompt and output tokens."""
     tokens = PROMPT + OUTPUT
     columns = SamplingColumns(len(requests))
@@ -33,7 +36,7 @@ def sample(logits: Tensor, *requests: SamplingParams, seeds: list[int] | None = 
         slots=np.arange(len(requests), dtype=np.int64),
         positions=np.full(len(requests), len(tokens), dtype=np.int64),
     )
-    return Sampler(columns).sample(logits.clone(), rows)
+    return Sampler(columns, mode).sample(logits.clone(), rows)
 
 
 def greedy(**fields: Any) -> SamplingParams:
@@ -276,3 +279,70 @@ def test_logprobs_zero_reports_only_the_chosen_token() -> None:
     (result,) = sample(flat(t8=4.0), greedy(logprobs=0))
     (entry,) = result.logprobs or []
     assert entry.token_ids == [8]
+
+
+def test_a_chosen_token_among_ties_outside_the_top_ranks_after_them() -> None:
+    logits = flat(t31=4.0, t8=4.0, t20=4.0, t9=4.0).repeat(VOCAB, 1)
+    entries = [result.logprobs for result in sample(logits, *[SamplingParams(logprobs=3, top_k=4)] * VOCAB)]
+    outside = [found[0] for found in entries if found and found[0].token_ids[0] not in found[0].token_ids[1:]]
+    assert {entry.rank for entry in outside} == {4}
+
+
+def test_logprob_token_ids_report_these_ids_with_their_ranks() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
+    (result,) = sample(logits, greedy(logprob_token_ids=[5, 30]))
+    (entry,) = result.logprobs or []
+    raw = logits[0].log_softmax(-1)
+    assert entry.token_ids == [int(raw.argmax()), 5, 30]
+    assert entry.logprobs == pytest.approx(raw[entry.token_ids].tolist())
+    assert entry.ranks == [1, int((raw >= raw[5]).sum()), int((raw >= raw[30]).sum())]
+
+
+def test_each_logprobs_mode_reports_its_values() -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4)) * 2
+    params = SamplingParams(logprobs=-1, temperature=0.5, top_k=3, logit_bias={7: 100.0})
+
+    def reported(mode: LogprobsMode) -> dict[int, float]:
+        ((entry,),) = [result.logprobs or [] for result in sample(logits, params, mode=mode)]
+        return dict(zip(entry.token_ids, entry.logprobs, strict=True))
+
+    biased = logits[0].clone()
+    biased[7] += 100.0
+    kept = (biased / 0.5).topk(3)
+    for mode, values in (("raw_logits", logits[0]), ("raw_logprobs", logits[0].log_softmax(-1))):
+        found = reported(mode)  # type: ignore[arg-type]
+        assert [found[i] for i in range(VOCAB)] == pytest.approx(values.tolist(), abs=1e-5)
+    for mode, values in (("processed_logits", kept.values), ("processed_logprobs", kept.values.log_softmax(-1))):
+        found = reported(mode)  # type: ignore[arg-type]
+        assert {i for i, value in found.items() if value > float("-inf")} == set(kept.indices.tolist())
+        assert [found[i] for i in kept.indices.tolist()] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_processed_logits_of_a_greedy_row_have_no_temperature() -> None:
+    (result,) = sample(flat(t8=4.0), greedy(logprobs=1, logit_bias={8: 1.0}), mode="processed_logits")
+    (entry,) = result.logprobs or []
+    assert entry.logprobs == [5.0, 5.0]
+
+
+def test_processed_logits_respect_top_p_and_min_p() -> None:
+    logits = flat(t8=9.0, t9=8.0, t10=2.0)
+    results = sample(
+        logits.repeat(2, 1),
+        SamplingParams(logprobs=-1, top_p=0.9),
+        SamplingParams(logprobs=-1, min_p=0.3),
+        mode="processed_logits",
+    )
+    for result in results:
+        (entry,) = result.logprobs or []
+        assert {i for i, v in zip(entry.token_ids, entry.logprobs, strict=True) if v > float("-inf")} == {8, 9}
+
+
+@pytest.mark.parametrize(
+    ("budget", "start", "forced"),
+    [(4, None, True), (5, None, False), (3, 5, True), (4, 5, False), (0, 20, False), (0, 9, False)],
+)
+def test_the_end_of_reasoning_is_forced_after_its_budget(budget: int, start: int | None, forced: bool) -> None:
+    """The output is 5, 9, 9, 11, and the last case's reasoning has ended with its token 11."""
+    end = 11 if start == 9 else 30
+    params = greedy(thinking_token_budget=budget, reasoning_start_token_id=start, reasoning_end_token_id=end)
+    assert tokens_of(sample(flat(t8=4.0), params)) == [end if forced else 8]

@@ -18,7 +18,8 @@ class Engine:
 def test_banner_shows_capacity_address_and_example():
     model, cache, url, example = banner(Engine(), ServerConfig(served_model_names=("a",)), 8000, 4.25)
     assert model == "model /models/a as a: bfloat16 on cpu, 0.50 GiB"
-    assert cache == "KV cache 8,192 tokens (0.25 GiB, bfloat16): 4.0 requests of the full 2,048 tokens at once"
+    size = "KV cache 8,192 tokens (0.25 GiB, bfloat16)"
+    assert cache == f"{size}: room for 4.0 requests of the full 2,048 tokens at once"
     assert url.startswith("serving at http://localhost:8000/v1 after 4.2 s")
     assert '"model": "a"' in example
     assert "Authorization" not in example

@@ -2,14 +2,17 @@
 
 import io
 import socket
+from pathlib import Path
 
 import pytest
+from octavo_engine.config import EngineConfig
 from octavo_engine.runner.cgroup import CgroupLimits
-from octavo_engine.runner.memory import GIB, MemoryInfo
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.memory import GIB, MemoryInfo, ModelMemory, default_kv_bytes, size_kv
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
 from octavo_server.up.ports import ReservedPorts
@@ -17,36 +20,31 @@ from octavo_server.up.resource_split import MachineResources, ResourceSettings, 
 from octavo_server.up.restart_policy import MAX_IN_A_ROW, STABLE_S, RestartPolicy
 
 
-def machine(env=None, *, cpus=8, available_gib=64.0, limits=None):
-    memory = MemoryInfo(total_bytes=128 * GIB, available_bytes=int(available_gib * GIB))
-    return MachineResources(
-        env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits(), memory=memory
-    )
+def machine(env=None, *, cpus=8, limits=None):
+    return MachineResources(env=env or {}, affinity=frozenset(range(cpus)), limits=limits or CgroupLimits())
 
 
 @pytest.mark.parametrize(
     ("given", "around", "num", "expected"),
     [
-        (ResourceSettings(), machine(), 2, ResourceShare(num_threads=4, kv_bytes=4 * GIB)),
-        (ResourceSettings(), machine(available_gib=8), 4, ResourceShare(num_threads=2, kv_bytes=GIB)),
-        (ResourceSettings(), machine(cpus=2), 4, ResourceShare(num_threads=1, kv_bytes=4 * GIB)),
-        (ResourceSettings(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, kv_bytes=4 * GIB)),
-        (ResourceSettings(num_threads=3), machine(), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
-        (ResourceSettings(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, kv_bytes=4 * GIB)),
-        (ResourceSettings(kv_cache_memory_bytes=1), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
-        (ResourceSettings(num_gpu_blocks_override=9), machine(), 2, ResourceShare(num_threads=4, kv_bytes=None)),
-        (ResourceSettings(), machine({"VLLM_CPU_KVCACHE_SPACE": "2"}), 2, ResourceShare(num_threads=4, kv_bytes=None)),
+        (ResourceSettings(), machine(), 1, ResourceShare(num_threads=8)),
+        (ResourceSettings(), machine(), 2, ResourceShare(num_threads=4, num_engines=2)),
+        (ResourceSettings(), machine(cpus=2), 4, ResourceShare(num_threads=1, num_engines=4)),
+        (ResourceSettings(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, num_engines=2)),
+        (ResourceSettings(num_threads=3), machine(), 2, ResourceShare(num_threads=None, num_engines=2)),
+        (ResourceSettings(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, num_engines=2)),
+        (ResourceSettings(gpu_memory_utilization=0.4), machine(), 2, ResourceShare(num_threads=4, num_engines=1)),
         (
             ResourceSettings(),
             machine({"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}),
             2,
-            ResourceShare(num_threads=None, kv_bytes=4 * GIB, bind=("0-3", "4-7")),
+            ResourceShare(num_threads=None, num_engines=2, bind=("0-3", "4-7")),
         ),
         (
             ResourceSettings(),
             machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}),
             2,
-            ResourceShare(num_threads=None, kv_bytes=4 * GIB),
+            ResourceShare(num_threads=None, num_engines=2),
         ),
     ],
 )
@@ -54,17 +52,23 @@ def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, ex
     assert split_resources(given, around, num) == expected
 
 
-def test_parts_add_up_to_at_most_one_engine():
-    share = split_resources(ResourceSettings(), machine(available_gib=20), 5)
-    assert 5 * share.kv_bytes <= 10 * GIB
+def test_share_becomes_environment_variables(monkeypatch):
+    share = ResourceShare(num_threads=1, num_engines=2, bind=("0", "1"))
+    assert share.env(1) == {"OCTAVO_NUM_ENGINES": "2", "OCTAVO_CPU_OMP_THREADS_BIND": "1"}
+    assert ResourceShare(num_threads=1).env(0) == {}
+    monkeypatch.setenv("OCTAVO_NUM_ENGINES", "2")
+    assert CpuDevice().memory().num_engines == 2
 
 
-def test_share_becomes_environment_variables():
-    share = ResourceShare(num_threads=1, kv_bytes=GIB // 2, bind=("0", "1"))
-    assert share.env(1) == {"OCTAVO_CPU_KVCACHE_SPACE": "0.500000", "OCTAVO_CPU_OMP_THREADS_BIND": "1"}
+def test_the_caches_of_all_engines_take_what_one_engine_takes():
+    for free_gib, num in ((6, 2), (20, 5), (200, 8)):
+        memory = MemoryInfo(total_bytes=256 * GIB, available_bytes=free_gib * GIB, num_engines=num)
+        model = ModelMemory(weights_bytes=0, bytes_per_block=1 << 20)
+        kv = size_kv(EngineConfig(), model, memory, max_model_len=16)
+        assert num * kv.kv_bytes <= default_kv_bytes(free_gib * GIB)
 
 
-SHARE = ResourceShare(num_threads=3, kv_bytes=None)
+SHARE = ResourceShare(num_threads=3)
 ENGINES = tuple(
     EngineOptions(name=f"replica-{i}", args=("m", "--num-threads", "7"), port=i + 1, position=i, share=SHARE)
     for i in range(2)
@@ -136,6 +140,14 @@ def test_arguments_that_engines_cannot_share_are_rejected():
     check(parsed("--trace", "file", "--replicas", "1"), config)
     with pytest.raises(StartupError, match="--router-secret"):
         check(parsed(), ServerConfig(served_model_names=("m",), router_secrets=("s",)))
+    for listen in ({"uds": Path("s")}, {"tls": TlsSettings(certfile=Path("c"))}):
+        with pytest.raises(StartupError, match="--uds and --ssl-"):
+            check(parsed(), ServerConfig(served_model_names=("m",), **listen))
+
+
+def test_router_gets_the_flags_about_web_pages():
+    flags = ("--allowed-methods", '["POST"]', "--allow-credentials")
+    assert [flag for flag in flags if flag not in route_args(parsed(*flags))] == []
 
 
 def test_restart_delays_double_up_to_a_limit():

@@ -58,3 +58,9 @@ def test_an_invalid_shape_is_refused_by_field(fields, param):
     with pytest.raises(InvalidRequest) as caught:
         StructuredOutputs(**fields)
     assert caught.value.param == param
+
+
+def test_a_structural_tag_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        StructuredOutputs(structural_tag="{}")
+    assert caught.value.param == "structured_outputs.structural_tag"

@@ -125,6 +125,27 @@ class KVCache:
         self.forget_private(seq)
         return True
 
+    def share_computed(self, seq: Sequence) -> int:
+        """Let a running prompt read the blocks that others have computed or planned since it was admitted.
+
+        Prompts with one prefix thus compute each block once between them. At least one token remains to be computed.
+        Return by how many tokens `seq.computed` has grown.
+        """
+        first, limit = seq.computed // self.block_size, (len(seq.token_ids) - 1) // self.block_size
+        if not (self.caching and seq.params.reads_prefix_cache and seq.num_registered == first < limit):
+            return 0
+        self._hash_full_blocks(seq, limit)
+        written = (self._plan.copies, self._plan.swap_in)  # into `table[first]`: it can't be released in this step
+        if self.pool.find(seq.hashes[first]) is None or any(p[1] == seq.table[first] for ps in written for p in ps):
+            return 0
+        found = self.pool.share_prefix(seq.hashes[first:limit])
+        end = first + len(found)
+        self.pool.release(seq.table[first:end])
+        seq.table[first:end] = found
+        seq.num_registered, seq.num_sent = end, min(seq.num_sent, first)
+        gained, seq.computed = end * self.block_size - seq.computed, end * self.block_size
+        return gained
+
     def blocks_needed(self, seq: Sequence, end: int) -> int:
         """Return how many fresh blocks are needed to write tokens [seq.computed, end)."""
         fresh = -(-end // self.block_size) - len(seq.table)

@@ -4,9 +4,13 @@ It first schedules the running sequences in order, prefill chunks and decodes al
 run out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head
 of the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence
 runs the head always fits, because `Scheduler.add` rejects larger requests.
+
+With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
+step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
 """
 
 from octavo_engine.core.preemption import prefers_swap, victims_for
+from octavo_engine.core.prompt_shares import UNMEASURED_TOKENS, PromptShares
 from octavo_engine.core.sequence import Sequence, forked_sequence
 from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
@@ -20,6 +24,11 @@ class Planner:
         self._plan = StepPlan(step_id=0)
         self._costs = StepCosts()
         self._born: list[Sequence] = []
+        self._is_fair = self._config.enable_chunked_prefill and self._config.max_step_ms > 0
+        self._prompts: list[Sequence] = []  # running, in order, with their blocks
+        self._shares: PromptShares | None = None  # set while prompts get their shares
+        self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
+        self._reserved = 0
 
     def step(self, costs: StepCosts) -> StepPlan:
         state = self._state
@@ -30,7 +39,10 @@ class Planner:
         preemptions = state.counters.preemptions
         left = self._schedule_running(budget)
         state.blocked_by = "capacity"
-        if state.counters.preemptions == preemptions:
+        admits = state.counters.preemptions == preemptions
+        if self._is_fair:
+            left = self._share_step(left, admits=admits)
+        elif admits:
             left = self._admit_waiting(left)
         self._kv.end_step()
         for child in self._born:
@@ -64,6 +76,11 @@ class Planner:
                     continue
             if todo <= 0:
                 continue
+            if todo > 1 and self._is_fair:
+                budget -= self._collect_prompt(seq, position)
+                if seq.status != "running":
+                    break
+                continue
             want = self._share_of(seq, start, budget)
             if not self._make_room(seq, position, start + want):
                 if seq.status == "running":
@@ -72,6 +89,60 @@ class Planner:
             self._kv.grow(seq, start + want)
             budget -= self._schedule(seq, want)
         return budget
+
+    def _collect_prompt(self, seq: Sequence, position: int) -> int:
+        """Make a prompt's next block writable, and keep it for its share of the step; return the tokens reserved."""
+        self._share_computed(seq)
+        if not self._make_room(seq, position, len(seq.token_ids)):
+            return 0
+        self._kv.grow(seq, len(seq.token_ids))
+        self._prompts.append(seq)
+        return int(len(self._prompts) == 1)  # the first prompt advances, however many sequences decode
+
+    def _share_step(self, budget: int, *, admits: bool) -> int:
+        """Divide what the decodes leave between the prompts, running and waiting; return the tokens left."""
+        prompts, self._prompts = self._prompts, []
+        budget += bool(prompts)
+        withheld = 0 if self._costs.prefill_token_s else max(budget - UNMEASURED_TOKENS, 0)
+        budget -= withheld
+        self._shares = PromptShares(self._config.max_step_ms / 1000, self._costs, self._plan.seqs)
+        for seq in prompts:
+            if budget > 0 and (want := self._share_of(seq, seq.computed, budget)):
+                budget -= self._place(seq, want, budget)
+        if admits:
+            budget = self._admit_waiting(budget)
+        if self._first is not None:
+            budget = self._schedule_first(self._first, self._shares, budget + self._reserved)
+        self._shares = self._first = None
+        return budget + withheld
+
+    def _place(self, seq: Sequence, want: int, budget: int) -> int:
+        """Schedule `want` tokens, or reserve the first prompt's share, which is scheduled last; return the tokens."""
+        if self._shares is not None:
+            todo = len(seq.token_ids) - seq.computed
+            if self._first is None and todo > 1:
+                self._first = seq
+                self._reserved = self._shares.reserve_first(seq.computed, todo, budget)
+                return self._reserved
+            self._shares.spend(seq.computed, want)
+        return self._schedule(seq, want)
+
+    def _schedule_first(self, seq: Sequence, shares: PromptShares, budget: int) -> int:
+        """Schedule the first prompt within `budget` and the time that the others leave; return the tokens left."""
+        state = self._state
+        self._share_computed(seq)
+        delays_others = len(state.running) > 1 or (state.waiting and state.blocked_by == "budget")
+        want = self._below_threshold(len(seq.token_ids) - seq.computed)
+        return budget - self._schedule(seq, shares.first(seq.computed, want, budget, alone=not delays_others))
+
+    def _share_computed(self, seq: Sequence) -> None:
+        gained = self._kv.share_computed(seq)
+        if not seq.num_preemptions:
+            seq.num_cached += gained
+            self._state.counters.prefix_cache_hits += gained
+
+    def _below_threshold(self, num_tokens: int) -> int:
+        return min(num_tokens, self._config.long_prefill_token_threshold or num_tokens)
 
     def _share_of(self, seq: Sequence, start: int, budget: int) -> int:
         """Return how many tokens of `seq` from `start` on this step computes; cut its drafts to the number that fits.
@@ -82,7 +153,9 @@ class Planner:
         seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
         want = todo + len(seq.drafts)
         if self._config.enable_chunked_prefill:
-            want = min(want, budget, self._config.long_prefill_token_threshold or want)
+            want = min(self._below_threshold(want), budget)
+            if self._shares is not None and self._first is not None:
+                want = self._shares.later(start, self._below_threshold(todo), budget)
         else:
             want = min(want, budget) if budget >= todo else 0
         seq.drafts = seq.drafts[: max(want - todo, 0)]
@@ -118,7 +191,7 @@ class Planner:
             if want == 0:
                 assert state.running or state.in_flight, f"nothing runs, yet {seq.request_id} isn't admitted"
                 return budget
-            budget -= self._schedule(seq, want)
+            budget -= self._place(seq, want, budget)
         if state.waiting:
             state.blocked_by = "budget"
         return budget

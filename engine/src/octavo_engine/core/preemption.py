@@ -39,4 +39,4 @@ def prefers_swap(seq: Sequence, *, mode: PreemptionMode, costs: StepCosts, kv: K
     num_computed_blocks = -(-seq.computed // kv.block_size)
     own_blocks = sum(kv.pool.refs[block] == 1 for block in seq.table[:num_computed_blocks])
     own_tokens = min(own_blocks * kv.block_size, seq.computed)
-    return 2 * own_blocks * costs.swap_block_s <= own_tokens * costs.prefill_token_s
+    return 2 * own_blocks * costs.swap_block_s <= costs.chunk_s(seq.computed - own_tokens, own_tokens)

@@ -1,7 +1,7 @@
 """Prebuilt native kernels for machines without a compiler: one library for each level of CPU features.
 
-`python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image is built; with `OCTAVO_PREBUILT=DIR`
-the engine loads the library for the highest level whose features this CPU has.
+`python -m octavo_engine.ops.prebuilt DIR` compiles them, when a container image or a wheel is built. The engine loads
+the library for the highest level whose features this CPU has, from `OCTAVO_PREBUILT` or from the wheel's own folder.
 """
 
 import argparse
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo_engine.ops.cpu_info import cpu_features
+
+#: Folder of the libraries in a wheel for one platform (engine/hatch_build.py); a checkout has none.
+WHEEL_FOLDER = Path(__file__).parent / "prebuilt_kernels"
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -34,6 +37,7 @@ LEVELS = (
     Level("x86-64-v4-bf16", "x86_64", ("-march=x86-64-v4", "-mavx512bf16"), (*_V4, "avx512_bf16")),
     Level("x86-64-v4", "x86_64", ("-march=x86-64-v4",), _V4),
     Level("x86-64-v3", "x86_64", ("-march=x86-64-v3",), _V3),
+    Level("x86-64", "x86_64", ("-march=x86-64",), ()),
     Level("armv8.6-a", "aarch64", ("-march=armv8.6-a",), ("bf16", "i8mm")),
     Level("armv8-a", "aarch64", ("-march=armv8-a",), ()),
 )
@@ -41,12 +45,10 @@ LEVELS = (
 
 def prebuilt_library(features: frozenset[str] | None = None) -> Path | None:
     """Return the library of the highest level that this CPU supports; None if there is none."""
-    folder = os.environ.get("OCTAVO_PREBUILT")
-    if not folder:
-        return None
+    folder = Path(os.environ.get("OCTAVO_PREBUILT") or WHEEL_FOLDER)
     has = cpu_features() if features is None else features
     fitting = [level for level in _levels_here() if has.issuperset(level.needs)]
-    paths = [path_of(Path(folder), level) for level in fitting]
+    paths = [path_of(folder, level) for level in fitting]
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -48,14 +48,18 @@ class CoreProcess:
 
     @classmethod
     async def launch(cls, config: EngineConfig, loader: str, log_format: LogFormat = "text") -> "CoreProcess":
-        """Start the process. Its output goes to this process's stderr, so that the user sees the loading progress."""
+        """Start the process. Its output goes to this process's stderr, so that the user sees the loading progress.
+
+        Raises StartupError if there is no writable folder for temporary files.
+        """
+        folder = make_folder()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "octavo_engine.process.main"),
             stdin=asyncio.subprocess.PIPE,
             stdout=STDERR_FD,
             stderr=STDERR_FD,
         )
-        core = cls(process, make_folder())
+        core = cls(process, folder)
         start = messages.Start(
             config=config, loader=loader, folder=core._folder, parent_pid=os.getpid(), log_format=log_format
         )

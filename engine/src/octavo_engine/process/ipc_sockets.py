@@ -8,13 +8,24 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from octavo_engine.wire.errors import StartupError
+
 MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
 
 
 def make_folder() -> str:
-    """Create the folder with mode 0700, so that no other user connects; in /tmp if TMPDIR's path is too long."""
-    base = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="octavo-", dir=base if len(base.encode()) <= MAX_FOLDER_CHARS - 20 else "/tmp")
+    """Create the folder with mode 0700, so that no other user connects; in /tmp if TMPDIR's path is too long.
+
+    Raises StartupError if no folder for temporary files is writable, as on a read-only root without /tmp.
+    """
+    try:
+        base = tempfile.gettempdir()
+        return tempfile.mkdtemp(prefix="octavo-", dir=base if len(base.encode()) <= MAX_FOLDER_CHARS - 20 else "/tmp")
+    except OSError as error:
+        raise StartupError(
+            f"the sockets of the engine core need a writable folder for temporary files: {error}: make /tmp writable "
+            f"(in Kubernetes: mount an emptyDir), or set TMPDIR."
+        ) from error
 
 
 def remove_folder(folder: str) -> None:

@@ -24,7 +24,8 @@ Ints = npt.NDArray[np.int64]
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order; `first_row` and `num_rows` have an entry for each.
+    `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows` and `start` (the tokens with
+    KV before them) have an entry for each.
     """
 
     input_ids: Tensor
@@ -33,6 +34,7 @@ class StepInputs:
     steps: list[SeqStep]
     first_row: Ints
     num_rows: Ints
+    start: Ints
 
 
 class PersistentBatch:
@@ -103,6 +105,7 @@ class PersistentBatch:
             steps=steps,
             first_row=first_row,
             num_rows=num_rows,
+            start=start,
         )
 
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:

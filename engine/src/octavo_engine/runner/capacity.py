@@ -1,20 +1,17 @@
 """Computes a model's memory and KV capacity without loading it, for `octavo serve --dry-run`.
 
-The model is built on torch's meta device, which has shapes but no memory, by the code of the real start; dtype, block
-layout and cache size come from the same functions, so that the result equals what a start would report.
-Only headers are read: `config.json`, or the header of a GGUF file.
+`plan_memory` decides for a dry run as for a start, so that the result equals what a start would report. Only headers
+are read: `config.json`, or the header of a GGUF file.
 """
 
 from dataclasses import dataclass
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.models.registry import build_model
-from octavo_engine.runner.device import open_device
-from octavo_engine.runner.memory import MemoryInfo, size_kv
-from octavo_engine.runner.memory_fit import planned_weights_bytes
-from octavo_engine.runner.model_loading import choose_dtype, choose_max_model_len
+from octavo_engine.runner.device import Device, open_device
+from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.sources.model_config import context_length, load_model_config
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,37 +52,27 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     """Compute the capacity. Raises StartupError where a start would raise it, also for insufficient memory."""
     device = open_device(config.device)
     device.prepare(config)
-    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format)
+    files = resolve_files(config)
+    return capacity_of(config, device, files)
+
+
+def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
     model_config = load_model_config(files)
-    max_model_len = choose_max_model_len(config, model_config)
-    dtype = choose_dtype(config, device, model_config)
-    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=max_model_len)
-    weights_bytes = planned_weights_bytes(model)
-    bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
-    before = device.memory()
-    left = max(0, before.available_bytes - weights_bytes)
-    memory = MemoryInfo(total_bytes=before.total_bytes, available_bytes=left)
-    kv = size_kv(
-        config,
-        max_model_len=max_model_len,
-        bytes_per_block=bytes_per_block,
-        memory=memory,
-        default_kv_bytes=device.default_kv_bytes(memory, config),
-    )
+    plan = plan_memory(config, device, model_config)
     return Capacity(
         architecture=model_config.architecture,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(plan.dtype).removeprefix("torch."),
         device=device.name,
         file_bytes=sum(path.stat().st_size for path in files.weight_files),
-        weights_bytes=weights_bytes,
+        weights_bytes=plan.model.weights_bytes,
         context_length=context_length(model_config),
-        max_model_len=max_model_len,
+        max_model_len=plan.max_model_len,
         max_num_seqs=config.max_num_seqs,
         block_size=config.block_size,
-        num_blocks=kv.num_blocks,
-        num_host_blocks=kv.num_host_blocks,
-        bytes_per_block=bytes_per_block,
-        kv_bytes=kv.kv_bytes,
-        total_bytes=before.total_bytes,
-        available_bytes=before.available_bytes,
+        num_blocks=plan.kv.num_blocks,
+        num_host_blocks=plan.kv.num_host_blocks,
+        bytes_per_block=plan.model.bytes_per_block,
+        kv_bytes=plan.kv.kv_bytes,
+        total_bytes=plan.memory.total_bytes,
+        available_bytes=plan.memory.available_bytes,
     )

@@ -29,12 +29,12 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
         limit = _read_int(folder / "memory.limit_in_bytes")
         if limit is not None and limit < _UNLIMITED:
             limits.append(limit)
-            left.append(limit - _used(folder, "memory.usage_in_bytes", "total_inactive_file"))
+            left.append(limit - _used(folder, "memory.usage_in_bytes", "total_"))
     for folder in _ancestors(groups.get("")):
         limit = _read_int(folder / "memory.max")
         if limit is not None:
             limits.append(limit)
-            left.append(limit - _used(folder, "memory.current", "inactive_file"))
+            left.append(limit - _used(folder, "memory.current", ""))
     return CgroupLimits(
         memory_bytes=min(limits, default=None),
         memory_available_bytes=max(0, min(left)) if left else None,
@@ -89,13 +89,15 @@ def _quotas_v2(group: _Group | None) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def _used(folder: Path, usage: str, reclaimable: str) -> int:
+def _used(folder: Path, usage: str, prefix: str) -> int:
+    """Return the used bytes without the page cache, which the kernel reclaims before it kills a process."""
     used = _read_int(folder / usage) or 0
+    cache = {f"{prefix}active_file", f"{prefix}inactive_file"}
     for line in (_read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
-        if key == reclaimable:
-            return max(0, used - int(value))
-    return used
+        if key in cache:
+            used -= int(value)
+    return max(0, used)
 
 
 def _read_int(path: Path) -> int | None:

@@ -1,33 +1,70 @@
-"""The costs of computing a token and of moving a block, measured while serving; inputs of the scheduler's decisions."""
+"""The costs of a step and of moving a block, measured while serving; inputs of the scheduler's decisions.
+
+A step is modelled as `step_s + tokens * prefill_token_s + pairs * context_token_s`, where `pairs` counts, for each
+token, the tokens before it in its sequence. The three costs are the least-squares fit of the relative error over
+recent steps. Steps with and without a prompt are weighed separately, so that decoding for long does not erase what a
+prompt costs.
+"""
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo_engine.wire.plan import StepCosts
 
-_LARGE_CHUNK_TOKENS = 128
-_WEIGHT = 0.2  # weight of the newest measurement
+_FIRST_CHUNK_TOKENS = 16  # a chunk of at least this size must be measured before costs are reported
+_MEMORY = 0.98  # weight of a step relative to the next one of its kind: about 50 steps count
+_SCALE = np.array([1.0, 1 / 16, 1 / 65536])  # of steps, tokens, pairs: a single sample is mostly a cost of its tokens
+_RIDGE = 1e-9  # relative to the matrix; decides between solutions that fit equally well
+_MIN_TOKEN_S = 1e-9
+_SWAP_WEIGHT = 0.2  # weight of the newest measurement
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 class CostMeter:
     """Moving averages of the costs; 0 means that a cost is not measured yet."""
 
     def __init__(self) -> None:
-        self._prefill_token_s = 0.0
+        # Normal equations of steps without and with a prompt: the matrix, and in the last column the right side.
+        self._equations = np.zeros((2, 3, 4))
+        self._is_measured = False
         self._swap_block_s = 0.0
 
-    def record_forward(self, num_rows: npt.NDArray[np.int64], duration_s: float) -> None:
-        """Record a forward pass if its prefill chunks have at least 128 tokens together, and 90 % of all its tokens."""
-        prefill = int(num_rows[num_rows > 1].sum())
-        if prefill >= max(_LARGE_CHUNK_TOKENS, 0.9 * num_rows.sum()):
-            self._prefill_token_s = _average(self._prefill_token_s, duration_s / prefill)
+    def record_forward(self, num_rows: Ints, start: Ints, duration_s: float) -> None:
+        """Record a forward pass. `num_rows`, `start` [seqs]: tokens computed, and tokens with KV before them."""
+        largest = int(num_rows.max())
+        self._is_measured |= largest >= _FIRST_CHUNK_TOKENS
+        pairs = (num_rows * (start + num_rows / 2)).sum()
+        sizes = np.array([1.0, num_rows.sum(), pairs]) * _SCALE / duration_s
+        equations = self._equations[int(largest > 1)]
+        equations *= _MEMORY
+        equations += np.outer(sizes, np.append(sizes, 1.0))
 
     def record_swap(self, num_blocks: int, duration_s: float) -> None:
-        self._swap_block_s = _average(self._swap_block_s, duration_s / num_blocks)
+        new, old = duration_s / num_blocks, self._swap_block_s
+        self._swap_block_s = old + _SWAP_WEIGHT * (new - old) if old else new
 
     def current(self) -> StepCosts:
-        return StepCosts(prefill_token_s=self._prefill_token_s, swap_block_s=self._swap_block_s)
+        if not self._is_measured:
+            return StepCosts(swap_block_s=self._swap_block_s)
+        step_s, token_s, pair_s = (_solve_non_negative(self._equations.sum(axis=0)) * _SCALE).tolist()
+        return StepCosts(
+            prefill_token_s=max(token_s, _MIN_TOKEN_S),
+            swap_block_s=self._swap_block_s,
+            context_token_s=pair_s,
+            step_s=step_s,
+        )
 
 
-def _average(old: float, new: float) -> float:
-    return new if old == 0.0 else old + _WEIGHT * (new - old)
+def _solve_non_negative(equations: Floats) -> Floats:
+    """Solve the normal equations [3, 4] by least squares; a cost that would be negative is zero."""
+    matrix, side = equations[:, :3] + _RIDGE * np.trace(equations[:, :3]) * np.eye(3), equations[:, 3]
+    costs, active = np.zeros(3), [0, 1, 2]
+    while active:
+        found = np.linalg.solve(matrix[np.ix_(active, active)], side[active])
+        if found.min() >= 0:
+            costs[active] = found
+            break
+        active.pop(int(found.argmin()))
+    return costs

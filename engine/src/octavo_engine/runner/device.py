@@ -17,7 +17,8 @@ from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.dtype import choose_cpu_dtype
-from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, MemoryInfo, free_memory_for_kv, host_memory
+from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, NUM_ENGINES_VARIABLE, MemoryInfo, host_memory
+from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
 from octavo_engine.wire.errors import StartupError
 
 
@@ -35,8 +36,8 @@ class Device(Protocol):
 
     def memory(self) -> MemoryInfo: ...
 
-    def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
-        """Return the size of the KV cache if no flag sets it. `memory`: measured after the weights are loaded."""
+    def kv_space_bytes(self) -> int | None:
+        """Return the size of the KV cache that the environment sets; None if it sets none. Raises StartupError."""
         ...
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
@@ -55,6 +56,7 @@ class CpuDevice:
         affinity = os.sched_getaffinity(0)
         plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=read_limits())
         bind(plan)
+        interleave_memory(nodes_to_interleave(os.sched_getaffinity(0)))
         if torch.get_num_threads() != plan.num_threads:
             torch.set_num_threads(plan.num_threads)
 
@@ -65,18 +67,18 @@ class CpuDevice:
         return cpu_backend(specs, block_size, dtype)
 
     def memory(self) -> MemoryInfo:
-        return host_memory(read_limits())
+        return host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
 
-    def default_kv_bytes(self, memory: MemoryInfo, config: EngineConfig) -> int:
-        """Return `OCTAVO_CPU_KVCACHE_SPACE` (or `VLLM_...`) in bytes, else half of the free memory, at most 4 GiB."""
+    def kv_space_bytes(self) -> int | None:
+        """Return `*_CPU_KVCACHE_SPACE`, which is in GiB, in bytes; None if it is not set or 0."""
         name = next((n for n in KV_SPACE_VARIABLES if os.environ.get(n)), None)
         if name is None:
-            return free_memory_for_kv(memory)
+            return None
         try:
             wanted = float(os.environ[name])
         except ValueError:
             raise StartupError(f"{name}={os.environ[name]}: this is not a number; set it in GiB.") from None
-        return int(wanted * GIB) or free_memory_for_kv(memory)
+        return int(wanted * GIB) or None
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)

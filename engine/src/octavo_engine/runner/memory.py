@@ -1,7 +1,8 @@
-"""Computes the number of KV blocks from flags, or from the device's free memory once the weights are loaded.
+"""Divides memory between weights, KV cache and swap space, before a model is loaded. Pure, except for `host_memory`.
 
-The KV cache must hold at least one sequence of full length, so that every admitted request fits; with less memory the
-engine does not start, and the error states the remedy.
+Two figures count. The *limit*, the memory of the machine or its container, decides the longest request (`fitting_len`):
+it does not change between starts, so equal pods accept equal lengths. The *free* memory decides the size of the KV
+cache (`size_kv`), which holds at least one request of that length; with less free memory the engine does not start.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,33 @@ from octavo_engine.wire.errors import StartupError
 GIB = 1 << 30
 MIB = 1 << 20
 KV_SPACE_VARIABLES = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
-_CPU_KV_SHARE = 0.5  # share of the available memory
-_CPU_KV_MOST_BYTES = 4 * GIB
+#: The number of engines that `octavo up` runs beside each other; it sets the variable for each of them.
+NUM_ENGINES_VARIABLE = "OCTAVO_NUM_ENGINES"
+#: Memory of Python, torch and activations in the engine core, plus the API process, measured with SmolLM2.
+PROCESS_BYTES = 384 * MIB
+_HALF_UP_TO_BYTES = 4 * GIB
+_MOST_OF_FREE = 0.9  # share that --gpu-memory-utilization may take of the free memory
 _MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
+_LEAST_TOKENS = 512  # a shorter length that only memory dictates is an error
+_WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one kind differ by some MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInfo:
+    """`total_bytes`: the limit. `available_bytes`: free now. `num_engines`: engines that `octavo up` runs on both."""
+
     total_bytes: int
     available_bytes: int
+    num_engines: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default."""
+
+    weights_bytes: int
+    bytes_per_block: int
+    set_kv_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +51,7 @@ class KVSize:
     kv_bytes: int
 
 
-def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
+def host_memory(limits: CgroupLimits, root: Path = Path("/"), *, num_engines: int = 1) -> MemoryInfo:
     """Return the total and available memory of the machine, or of the container if that is less."""
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
@@ -42,61 +61,140 @@ def host_memory(limits: CgroupLimits, root: Path = Path("/")) -> MemoryInfo:
     available = fields.get("MemAvailable", fields["MemFree"])
     if limits.memory_available_bytes is not None:
         available = min(available, limits.memory_available_bytes)
-    return MemoryInfo(total_bytes=total, available_bytes=available)
+    return MemoryInfo(total_bytes=total, available_bytes=available, num_engines=num_engines)
 
 
-def free_memory_for_kv(memory: MemoryInfo, num_engines: int = 1) -> int:
-    """Return the default bytes of each engine's KV cache on a CPU."""
-    return min(_CPU_KV_MOST_BYTES, int(memory.available_bytes * _CPU_KV_SHARE / num_engines))
-
-
-def size_kv(
-    config: EngineConfig, *, max_model_len: int, bytes_per_block: int, memory: MemoryInfo, default_kv_bytes: int
-) -> KVSize:
-    """Compute the size of the KV cache. Raises StartupError if a sequence of `max_model_len` tokens does not fit."""
-    blocks_per_seq = -(-max_model_len // config.block_size)
+def set_kv_bytes(config: EngineConfig, bytes_per_block: int, variable_bytes: int | None) -> int | None:
+    """Return the size that flags or `variable_bytes`, from one of `KV_SPACE_VARIABLES`, set; None if none does."""
     if config.num_gpu_blocks_override is not None:
-        num_blocks = config.num_gpu_blocks_override
-    elif config.kv_cache_memory_bytes is not None:
-        num_blocks = config.kv_cache_memory_bytes // bytes_per_block
+        return config.num_gpu_blocks_override * bytes_per_block
+    return variable_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+
+
+def default_kv_bytes(rest_bytes: int, num_engines: int = 1) -> int:
+    """Return half of the memory beside the weights, at most 4 GiB, or a quarter if that is more, for all engines."""
+    rest_bytes = max(0, rest_bytes)
+    return max(min(_HALF_UP_TO_BYTES, rest_bytes // 2), rest_bytes // 4) // num_engines
+
+
+def fitting_len(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, longest: int) -> int:
+    """Return the most tokens of a request, up to `longest`, whose KV has room within the memory limit.
+
+    Raises StartupError if the limit leaves no room for a useful length.
+    """
+    kv_bytes = model.set_kv_bytes
+    by_limit = kv_bytes_by_limit(config, model, memory) if kv_bytes is None else kv_bytes
+    fitting = by_limit // model.bytes_per_block * config.block_size
+    if fitting >= longest:
+        return longest
+    if kv_bytes is not None:
+        return max(fitting, 1)  # `size_kv` raises an error if there is not even one block
+    if fitting < _LEAST_TOKENS:
+        raise StartupError(_no_room(config, model, memory, by_limit), code="OutOfMemory")
+    return fitting // _WHOLE_TOKENS * _WHOLE_TOKENS or fitting
+
+
+def fits_limit(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, max_model_len: int) -> bool:
+    """Return whether weights, swap space and the KV cache of one request of this length stay within the limit.
+
+    If the length is not set, the request must fit into the part of the memory that `fitting_len` gives the KV cache.
+    """
+    taken, limit = PROCESS_BYTES + model.weights_bytes + _swap_bytes(config), memory.total_bytes // memory.num_engines
+    if model.set_kv_bytes is not None:
+        return taken + model.set_kv_bytes <= limit
+    needed = -(-max_model_len // config.block_size) * model.bytes_per_block
+    is_roomy = config.max_model_len is not None or needed <= kv_bytes_by_limit(config, model, memory)
+    return is_roomy and taken + needed <= limit
+
+
+def size_kv(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, max_model_len: int) -> KVSize:
+    """Compute the size of the KV cache. `memory`: before the weights are loaded.
+
+    Raises StartupError if a request of `max_model_len` tokens, or the size that was set, does not fit.
+    """
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    free = max(0, memory.available_bytes - model.weights_bytes - _swap_bytes(config))
+    if model.set_kv_bytes is not None:
+        num_blocks = model.set_kv_bytes // model.bytes_per_block
+        if num_blocks < blocks_per_seq:
+            raise StartupError(_too_small(config, num_blocks, max_model_len, model), code="OutOfMemory")
     else:
         most = max(_MOST_BLOCKS, config.max_num_seqs * blocks_per_seq)
-        num_blocks = min(default_kv_bytes // bytes_per_block, most)
-    if num_blocks < blocks_per_seq:
-        message = _too_small(config, num_blocks, max_model_len, bytes_per_block, memory)
-        raise StartupError(message, code="OutOfMemory")
-    num_host_blocks = int(config.swap_space * GIB) // bytes_per_block
-    _check_available(config, num_blocks + num_host_blocks, bytes_per_block, memory)
-    return KVSize(num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=num_blocks * bytes_per_block)
+        num_blocks = min(_kv_bytes_by_free(config, model, memory, free) // model.bytes_per_block, most)
+    num_blocks = max(num_blocks, blocks_per_seq)
+    if num_blocks * model.bytes_per_block > free or memory.available_bytes < model.weights_bytes:
+        raise StartupError(_too_little_free(config, model, memory, num_blocks, max_model_len), code="OutOfMemory")
+    return KVSize(
+        num_blocks=num_blocks,
+        num_host_blocks=_swap_bytes(config) // model.bytes_per_block,
+        kv_bytes=num_blocks * model.bytes_per_block,
+    )
 
 
-def _too_small(
-    config: EngineConfig, num_blocks: int, max_model_len: int, bytes_per_block: int, memory: MemoryInfo
-) -> str:
+def kv_bytes_by_limit(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
+    """Return the size of the KV cache on a machine where nothing else runs, if it is not set."""
+    taken = PROCESS_BYTES + model.weights_bytes + _swap_bytes(config)
+    if config.gpu_memory_utilization is not None:
+        return max(0, int(config.gpu_memory_utilization * memory.total_bytes) - taken)
+    return default_kv_bytes(memory.total_bytes - taken, memory.num_engines)
+
+
+def _kv_bytes_by_free(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, free: int) -> int:
+    if config.gpu_memory_utilization is not None:
+        return min(kv_bytes_by_limit(config, model, memory), int(_MOST_OF_FREE * free))
+    return default_kv_bytes(free, memory.num_engines)
+
+
+def _swap_bytes(config: EngineConfig) -> int:
+    return int(config.swap_space * GIB)
+
+
+def _no_room(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv_bytes: int) -> str:
+    share = config.gpu_memory_utilization
+    limited = f"{size(memory.total_bytes)} of memory" + (f" times --gpu-memory-utilization {share:g}" if share else "")
+    shared = f" for {memory.num_engines} engines" if memory.num_engines > 1 else ""
+    swap = f", its swap space {size(_swap_bytes(config))}" if config.swap_space else ""
+    return (
+        f"the model does not fit: of {limited}{shared}, its weights take {size(model.weights_bytes)}{swap} and its "
+        f"processes {size(PROCESS_BYTES)}; {size(kv_bytes)} of the rest are for the KV cache, less than "
+        f"{_LEAST_TOKENS} tokens: use a smaller model, give it more memory, or set a short --max-model-len."
+    )
+
+
+def _too_small(config: EngineConfig, num_blocks: int, max_model_len: int, model: ModelMemory) -> str:
     fits = num_blocks * config.block_size
     needed_blocks = -(-max_model_len // config.block_size)
     if config.num_gpu_blocks_override is not None:
         raise_flag = f"raise --num-gpu-blocks-override to at least {needed_blocks}"
     else:
-        raise_flag = f"raise --kv-cache-memory-bytes to at least {needed_blocks * bytes_per_block}"
+        raise_flag = f"raise --kv-cache-memory-bytes to at least {needed_blocks * model.bytes_per_block}"
     shorter = f"lower --max-model-len to at most {fits}, or " if fits else ""
     return (
-        f"a request of full length does not fit: the KV cache has {_size(num_blocks * bytes_per_block)} ({num_blocks} "
-        f"blocks of {config.block_size} tokens; {_size(memory.available_bytes)} of memory are available), but one "
-        f"sequence of max_model_len={max_model_len} tokens needs {_size(needed_blocks * bytes_per_block)}: "
-        f"{shorter}{raise_flag}."
+        f"a request of full length does not fit: the KV cache has {size(num_blocks * model.bytes_per_block)} "
+        f"({num_blocks} blocks of {config.block_size} tokens), but one request of max_model_len={max_model_len} tokens "
+        f"needs {size(needed_blocks * model.bytes_per_block)}: {shorter}{raise_flag}."
     )
 
 
-def _check_available(config: EngineConfig, blocks: int, bytes_per_block: int, memory: MemoryInfo) -> None:
-    if blocks * bytes_per_block > memory.available_bytes:
-        raise StartupError(
-            f"the KV cache and swap space do not fit: they take {_size(blocks * bytes_per_block)}, but only "
-            f"{_size(memory.available_bytes)} of memory are available: lower --kv-cache-memory-bytes, "
-            f"--num-gpu-blocks-override or --swap-space.",
-            code="OutOfMemory",
-        )
+def _too_little_free(
+    config: EngineConfig, model: ModelMemory, memory: MemoryInfo, num_blocks: int, max_model_len: int
+) -> str:
+    free = memory.available_bytes - model.weights_bytes - _swap_bytes(config)
+    fits = max(0, free) // model.bytes_per_block * config.block_size
+    swap = f", swap space {size(_swap_bytes(config))}" if config.swap_space else ""
+    if model.set_kv_bytes is not None:
+        kv, remedy = "KV cache", "lower --kv-cache-memory-bytes, --num-gpu-blocks-override or --swap-space"
+    else:
+        kv = f"KV cache of one request of {max_model_len} tokens"
+        remedy = f"set --max-model-len to at most {fits}" if fits else "use a smaller model"
+    needed = model.weights_bytes + _swap_bytes(config) + num_blocks * model.bytes_per_block
+    remedy = f"end other programs, or {remedy}" if needed <= memory.total_bytes else remedy
+    return (
+        f"the model does not fit into the free memory: weights {size(model.weights_bytes)}{swap} and {kv} "
+        f"{size(num_blocks * model.bytes_per_block)}, but only {size(memory.available_bytes)} of "
+        f"{size(memory.total_bytes)} of memory are available: {remedy}."
+    )
 
 
-def _size(num_bytes: int) -> str:
+def size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"

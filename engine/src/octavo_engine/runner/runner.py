@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo_engine.config import LogprobsMode
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
@@ -47,13 +48,14 @@ class Runner:
         grammars: GrammarMasks,
         *,
         host: Tensor | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self._model = model
         self._backend = backend
         self._batch = batch
         self._grammars = grammars
         self._host = host
-        self._sampler = Sampler(batch.columns)
+        self._sampler = Sampler(batch.columns, logprobs_mode)
         self._costs = CostMeter()
 
     @torch.inference_mode()
@@ -86,7 +88,7 @@ class Runner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
-        self._costs.record_forward(inputs.num_rows, time.perf_counter() - started)
+        self._costs.record_forward(inputs.num_rows, inputs.start, time.perf_counter() - started)
         return list(results.values())
 
     def _move_blocks(self, plan: StepPlan) -> None:

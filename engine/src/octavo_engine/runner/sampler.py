@@ -1,10 +1,10 @@
 """`Sampler`: chooses tokens from logits with every field of `SamplingParams`, in vLLM's order of operations.
 
-The grammar's mask is applied first, then raw log-probabilities are computed; then allowed ids, bad words, min_tokens,
-logit bias and penalties change the rows that use them. Greedy rows choose the largest logit (the lowest id among equal
-logits); other rows divide by their temperature, apply min-p, top-k and top-p, and draw. All-greedy batches do one
-argmax; only top-k or top-p may need a sort. A row's token depends on its logits, parameters, seed and position, never
-on other rows.
+The grammar's mask is applied first, then raw log-probabilities are computed (those of the other modes at the end); then
+allowed ids, bad words, min_tokens, logit bias and penalties change the rows that use them. Greedy rows choose the
+largest logit (the lowest id among equal logits); other rows divide by their temperature, apply min-p, top-k and top-p,
+and draw. All-greedy batches do one argmax; only top-k or top-p may need a sort. A row's token depends on its logits,
+parameters, seed and position, never on other rows.
 """
 
 from collections.abc import Collection
@@ -16,11 +16,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.config import LogprobsMode
 from octavo_engine.runner.categorical import draw_filtered_tokens, draw_tokens
 from octavo_engine.runner.grammar_masks import GrammarRows
 from octavo_engine.runner.keyed_random import uniforms
-from octavo_engine.runner.logprobs import token_logprobs
+from octavo_engine.runner.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
+from octavo_engine.runner.processed_logits import processed_logits
 from octavo_engine.runner.seq_state import SeqState
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
@@ -52,7 +54,7 @@ class SamplingColumns:
         self.min_p[slot] = params.min_p
         self.seed[slot] = seed & (2**64 - 1)
         self.edits_logits[slot] = seq.counts is not None or seq.masks is not None
-        self.wants_logprobs[slot] = params.logprobs is not None
+        self.wants_logprobs[slot] = params.wants_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,11 @@ class SampleRows:
 
 
 class Sampler:
-    def __init__(self, columns: SamplingColumns) -> None:
+    """`mode`: the values that requests get as log-probabilities."""
+
+    def __init__(self, columns: SamplingColumns, mode: LogprobsMode = "raw_logprobs") -> None:
         self._columns = columns
+        self._mode = mode
 
     def sample(
         self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
@@ -77,10 +82,12 @@ class Sampler:
             in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
             errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
-        raw = logits[torch.from_numpy(wanting)] if len(wanting) else None
+        reported = logits[torch.from_numpy(wanting)] if len(wanting) else None
         errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
         if errors:
             logits[[*errors]] = 0.0  # so that no later operation sees NaN or a row of -inf
+        if reported is not None and self._mode.startswith("processed"):
+            reported = self._processed(logits[torch.from_numpy(wanting)], rows.slots[wanting])
         chosen = self._choose(logits, rows)
         results = [
             SeqResult(seq_id=seq.seq_id, token_ids=[token])
@@ -88,8 +95,8 @@ class Sampler:
         ]
         for row, error in errors.items():
             results[row] = SeqResult(seq_id=rows.seqs[row].seq_id, token_ids=[], error=error)
-        if raw is not None:
-            for row, entry in zip(wanting.tolist(), self._logprobs(raw, chosen, rows, wanting), strict=True):
+        if reported is not None:
+            for row, entry in zip(wanting.tolist(), self._logprobs(reported, chosen, rows, wanting), strict=True):
                 results[row].logprobs = None if row in errors else [entry]
         return results
 
@@ -153,11 +160,26 @@ class Sampler:
         drawn[some] = draw_filtered_tokens(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
         return drawn
 
+    def _processed(self, logits: Tensor, slots: npt.NDArray[np.int64]) -> Tensor:
+        columns = self._columns
+        fields = ("temperature", "min_p", "top_k", "top_p")
+        return processed_logits(
+            logits, **{name: torch.from_numpy(getattr(columns, name)[slots]).to(logits.device) for name in fields}
+        )
+
     def _logprobs(
-        self, raw: Tensor, chosen: Tensor, rows: SampleRows, wanting: npt.NDArray[np.int64]
+        self, logits: Tensor, chosen: Tensor, rows: SampleRows, wanting: npt.NDArray[np.int64]
     ) -> list[TokenLogprobs]:
-        num_top = [rows.seqs[row].params.logprobs or 0 for row in wanting.tolist()]
-        return token_logprobs(raw, chosen[torch.from_numpy(wanting)], num_top)
+        as_logits = self._mode.endswith("logits")
+        params = [rows.seqs[row].params for row in wanting.tolist()]
+        chosen = chosen[torch.from_numpy(wanting)]
+        num_top = [0 if each.logprob_token_ids else each.logprobs or 0 for each in params]
+        entries = token_logprobs(logits, chosen, num_top, as_logits=as_logits)
+        for i, each in enumerate(params):
+            if each.logprob_token_ids:
+                token_ids = each.logprob_token_ids
+                entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), token_ids, as_logits=as_logits)
+        return entries
 
 
 def _rows_not_finite(logits: Tensor) -> list[int]:

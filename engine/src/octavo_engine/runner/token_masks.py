@@ -1,4 +1,4 @@
-"""`TokenMasks`: a request's allowed ids, bad words, min_tokens and logit bias.
+"""`TokenMasks`: a request's allowed ids, bad words, min_tokens, logit bias and limit on reasoning.
 
 A sequence whose request has none of these has no `TokenMasks`, so its row of logits costs nothing.
 """
@@ -16,6 +16,22 @@ from octavo_engine.wire.sampling import SamplingParams
 _NEVER = float("-inf")
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """The largest number of reasoning tokens. `start_id`: None if reasoning is open from the first token on."""
+
+    num_tokens: int
+    start_id: int | None
+    end_id: int
+
+    def is_spent(self, output: npt.NDArray[np.int32]) -> bool:
+        """Return True if reasoning is open and has all its tokens."""
+        begin = 0 if self.start_id is None else _after_last(output, self.start_id)
+        if begin is None or (_after_last(output, self.end_id) or 0) > begin:
+            return False
+        return len(output) - begin >= self.num_tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
     """`bad_words`: token sequences whose last token is banned if the output ends with the tokens before it."""
@@ -26,6 +42,7 @@ class TokenMasks:
     min_tokens: int
     bias_ids: Tensor | None
     bias: Tensor | None
+    thinking: ThinkingBudget | None
 
     @staticmethod
     def from_params(
@@ -39,7 +56,11 @@ class TokenMasks:
 
         bad_words = tuple(tuple(w) for w in params.bad_words_token_ids if w and 0 <= w[-1] < vocab_size)
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
-        if params.allowed_token_ids is None and not (bad_words or params.min_tokens or bias):
+        budget, end_id = params.thinking_token_budget, params.reasoning_end_token_id
+        thinking = None
+        if budget is not None and end_id is not None and 0 <= end_id < vocab_size:
+            thinking = ThinkingBudget(budget, params.reasoning_start_token_id, end_id)
+        if params.allowed_token_ids is None and not (bad_words or params.min_tokens or bias or thinking):
             return None
         stop_ids = [*(params.stop_token_ids or []), *([] if eos_token_id is None else [eos_token_id])]
         return TokenMasks(
@@ -49,6 +70,7 @@ class TokenMasks:
             min_tokens=params.min_tokens,
             bias_ids=torch.tensor(list(bias), dtype=torch.int64, device=device) if bias else None,
             bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+            thinking=thinking,
         )
 
     def apply(self, row: Float[Tensor, " vocab"], output: npt.NDArray[np.int32]) -> None:
@@ -64,6 +86,15 @@ class TokenMasks:
             row[self.stop_ids] = _NEVER
         if self.bias_ids is not None and self.bias is not None:
             row[self.bias_ids] += self.bias
+        if self.thinking is not None and self.thinking.is_spent(output):
+            row.fill_(_NEVER)
+            row[self.thinking.end_id] = 0.0
+
+
+def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
+    """Return the position after the last such token; None if there is none."""
+    found = np.flatnonzero(output == token_id)
+    return int(found[-1]) + 1 if len(found) else None
 
 
 def _ends_with(output: npt.NDArray[np.int32], tokens: tuple[int, ...]) -> bool:

@@ -30,12 +30,17 @@ SCHEME = "hf://"
 ABANDONED_AFTER_S = 600.0
 
 
-def download_from_hugging_face(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
-    """Download a model into the hub's cache; return its folder, or the GGUF file selected by `file`, a path or glob."""
+def download_from_hugging_face(
+    repo: str, revision: str | None, load_format: str, file: str | None, cache: Path | None = None
+) -> Path:
+    """Download a model into the hub's cache, or a cache in the folder `cache`.
+
+    Returns its folder, or the GGUF file selected by `file`, a path or glob.
+    """
     try:
         info = _info(repo, revision)
     except (Interrupted, StartupError) as error:
-        if (cached := _cached(repo, revision, load_format, file)) is not None:
+        if (cached := _cached(repo, revision, load_format, file, cache)) is not None:
             if not isinstance(error, Unreachable):  # no warning if the user has chosen to be offline
                 logger.warning("%s: %s; the cached model is used", repo, str(error).removeprefix(f"{repo}: "))
             return cached
@@ -43,7 +48,7 @@ def download_from_hugging_face(repo: str, revision: str | None, load_format: str
             raise
         info = with_retries(lambda: _info(repo, revision), SCHEME + repo)
     wanted = select_files(SCHEME + repo, _sizes(info), load_format=load_format, file=file)
-    return _main(_into_cache(repo, revision, info, wanted), wanted)
+    return _main(_into_cache(repo, revision, info, wanted, cache), wanted)
 
 
 class HubModel:
@@ -98,43 +103,43 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
     return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=Silent, **options))
 
 
-def _cached(repo: str, revision: str | None, load_format: str, file: str | None) -> Path | None:
+def _cached(repo: str, revision: str | None, load_format: str, file: str | None, cache: Path | None) -> Path | None:
     """Return the path of the model if the cache holds all its files, else None."""
     try:
         with translate_hub_errors(repo, revision):
-            folder = _snapshot(repo, revision, (), local_files_only=True)
-            wanted = select_files(SCHEME + repo, _known_names(repo, folder), load_format=load_format, file=file)
-            return _main(_snapshot(repo, revision, wanted.names, local_files_only=True), wanted)
+            folder = _snapshot(repo, revision, (), local_files_only=True, cache_dir=cache)
+            wanted = select_files(SCHEME + repo, _known_names(repo, folder, cache), load_format=load_format, file=file)
+            return _main(_snapshot(repo, revision, wanted.names, local_files_only=True, cache_dir=cache), wanted)
     except (Interrupted, StartupError):
         return None
 
 
-def _known_names(repo: str, folder: Path) -> list[str]:
+def _known_names(repo: str, folder: Path, cache: Path | None) -> list[str]:
     """Return the repository's file names if the client has stored them, else the names of the cached files."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return [file.path for file in get_cached_repo_tree(repo, revision=folder.name)]
+        return [file.path for file in get_cached_repo_tree(repo, revision=folder.name, cache_dir=cache)]
     except CachedRepoTreeNotFoundError:
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: FileSelection) -> Path:
+def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: FileSelection, cache: Path | None) -> Path:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
 
     sizes = _sizes(info)
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    folder = Path(cache or constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
     blobs = folder / "blobs"
 
     def missing() -> list[int]:
-        found = {name: try_to_load_from_cache(repo, name, revision=info.sha) for name in wanted.names}
+        found = {name: try_to_load_from_cache(repo, name, cache, info.sha) for name in wanted.names}
         return [sizes[name] for name, path in found.items() if not isinstance(path, str)]
 
     def fetch() -> Path:
         with translate_hub_errors(repo, revision):
-            return _snapshot(repo, revision, wanted.names)
+            return _snapshot(repo, revision, wanted.names, cache_dir=cache)
 
     def fetch_all() -> Path:
         return with_retries(fetch, SCHEME + repo, progress=lambda: folder_bytes(blobs))

@@ -8,7 +8,9 @@ from octavo_engine.wire.errors import StartupError
 SCHEME = "ms://"
 
 
-def download_from_model_scope(repo: str, revision: str | None, load_format: str, file: str | None) -> Path:
+def download_from_model_scope(
+    repo: str, revision: str | None, load_format: str, file: str | None, cache: Path | None = None
+) -> Path:
     try:
         from modelscope.hub.api import HubApi
         from modelscope.hub.snapshot_download import snapshot_download
@@ -19,7 +21,7 @@ def download_from_model_scope(repo: str, revision: str | None, load_format: str,
     try:
         names = [entry["Path"] for entry in HubApi().get_model_files(repo, revision=revision, recursive=True)]
         wanted = select_files(SCHEME + repo, names, load_format=load_format, file=file)
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(wanted.names)))
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(wanted.names), cache_dir=cache))
     except (OSError, ValueError, RuntimeError) as error:
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise StartupError(f"{repo}: cannot be downloaded from ModelScope: {line}") from error

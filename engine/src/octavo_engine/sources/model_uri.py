@@ -53,9 +53,9 @@ def parse_hub_uri(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
     return ("ms" if scheme == "ms" or _prefers_model_scope(scheme) else "hf"), repo, file
 
 
-def download_folder(uri: str) -> Path:
-    """Return the default folder of a downloaded model, the same for `octavo fetch` and `octavo serve`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
+def download_folder(uri: str, parent: Path | None = None) -> Path:
+    """Return the folder of a downloaded model, by default the same for `octavo fetch` and `octavo serve`."""
+    cache = parent or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "models"
     slug = _UNSAFE.sub("-", uri.replace("://", "-"))[:_SLUG_CHARS].strip("-.")
     return cache / f"{slug}-{hashlib.sha256(uri.encode()).hexdigest()[:_DIGEST_CHARS]}"
 

@@ -7,6 +7,7 @@ model that is not supported raises an error that names it.
 from pathlib import Path
 from typing import Any
 
+from octavo_engine.config import EngineConfig
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import download_from_hugging_face
@@ -23,11 +24,30 @@ from octavo_engine.wire.errors import StartupError
 _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt"}
 
 
-def resolve_model(model: str, *, revision: str | None = None, load_format: str = "auto") -> ModelFiles:
-    """Locate a model's files. Raises StartupError: one line with the model or the file, and a remedy."""
+def resolve_files(config: EngineConfig) -> ModelFiles:
+    """Locate the files of the configured model. Raises StartupError."""
+    folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
+    return resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
+
+
+def resolve_text_files(config: EngineConfig, files: ModelFiles) -> ModelFiles:
+    """Locate the files of the tokenizer. `files`: those of the model. Raises StartupError."""
+    if config.tokenizer is None:
+        return files
+    folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
+    return resolve_model(config.tokenizer, download_dir=folder)
+
+
+def resolve_model(
+    model: str, *, revision: str | None = None, load_format: str = "auto", download_dir: Path | None = None
+) -> ModelFiles:
+    """Locate a model's files. Raises StartupError: one line with the model or the file, and a remedy.
+
+    `download_dir`: folder for downloads, in the layout of the hub's cache. None: the cache of each hub.
+    """
     if load_format not in LOAD_FORMATS:
         raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
-    location = _locate(model, revision, load_format)
+    location = _locate(model, revision, load_format, download_dir)
     if location.is_dir():
         files = _open_folder(model, location, load_format)
     else:
@@ -36,14 +56,14 @@ def resolve_model(model: str, *, revision: str | None = None, load_format: str =
     return files
 
 
-def _locate(model: str, revision: str | None, load_format: str) -> Path:
+def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
     if (local := locate_local(model)) is not None:
         return local
     if model.startswith(S3_SCHEME):
-        return fetch_into(download_folder(model), S3Model(model, load_format=load_format))
+        return fetch_into(download_folder(model, download_dir), S3Model(model, load_format=load_format))
     hub, repo, file = parse_hub_uri(model)
     download = download_from_model_scope if hub == "ms" else download_from_hugging_face
-    return download(repo, revision, load_format, file)
+    return download(repo, revision, load_format, file, download_dir)
 
 
 def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:

@@ -17,7 +17,9 @@ class OctavoError(Exception):
     """Base class of the errors whose messages are for users."""
 
 
-class InvalidRequest(OctavoError):
+class InvalidRequest(OctavoError, ValueError):
+    """The request must be changed. It is a ValueError, too, as scripts for vLLM catch that."""
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param

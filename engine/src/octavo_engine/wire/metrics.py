@@ -122,6 +122,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
         "Configuration of the KV cache, as labels; always 1.",
         *("block_size", "num_gpu_blocks", "num_cpu_blocks", "enable_prefix_caching"),
         *("cache_dtype", "gpu_memory_utilization", "swap_space"),
+        *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
     ),
     _gauge(
         "lora_requests_info",

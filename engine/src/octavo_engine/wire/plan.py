@@ -7,6 +7,7 @@ Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `
 [start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
@@ -94,11 +95,28 @@ class SeqResult:
 class StepCosts:
     """Costs that the runner measures; inputs of `Scheduler.step`, so that its decisions can be replayed.
 
-    Zero means not yet measured.
+    Zero means not yet measured. A step takes `step_s`, plus `chunk_s` of each of its sequences.
     """
 
-    prefill_token_s: float = 0.0  # seconds to compute one prompt token in a large chunk
+    prefill_token_s: float = 0.0  # seconds to compute one token, without its attention to earlier tokens
     swap_block_s: float = 0.0  # seconds to move one block one way
+    context_token_s: float = 0.0  # seconds of a token's attention to one earlier token
+    step_s: float = 0.0  # seconds of a step that do not depend on its tokens, such as the passage over the weights
+
+    def chunk_s(self, start: int, num_tokens: int) -> float:
+        """Return the seconds that tokens [start, start + num_tokens) of one sequence add to a step."""
+        return num_tokens * (self.prefill_token_s + self.context_token_s * (start + num_tokens / 2))
+
+    def tokens_within(self, start: int, seconds: float) -> int:
+        """Return how many tokens from `start` on take at most `seconds`: the inverse of `chunk_s`.
+
+        `prefill_token_s` must have been measured.
+        """
+        if seconds <= 0:
+            return 0
+        first_s = self.prefill_token_s + self.context_token_s * start
+        exact = 2 * seconds / (first_s + math.sqrt(first_s**2 + 2 * self.context_token_s * seconds))
+        return int(exact + 1e-6)  # rounding errors must not cost a token
 
 
 @dataclass(slots=True, kw_only=True)

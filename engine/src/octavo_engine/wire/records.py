@@ -50,11 +50,16 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position: the chosen token first, then the top k (so up to k+1 entries)."""
+    """Log-probabilities at one position: the chosen token first, then the top k (so up to k+1 entries).
+
+    `rank`: 1-based rank of the chosen token in the whole vocabulary, the last of its equals. `ranks`: of each entry;
+    None: the entries after the chosen token have the ranks 1 to k.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
-    rank: int  # 1-based rank of the chosen token in the whole vocabulary
+    rank: int
+    ranks: list[int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

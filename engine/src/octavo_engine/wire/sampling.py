@@ -1,18 +1,44 @@
 """`SamplingParams` with vLLM's field names, defaults and rules, shared by `LLM` and the HTTP API."""
 
+import copy
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, get_args, get_origin, get_type_hints
 
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
 MAX_N = 16384
+MAX_LOGPROB_TOKEN_IDS = 128
 MIN_TEMPERATURE = 0.01
 GREEDY_BELOW = 1e-5
 REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # outside it fp32 logits become infinite or NaN, for a whole batch
+
+
+#: Fields of vLLM that this version does not implement -> the accepted values, which have no effect.
+_STILL_TO_COME: dict[str, tuple[Any, ...]] = {
+    "flat_logprobs": (False,),
+    "prompt_logprob_start": (None, 0),
+    "prompt_logprob_token_ids": (None,),
+    "repetition_detection": (None,),
+}
+
+
+class RequestOutputKind(Enum):
+    """Which outputs `AsyncLLM` yields: each with everything so far, each with only the new part, or the last only."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that `update_from_tokenizer` uses."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 def _check(ok: bool, param: str, rule: str, value: object) -> None:
@@ -49,6 +75,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    #: Tokens whose log-probabilities are returned, beside the chosen token's and instead of the most likely tokens'.
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -56,16 +84,25 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    #: `AsyncLLM` yields the first output, then one for this many new tokens, then the last.
+    stream_interval: int | None = None
+    #: The largest number of reasoning tokens, after which `reasoning_end_token_id` is forced; None or -1: no limit.
+    thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputs | None = None
     extra_args: dict[str, Any] | None = None
     #: `bad_words` as token sequences, set by the front end, which has the tokenizer, and read by the sampler.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     #: Special tokens whose text is kept while other special tokens are skipped: the markers that output parsers need.
     shown_special_token_ids: list[int] = field(default_factory=list)
-    #: With `structured_outputs`: the token that ends reasoning, after which the shape applies, and the token that
-    #: starts reasoning, None if reasoning is open from the first token on.
+    #: With `structured_outputs` or `thinking_token_budget`: the token that ends reasoning, after which the shape
+    #: applies, and the token that starts reasoning, None if reasoning is open from the first token on.
     reasoning_end_token_id: int | None = None
     reasoning_start_token_id: int | None = None
+    flat_logprobs: bool = False
+    prompt_logprob_start: int | None = None
+    prompt_logprob_token_ids: list[int] | None = None
+    repetition_detection: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, dict):
@@ -75,6 +112,35 @@ class SamplingParams:
         self._check_counts()
         self._check_distribution()
         self._check_lists()
+        self._check_still_to_come()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> "SamplingParams":
+        """Create the parameters from fields of which None means the default, except for `max_tokens` (no limit)."""
+        return cls(**{name: value for name, value in given.items() if value is not None or name == "max_tokens"})
+
+    def clone(self) -> "SamplingParams":
+        return copy.deepcopy(self)
+
+    def update_from_generation_config(
+        self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
+    ) -> None:
+        """Add the end tokens of generation_config.json except `eos_token_id`, unless `ignore_eos` is set."""
+        ids = generation_config.get("eos_token_id")
+        others = [ids] if isinstance(ids, int) else [*(ids or ())]
+        if not self.ignore_eos:
+            new = [*(self.stop_token_ids or ()), *(i for i in others if i != eos_token_id)]
+            self.stop_token_ids = list(dict.fromkeys(new))
+
+    def update_from_tokenizer(self, tokenizer: Encoder) -> None:
+        """Tokenise each bad word twice: as it appears at the start of a text and after a space."""
+        forms = [prefix + word.lstrip() for word in self.bad_words or () for prefix in ("", " ")]
+        sequences = [tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms]
+        self.bad_words_token_ids = [list(ids) for ids in dict.fromkeys(sequences) if ids]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
     def is_greedy(self) -> bool:
@@ -100,6 +166,8 @@ class SamplingParams:
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
 
     def _check_counts(self) -> None:
         _check(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", f"an integer in [1, {MAX_N}]", self.n)
@@ -114,6 +182,9 @@ class SamplingParams:
             _check(value is None or (_is_int(value) and value >= -1), param, "-1 (the whole vocabulary) or more", value)
         ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63)
         _check(ok, "seed", f"in [{-(2**63)}, {2**63 - 1}]", self.seed)
+        interval, budget = self.stream_interval, self.thinking_token_budget
+        _check(interval is None or interval >= 1, "stream_interval", "at least 1", interval)
+        _check(budget is None or budget >= 0, "thinking_token_budget", "-1 (no limit) or more", budget)
 
     def _check_distribution(self) -> None:
         for param in ("presence_penalty", "frequency_penalty"):
@@ -138,6 +209,18 @@ class SamplingParams:
         _check(all(self.bad_words or ()), "bad_words", "non-empty strings", self.bad_words)
         ok = self.allowed_token_ids is None or len(self.allowed_token_ids) > 0
         _check(ok, "allowed_token_ids", "a non-empty list", self.allowed_token_ids)
+        ids = self.logprob_token_ids
+        if ids is not None:
+            ok = 1 <= len(ids) == len(set(ids)) <= MAX_LOGPROB_TOKEN_IDS
+            _check(ok, "logprob_token_ids", f"1 to {MAX_LOGPROB_TOKEN_IDS} different token ids", ids)
+            rule = f"of as many ids as logprobs={self.logprobs}, or used without logprobs"
+            _check(self.logprobs in (None, len(ids)), "logprob_token_ids", rule, ids)
+
+    def _check_still_to_come(self) -> None:
+        for name, accepted in _STILL_TO_COME.items():
+            value = getattr(self, name)
+            rule = " or ".join(repr(choice) for choice in accepted)
+            _check(value in accepted, name, f"{rule}, as this version does not implement it", value)
 
 
 def _read_bias(given: dict[Any, Any]) -> dict[int, float]:

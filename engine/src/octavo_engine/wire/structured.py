@@ -28,8 +28,12 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    structural_tag: str | None = None  # vLLM's; refused by name
 
     def __post_init__(self) -> None:
+        if self.structural_tag is not None:
+            message = f"{_PARAM}.structural_tag is not supported: describe the whole output in grammar or json."
+            raise InvalidRequest(message, param=f"{_PARAM}.structural_tag")
         asked = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(asked) != 1:
             found = f"got {' and '.join(asked)}" if asked else "got none of them"

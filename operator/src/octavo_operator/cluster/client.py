@@ -29,10 +29,10 @@ _TRANSIENT = (
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE, PAGE_S = 500, 5.0  # seconds; a server that has just started may leave a request hanging
+PAGE, PAGE_S = 500, 5.0  # objects per page; seconds per page: a server that has just started may never answer a request
 STRATEGIC = "application/strategic-merge-patch+json"
 
-#: kind -> group and version, plural
+#: kind -> (group and version, plural)
 KINDS: dict[str, tuple[str, str]] = {
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def is_transient(error: ApiError) -> bool:
-    """Return whether a retry may succeed. A failing webhook is a status 500, too, but a person must repair it."""
+    """Return whether a retry may succeed. A failed webhook has status 500, too, but a person must repair it."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return "failed calling webhook" not in error.message
     return error.status in _TRANSIENT
@@ -85,7 +85,7 @@ class Cluster:
         self._api = api
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
-        """Apply the manifest; its values replace other managers' values of the same fields."""
+        """Apply the manifest (server-side); its values replace other managers' values of the same fields."""
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PATCH", path, manifest, kind=APPLY, query=_OURS)
 
@@ -107,17 +107,17 @@ class Cluster:
         return await self._call("PATCH", path, body, kind=APPLY, query=_OURS)
 
     async def create(self, manifest: Mapping[str, Any]) -> bool:
-        """Return False if an object of this name exists."""
+        """Create the object; return False if an object of this name exists."""
         try:
             await self._call("POST", path_of(manifest["kind"], manifest["metadata"]["namespace"]), manifest)
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # a conflict may also concern a shared quota
+            if error.reason != "AlreadyExists":  # status 409 may also be a conflict over a quota
                 raise
             return False
         return True
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
-        """Fails with a conflict if the object was written after the manifest was read."""
+        """Replace the object. It fails with a conflict if the object was written after the manifest was read."""
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PUT", path, manifest)
 
@@ -125,7 +125,8 @@ class Cluster:
         return await self._call("GET", path_of(kind, namespace, name))
 
     async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
-        """Read by a list request of one name: the watches need the right to list, so no right to get is needed."""
+        """Read an object by a list request with its name: the watches need the right to list, so no right to get is
+        needed."""
         found = await self._list(kind, namespace, f"metadata.name={name}")
         return found[0] if found else None
 
@@ -147,7 +148,7 @@ class Cluster:
             next_page = f"&continue={quote(token)}"
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
-        """Return False if it is gone. Fails with a conflict if it was replaced or changed."""
+        """Delete the object; return False if it is gone. Fails with a conflict if it was replaced or changed."""
         body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
         try:
             await self._call("DELETE", path_of(kind, namespace, name), body)
@@ -158,9 +159,9 @@ class Cluster:
         return True
 
     async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
-        """Set the gate's condition, and the admitted epoch as an annotation, in one request.
+        """Set the condition of the pod's readiness gate, and the admitted epoch as an annotation, in one request.
 
-        Returns False if the pod is gone. Fails with a conflict if another pod has its name.
+        Return False if the pod is gone. It fails with a conflict if another pod has its name now.
         """
         condition = {
             "type": ADMITTED_GATE,
@@ -216,13 +217,13 @@ class Cluster:
 
 
 def api_error(status: int, data: bytes) -> ApiError:
-    """Make the error from a response's status and body."""
+    """Make an ApiError from the status and body of a response."""
     content = _content(data)
     return ApiError(status, content.get("reason", ""), content.get("message", ""))
 
 
 def _content(data: bytes) -> Raw:
-    """Parse a response body. A proxy in front of the API server may send text instead of JSON."""
+    """Parse a response body as JSON, if it is: a proxy in front of the API server may send other text."""
     try:
         content = json.loads(data or b"{}")
     except ValueError:
@@ -234,7 +235,7 @@ _OURS = f"?fieldManager={MANAGER}&force=true"
 
 
 def path_of(kind: str, namespace: str | None, name: str = "") -> str:
-    """Path of an object, or of all objects of the kind; None as namespace: of the whole cluster."""
+    """URL path of an object or, without a name, of all objects of the kind; `namespace` None: of the whole cluster."""
     version, plural = KINDS[kind]
     root = "/api" if "/" not in version else "/apis"
     place = "" if namespace is None else f"namespaces/{namespace}/"

@@ -1,7 +1,7 @@
 """Credentials for the API server: one configuration for the operator's own client and for kopf's.
 
 The kubelet replaces a service account's token file about every hour, well before the token expires. Both clients reread
-it before a request, at most every `REREAD_S` seconds; a client that kept the first token would be locked out.
+the file before a request, at most every `REREAD_S` seconds: the first token would expire.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ async def load_configuration() -> Configuration:
 def account_configuration(
     url: str, folder: Path, *, reread_s: float = REREAD_S, clock: Callable[[], float] = time.monotonic
 ) -> Configuration:
-    """`folder`: has `token` and `ca.crt`, as in a pod."""
+    """Configuration of a pod's service account. `folder`: folder with the files `token` and `ca.crt`."""
     found = Configuration(host=url)
     if (folder / "ca.crt").exists():
         found.ssl_ca_cert = str(folder / "ca.crt")
@@ -56,14 +56,14 @@ def account_configuration(
 
 
 def make_client(configuration: Configuration) -> ApiClient:
-    """Replace the client's own session, which looks for proxies and a .netrc in a thread before each request."""
+    """Make a client with our own session: the client's session looks for proxies and a .netrc before each request."""
     api = ApiClient(configuration)
     api.rest_client.pool_manager = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_trust(configuration)))
     return api
 
 
 def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callable[..., object]:
-    """Make kopf's login handler. kopf calls it after each 401 at once and forever, so repeats wait `pause_s` first."""
+    """Make kopf's login handler. kopf calls it after each 401, at once and forever: a repeat first waits `pause_s`."""
     logins = 0
 
     async def log_in(**_: object) -> kopf.AiohttpSession:
@@ -77,13 +77,14 @@ def kopf_login(configuration: Configuration, *, pause_s: float = 1.0) -> Callabl
 
 
 def make_session(configuration: Configuration, *, answer_s: float = ANSWER_S) -> aiohttp.ClientSession:
-    """`answer_s`: limit for response headers. A server that has just started may leave a request hanging forever."""
+    """Make an HTTP session. `answer_s`: seconds until the response headers must arrive: a server that has just started
+    may never answer a request."""
 
     async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         token = await configuration.get_api_key_with_prefix(BEARER)
         if token:
             request.headers["Authorization"] = token
-        async with asyncio.timeout(answer_s):  # until the response begins; a watch stays open
+        async with asyncio.timeout(answer_s):  # limits only the time until the response begins: a watch stays open
             return await handler(request)
 
     connector = aiohttp.TCPConnector(limit=0, ssl=_trust(configuration))

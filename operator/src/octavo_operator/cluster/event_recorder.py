@@ -1,8 +1,8 @@
 """`EventRecorder`: writes Kubernetes Events (events.k8s.io/v1) about a service, which `kubectl describe` shows.
 
 The name of an Event is a hash of its content, so that a repetition raises the count of the existing Event. An
-annotation holds the version at which it was seen, for a transition the service's resourceVersion: an operator that died
-before it wrote the status finds the same transition again and does not count it twice.
+annotation holds `seen_at` of the last record, for a transition of a condition the service's resourceVersion: if an
+operator died before it wrote the status, the next one finds the same transition and does not count it again.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from octavo_operator.timestamps import now_text
 logger = logging.getLogger(__name__)
 
 SEEN_AT = f"{GROUP}/seen-at"
-MOST_BYTES = 1024  # of a note, the API's limit
+MOST_BYTES = 1024  # limit of the Kubernetes API for the note of an Event
 
 Raw = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class EventRecorder:
         self._identity = identity
 
     async def record(self, service: Raw, event: ServiceEvent, *, seen_at: str) -> None:
-        """Write the event once for each `seen_at`. A refused Event is only logged: it must not stop the work."""
+        """Write the event once for each `seen_at`. A refusal by the API server is only logged: the work continues."""
         manifest = self._manifest(service, event, seen_at)
         try:
             if not await self._cluster.create(manifest):
@@ -43,7 +43,7 @@ class EventRecorder:
     async def _repeat(self, manifest: dict[str, Any]) -> None:
         metadata = manifest["metadata"]
         existing = await self._cluster.find("Event", metadata["namespace"], metadata["name"])
-        if existing is None:  # it has expired
+        if existing is None:  # the Event has expired
             await self._cluster.create(manifest)
             return
         seen_at = metadata["annotations"][SEEN_AT]

@@ -1,7 +1,7 @@
 """`Inventory`: compares the view with the cluster by the uids of all objects, which are cheap to list.
 
-A watch that restarts after a long interruption does not report deletions in between: deleted services would keep their
-hosts and routers forever. And no plan may be made before every existing object has arrived in the view.
+A watch that restarts after a long interruption does not report the deletions that it missed: deleted services would
+keep their hosts and routers forever. And no plan may be made before the view has every existing object.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
 
 
 class Inventory:
-    """`namespaces`: empty for all. `remove`: called with each object of the view that the cluster does not have."""
+    """`namespaces`: watched namespaces, empty for all. `remove`: called with each object that only the view has."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Inventory:
         self._remove = remove
 
     async def find_missing(self) -> set[str]:
-        """Uids of objects that exist and are not in the view."""
+        """Return the uids of objects that exist in the cluster and are not in the view; remove the reverse."""
         before = list(self._view.objects())
         found: set[str] = set()
         for kind in self._kinds:
@@ -59,5 +59,5 @@ class Inventory:
         except ApiError as error:
             if not error.is_gone:
                 raise
-            what = f"the cluster does not serve {'.'.join(reversed(KINDS[kind]))} any more: install its CRD again"
+            what = f"the cluster does not serve {'.'.join(reversed(KINDS[kind]))} any more: install the CRD again"
             raise ApiError(error.status, "NotServed", what) from error

@@ -1,8 +1,8 @@
 """`Leadership`: leader election by a Lease (coordination.k8s.io/v1), as in client-go; only the holder writes.
 
-A Lease can't stop a holder that lost it unnoticed. So the holder checks `may_write` before each write, which is False
-past a deadline. The holder counts the deadline by its monotonic clock from before each renewal request, and it is
-earlier than the time at which another operator may acquire the Lease.
+A holder may not notice that it has lost the Lease. So it checks `may_write` before each write, which is False after a
+deadline. The holder measures the deadline by its monotonic clock from before the latest renewal request; the deadline
+is earlier than the time at which another operator may acquire the Lease.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ logger = logging.getLogger(__name__)
 
 DURATION_S = 15
 DEADLINE_S = 10
-RENEWAL_S = 5.0  # a slower renewal is cancelled, which leaves time for another attempt
+RENEWAL_S = 5.0  # a renewal that takes longer is cancelled, which leaves time for another attempt
 RETRY_S = 2.0
 MARGIN_S = 0.05
 
 
 class Leadership:
-    """`clock`: monotonic seconds. `on_gap`: called when events may have been missed, as after an outage."""
+    """`clock`: monotonic seconds. `on_gap`: called when watch events may have been missed, as after an outage."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Leadership:
         self._trouble = ""
         self.checked_s = clock()  # time of the last attempt to read or renew the Lease
         self._seen: tuple[str, float] = ("", 0.0)  # the holder's latest renewal, and when this process first saw it
-        self._duration_s = float(DURATION_S)  # as the holder's Lease states
+        self._duration_s = float(DURATION_S)  # leaseDurationSeconds that the holder has set
         self.gained = asyncio.Event()
         self.lost = asyncio.Event()
 
@@ -56,7 +56,7 @@ class Leadership:
         return self._clock() < self._writes_until and not self._is_retired
 
     def retire(self) -> None:
-        """Allow no new writes. The Lease is held until `run` ends, so that writes in progress finish first."""
+        """Allow no new writes, and hold the Lease until `run` is cancelled, so that writes in progress finish first."""
         self._is_retired = True
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class Leadership:
                 await asyncio.shield(self._release())
 
     def _pause_s(self) -> float:
-        """An operator that waits checks again as soon as the Lease may have expired."""
+        """Seconds until the next attempt: without the Lease, until it may have expired, so that a takeover is quick."""
         left_s = self._seen[1] + self._duration_s - self._clock()
         return RETRY_S if self.gained.is_set() or left_s < 0 else min(RETRY_S, left_s + MARGIN_S)
 
@@ -86,7 +86,7 @@ class Leadership:
             self._on_doubt()
         self.checked_s = self._clock()
         has_lapsed = not self._clock() < self._writes_until
-        if has_lapsed and self.gained.is_set():  # even if just renewed: another operator may have written meanwhile
+        if has_lapsed and self.gained.is_set():  # even if renewed since: another operator may have written
             logger.warning("%s leads no longer", self.identity)
             self.gained.clear()
             self.lost.set()
@@ -100,9 +100,9 @@ class Leadership:
                 self.gained.set()
 
     def _log_error(self, why: str) -> None:
-        """Log each distinct error once."""
+        """Log an error unless it equals the previous one."""
         if why != self._trouble:
-            logger.warning("the lease %s/%s can't be renewed: %s", self._namespace, self._name, why)
+            logger.warning("the Lease %s/%s can't be read or renewed: %s", self._namespace, self._name, why)
         self._trouble = why
 
     async def _acquire_or_renew(self) -> bool:
@@ -128,7 +128,8 @@ class Leadership:
         return True
 
     def _is_expired(self, spec: dict[str, Any]) -> bool:
-        """Measure by this process's clock how old the latest renewal is: clocks of machines are never compared."""
+        """Return whether the holder's latest renewal was first seen too long ago, by this process's clock alone: clocks
+        of machines are never compared."""
         renewal = f"{spec.get('holderIdentity')} {spec.get('renewTime')}"
         if self._seen[0] != renewal:
             self._seen = (renewal, self._clock())

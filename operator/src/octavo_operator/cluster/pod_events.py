@@ -1,7 +1,7 @@
 """`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret.
 
-The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: for a pod
-that waits longer than usual, they are listed every few seconds.
+The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: those of
+a pod that waits longer than `FIRST_LOOK_S` are listed every `NEXT_LOOK_S` seconds.
 """
 
 import time
@@ -13,7 +13,7 @@ from octavo_operator.cluster.client import Cluster
 
 FIRST_LOOK_S = 2.0
 NEXT_LOOK_S = 4.0
-EXPIRY_S = 60.0  # seconds; a pod that was not refreshed for so long is gone
+EXPIRY_S = 60.0  # a pod for which `refresh` was not called for so long is gone
 _IDLE = ("ContainerCreating", "PodInitializing")
 
 Raw = Mapping[str, Any]
@@ -68,6 +68,6 @@ def is_starting_containers(pod: Raw) -> bool:
 
 
 def last_seen(event: Raw) -> str:
-    """Time of an event of events.k8s.io; older writers set deprecated fields. Empty if no field is set."""
+    """Time of the last occurrence of an Event (events.k8s.io), also from deprecated fields; empty if none is set."""
     series = event.get("series") or {}
     return str(series.get("lastObservedTime") or event.get("deprecatedLastTimestamp") or event.get("eventTime") or "")

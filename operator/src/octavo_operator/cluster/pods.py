@@ -1,4 +1,4 @@
-"""Converts a Kubernetes pod to `Pod`: whether it is ready, and otherwise the trouble with Kubernetes' message."""
+"""Converts a Kubernetes pod to `Pod`: its state and, if it does not start, its trouble with Kubernetes' message."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from octavo_operator.names import ADMIN, ADMITTED_EPOCH, ADMITTED_GATE, ENGINE, 
 from octavo_operator.observed import Pod, Trouble
 
 FETCH = "fetch"
-#: Kubernetes' reason why a container waits -> the reason in the condition.
+#: Reason for which a container waits, in Kubernetes' status -> reason in our condition.
 _WAITING: dict[str, Trouble] = {
     "ImagePullBackOff": "ImagePullError",
     "ErrImagePull": "ImagePullError",
@@ -25,7 +25,7 @@ Raw = Mapping[str, Any]
 
 
 class Failure(NamedTuple):
-    """`code`: of the container's termination message, such as OutOfMemory; empty if it has none."""
+    """Why a container failed. `code`: code in its termination message, such as OutOfMemory; empty if it has none."""
 
     trouble: Trouble
     message: str
@@ -87,10 +87,10 @@ def _container_failure(container: Raw, *, fetches: bool) -> Failure | None:
 
 
 def _termination_message(text: str) -> tuple[str, str]:
-    """Code and message of the JSON object that the `octavo` command writes.
+    """Code and message of a termination message, the JSON object that the `octavo` command writes.
 
-    Any other text is the end of the log, which the kubelet stores instead: it has no code, and its last line is the
-    message.
+    Any other text is the end of the log, which the kubelet stores if the command wrote nothing: it has no code, and its
+    last line is the message.
     """
     try:
         found = json.loads(text)
@@ -107,7 +107,7 @@ def _named(containers: Any, name: str) -> Raw:
 
 
 def router_trouble(raw: Raw) -> str:
-    """Why a router pod does not start; empty if unknown."""
+    """The reason why a router pod does not start; empty if its status shows none."""
     if "deletionTimestamp" in raw["metadata"]:
         return ""
     status = raw.get("status", {})
@@ -122,14 +122,14 @@ def router_trouble(raw: Raw) -> str:
 
 
 def creation_failure(deployment: Raw) -> str:
-    """Why a Deployment's pods can't be created: a quota, Pod Security, an admission webhook."""
+    """The reason why a Deployment's pods can't be created (a quota, Pod Security, an admission webhook), or empty."""
     conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
 
 
 def state_port(raw: Raw) -> int:
-    """Port of a router pod's state stream: the admin port, or the only port in versions without an admin port."""
+    """Port on which a router pod serves its state stream: the admin port; in versions without one, the only port."""
     ports = _named(raw["spec"]["containers"], ROUTER).get("ports", ())
     return next((port["containerPort"] for port in ports if port.get("name") == ADMIN), ROUTER_PORT)
 

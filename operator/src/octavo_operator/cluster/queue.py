@@ -1,6 +1,6 @@
 """`WorkQueue`: the services to reconcile next, as in client-go.
 
-A key that is added twice is returned once. A failed key returns after a growing delay; other keys don't wait for it.
+A key that is added twice is returned once. A failed key is returned again after a growing delay; other keys don't wait.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ LAST_RETRY_S = 60.0
 
 
 class WorkQueue(Generic[K]):
-    """Only one worker has a key at a time. A key that is added meanwhile is returned again afterwards."""
+    """Only one worker has a key at a time. A key that is added while a worker has it is returned again afterwards."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, None] = {}  # in the order of adding
@@ -30,7 +30,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting) + len(self._again)
 
     async def wait_idle(self) -> None:
-        """Wait until no worker has a key. Keys may still be queued."""
+        """Wait until no worker has any key. Keys may still be queued."""
         while self._busy:
             self._idle.clear()
             await self._idle.wait()
@@ -45,16 +45,16 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Add the key after the delay, unless it is added earlier."""
+        """Add the key after the delay, unless `add` is called for it earlier."""
         if key not in self._timers and key not in self._waiting:
             self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
 
     def pause(self) -> None:
-        """Return no keys until `resume`; added keys are queued."""
+        """Make `get` wait until `resume` is called; added keys are queued."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Return keys again; delayed keys are due at once."""
+        """Let `get` return keys again, delayed keys at once."""
         self._is_paused = False
         for key in list(self._timers):
             self.add(key)
@@ -74,7 +74,7 @@ class WorkQueue(Generic[K]):
         self._finish(key)
 
     def failed(self, key: K) -> float:
-        """Queue the key again, and return its delay in seconds."""
+        """End the work on a key that failed: queue it again after a delay, and return the delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = min(FIRST_RETRY_S * 2.0 ** (count - 1), LAST_RETRY_S)
         self._finish(key)

@@ -1,8 +1,8 @@
 """`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
-A failure affects one service only, which is queued again and gets a new plan. Each write first checks that this
-operator still leads. A refusal by the API server does not stop the other actions: the status shows it, and the service
-is retried later.
+A failure affects one service only, which is queued again and gets a new plan. Before each write, the operator checks
+that it still leads. If the API server refuses an action, the other actions are still executed; the status shows the
+refusal, and the service is retried later.
 """
 
 import logging
@@ -39,7 +39,7 @@ class NotLeading(Exception):
 
 
 class Incomplete(Exception):
-    """The API server refused a write, which is to be retried."""
+    """The API server refused a write; the service must be reconciled again."""
 
 
 class Reconciler:
@@ -71,7 +71,7 @@ class Reconciler:
         self._pod_events = PodSetupEvents(cluster, clock=clock)
 
     async def work(self) -> None:
-        """Run one of several workers until cancelled."""
+        """Reconcile services from the queue until cancelled. Several workers run this concurrently."""
         while True:
             key = await self._queue.get()
             try:
@@ -96,7 +96,7 @@ class Reconciler:
     async def reconcile(self, key: Key) -> None:
         raw = self._view.services.get(key)
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
-            return  # Kubernetes deletes its children; or another operator leads
+            return  # the service is deleted, and Kubernetes deletes its children; or another operator leads
         try:
             service = read_service(raw)
         except InvalidSpec as error:
@@ -112,7 +112,8 @@ class Reconciler:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
     async def _act(self, service: InferenceService, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
-        """Execute the plan. Refusals become known only then, so they yield a second plan, for the status."""
+        """Execute the plan; return the plan and the refusals. If there are refusals, the plan is made again, so that
+        its status shows them."""
         planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
@@ -138,7 +139,7 @@ class Reconciler:
         )
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
-        """Add the reasons why pods have no containers yet."""
+        """Add to pods and routers the reasons why their containers can't be created."""
         found = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
         engines = (replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in found)
         troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
@@ -148,7 +149,7 @@ class Reconciler:
     async def _conclude(
         self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]
     ) -> None:
-        """Write the events before the status: an operator that dies in between finds the same transition again."""
+        """Write the events, then the status: if the operator dies in between, the same transition is found again."""
         for event in events:
             self._check_leading()
             await self._events.record(raw, event, seen_at=raw["metadata"].get("resourceVersion", ""))
@@ -172,7 +173,7 @@ class Reconciler:
 
 
 def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[ServiceEvent]]:
-    """Status and events for a spec that can't be read. Other fields of the status stay."""
+    """Status and events for a spec that can't be read. The status keeps its other fields."""
     status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
     conditions, before = refused(message), status.get("conditions", ())
     rows = with_transition_times(conditions, before, generation=generation, now=now_text())

@@ -1,7 +1,7 @@
 """`RouterReports`: the state of the replicas, from each router's `GET /state/events` (docs/reference/router.md).
 
-There is one connection per router pod, and nothing is polled. `on_change` is called when a report changes; a change of
-the load alone, which varies constantly, calls it every `LOAD_EVERY_S` at most.
+There is one connection per router pod, and nothing is polled. `on_change` is called when a report changes; if only the
+load has changed, which varies constantly, at most every `LOAD_EVERY_S` seconds.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
 Address = tuple[str, int]  # IP, port
-SILENCE_S = 5.0  # the longest silence; a heartbeat is sent every second
+SILENCE_S = 5.0  # a stream without data for so long has failed: routers send a heartbeat every second
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
 LONGEST_LINE = 4 << 20  # bytes; enough for the state of a thousand replicas
 
 
 class RouterReports:
-    """`on_change`: called with the pod's key when its report has changed."""
+    """The latest report of each router pod. `on_change`: called with the pod's key when its report has changed."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RouterReports:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
     def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
-        """Connect to the pod. A new address replaces the connection: it is another pod of the same name."""
+        """Connect to a router pod. A new address replaces the connection: it is another pod with the same name."""
         stream = self._streams.get(key)
         if stream is None or stream[0] != address:
             self.unsubscribe(key)
@@ -83,7 +83,7 @@ class RouterReports:
         published, published_s = None, float("-inf")
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
-            async for line in answer.content:  # at least one a second: a heartbeat
+            async for line in answer.content:  # a heartbeat, if nothing else, arrives every second
                 if line.startswith(b"data:") and (parsed := _parse_event(line[5:], key[1], replicas)) is not None:
                     self._reports[key] = parsed
                 report = self._reports.get(key)
@@ -97,22 +97,23 @@ class RouterReports:
 
 
 def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterReport:
-    """The published report with the current load."""
+    """Return the published report with the load of the report `now`."""
     if now is None:
         return published
     return replace(published, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
 
 
 def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
-    """Return the new report, or None without a change. Raises ValueError for a format of another router version."""
+    """Update `replicas` by an event; return the new report, or None if nothing changed. Raises ValueError for an
+    unknown format, as of a router of another version."""
     try:
         return report_of(pod, replicas.values()) if _update_replicas(json.loads(data), replicas) else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"unknown format of its state: {error!r}") from error
+        raise ValueError(f"the router's state has an unknown format: {error!r}") from error
 
 
 def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
-    """Apply the event; return False if it changes nothing."""
+    """Apply the event to `replicas`; return False if it changes nothing."""
     match event.get("type"):
         case "state":
             replicas.clear()
@@ -127,7 +128,7 @@ def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, 
 
 
 def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
-    """Make a report. `kv_usage` counts the blocks of running requests, not blocks that are only cached."""
+    """Make a router's report. `kv_usage`: share of the blocks that running requests use, without blocks only cached."""
     known = list(replicas)
     loads = [replica.get("load") or {} for replica in known]
     total = sum(load.get("total_blocks", 0) for load in loads)
@@ -144,5 +145,5 @@ def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
 
 
 def _size_of(model: Mapping[str, int]) -> ModelSize:
-    """Ignores unknown fields."""
+    """Sizes of a replica's model; fields that this operator does not have are ignored."""
     return ModelSize(**{name: model[name] for name in ("max_model_len", "weights_bytes", "kv_bytes", "kv_tokens")})

@@ -1,7 +1,7 @@
 """Reduces the memory of stored objects: drops fields that are never read and interns repeated strings.
 
-Each response of the API server has its own copies of the same names and values. For 500 services the view takes 23 MB
-instead of 54 MB.
+Each response of the API server has its own copies of the same names and values. This reduces the view of 500 services
+from 54 MB to 23 MB.
 """
 
 import sys

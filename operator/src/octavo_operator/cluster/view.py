@@ -1,7 +1,7 @@
 """`View`: all watched objects, indexed by service, from which the observed state of a service is made.
 
-The watches and the responses to the operator's own writes update it; the planner reads it. All run on one event loop,
-so there are no locks. Objects are stored as Kubernetes sends them, without the fields that are never read.
+The watches and the responses to the operator's own writes update the view; the planner reads it. All of them run on one
+event loop, so there are no locks. Objects are stored as Kubernetes sends them, without fields that are never read.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ M = TypeVar("M", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The exclusive resources of a service: the router that serves it, and a host with a path."""
+    """The router that serves a service, and the host with path that only this service may have."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
@@ -48,13 +48,13 @@ class View:
     _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
     _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
-    _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # pods by router
-    _router_of: dict[Key, Key] = field(default_factory=dict)  # by pod
+    _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # router -> its pods by name
+    _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
-    _users: dict[Key, set[Key]] = field(default_factory=dict)  # services by router
+    _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services behind it
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
-        """Store or remove one object; return the services that it may concern."""
+        """Store or remove one object; return the services whose plans it may change."""
         raw = trimmed(raw)
         if raw["kind"] == KIND:
             return self._update_service(raw, is_gone=is_gone)
@@ -78,7 +78,7 @@ class View:
         return {service}
 
     def objects(self) -> Iterator[Raw]:
-        """All objects, the services included."""
+        """All stored objects, including the InferenceServices."""
         yield from self.services.values()
         for found in self._objects.values():
             yield from found.values()
@@ -109,7 +109,7 @@ class View:
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
 
     def observed(self, service: InferenceService, reports: Mapping[str, RouterReport]) -> Observed:
-        """`reports`: by name of the router pod."""
+        """Make the observed state of a service. `reports`: report of each router pod, by the pod's name."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
         objects = self._objects.get(key, {})
         engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_deployment(ref, raw)}
@@ -163,7 +163,7 @@ class View:
         return self._claims.get(router, NOTHING).router == router
 
     def _host_owner(self, service: InferenceService) -> str | None:
-        """The service that claimed this host first; None if it is this service."""
+        """Name of the service that claimed this service's host and path first; None if that is the service itself."""
         key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
         rivals = self._hosts.get(host, set()) if host is not None else set()
@@ -183,9 +183,10 @@ def _claim(raw: Raw) -> Claim:
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
-    """Return whether the object is older than the stored one: a write's response can precede earlier watch events.
+    """Return whether the object is older than the stored one: the response to a write can arrive before watch events of
+    earlier changes.
 
-    The versions of one object are growing numbers. The deletion of an object does not concern its successor.
+    The versions of one object are growing numbers. The deletion of an object does not concern a new one of its name.
     """
     if known is None:
         return False
@@ -197,7 +198,7 @@ def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
 
 
 def _drop(table: dict[K, dict[M, Raw]], key: K, member: M) -> None:
-    """Remove a member, and the key with its last member."""
+    """Remove a member of the group `key`; remove the group with its last member."""
     if key in table:
         table[key].pop(member, None)
         if not table[key]:

@@ -1,7 +1,7 @@
 """`Writer`: executes one action of a plan, or returns the API server's refusal.
 
 It never overwrites an object of another owner: an object that was not observed is applied on the condition that it does
-not exist; if it does exist, its owner is checked first.
+not exist; if it exists after all, its owner is checked first.
 """
 
 import logging
@@ -23,7 +23,7 @@ class Writer:
         self._view = view
 
     async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
-        """Return a refusal, if any. Raises ApiError if a retry may succeed."""
+        """Execute an action; return the API server's refusal, if any. Raises ApiError if a retry may succeed."""
         logger.info("%s/%s: %s", service.namespace, service.name, described(action))
         try:
             refusal = await self._write(service, action, now=now)
@@ -63,7 +63,7 @@ class Writer:
         return None
 
     def _update_view(self, response: dict[str, Any], kind: str) -> None:
-        """Update the view at once: before the watch delivers the change, the next plan must not repeat the write."""
+        """Update the view at once, so that the next plan doesn't repeat the write if the watch delivers it late."""
         self._view.update({**response, "kind": kind})
 
 

@@ -1,4 +1,4 @@
-"""The children of a service without its engine Deployments, whose number and revisions the plan decides."""
+"""The child objects of a service, except its engine Deployments, whose number and revisions the plan decides."""
 
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network

@@ -1,8 +1,8 @@
 """The engine's pods: one Deployment per revision, whose template never changes.
 
-A revision is the hash of everything that an engine reads when it starts. So changes that apply live (API keys, the
-number of replicas) and changes of the router cause no rollout. The plan creates and deletes Deployments. Each revision
-has its own, so Kubernetes' rollout, which does not consider the routers, never runs.
+A revision is the hash of all inputs that an engine reads when it starts. So changes that apply to running engines (API
+keys, the number of replicas) and changes of the router cause no rollout. The plan creates and deletes Deployments. Each
+revision has its own Deployment, so Kubernetes' rollout, which does not consider the routers, never runs.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
 REVISION_CHARS = 8
-STARTUP_S = 3600  # a large model may take this long to load
+STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 _GIB = 2**30
 
@@ -134,12 +134,12 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
     if isolates_tenants(service.spec.auth):
-        yield "--cache-isolation"  # set even without keys, so that adding the first key causes no rollout
+        yield "--cache-isolation"  # also without API keys, so that adding the first key causes no rollout
     yield from engine_flags(service)
 
 
 def engine_flags(service: InferenceService) -> Iterator[str]:
-    """The flags of a spec's engines, on Kubernetes and on one machine. `extraArgs` come last."""
+    """Flags of a service's engines, the same on Kubernetes and on one machine; `engine.extraArgs` come last."""
     model, engine = service.spec.model, service.spec.engine
     yield "--served-model-name"
     yield from service.served_names

@@ -21,7 +21,7 @@ def desired_monitors(service: InferenceService, settings: Settings) -> list[Mani
 def _monitor(
     service: InferenceService, settings: Settings, component: str, *, selector: dict[str, str], port: str
 ) -> Manifest:
-    """All series get the label `infsvc`, from the service label of the pod."""
+    """PodMonitor of one component's pods. Its series get the label `infsvc`, from the service label of the pod."""
     named = {"sourceLabels": [f"__meta_kubernetes_pod_label_{_LABEL}"], "targetLabel": "infsvc"}
     manifest = child(
         service,

@@ -22,8 +22,8 @@ from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
-ANY_PEER = None  # the peers of a NetworkPolicy rule without restriction
-#: Annotations for streaming, by IngressClass: no buffering, large request bodies, long read timeouts.
+ANY_PEER = None  # peers of a NetworkPolicy rule that admits everybody
+#: IngressClass -> annotations that streaming needs: no buffering, large request bodies, long read timeouts.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
         "nginx.ingress.kubernetes.io/proxy-buffering": "off",
@@ -39,7 +39,7 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 
 
 def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """A service that shares a router has nothing but the Service under its own name."""
+    """Network objects of a service; one that shares another service's router only has the Service of its own name."""
     found = [_public_service(service)]
     if service.owns_router:
         found += [_headless_service(service), *_exposure(service, settings)]
@@ -53,7 +53,7 @@ def internal_url(service: InferenceService, settings: Settings) -> str:
 
 
 def exposed_url(service: InferenceService) -> str | None:
-    """URL of the Ingress or the Gateway's first hostname; None without either."""
+    """URL of the Ingress, or of the first host name of the Gateway's route; None without an exposure or a host name."""
     exposure = service.spec.exposure
     if exposure is None:
         return None
@@ -134,7 +134,7 @@ def _annotations(wanted: Ingress) -> dict[str, str]:
 def _route(service: InferenceService, wanted: Gateway) -> Manifest:
     rule: dict[str, Any] = {
         "backendRefs": [{"name": service.name, "port": SERVICE_PORT}],
-        "timeouts": {"request": "0s"},  # no limit: responses are streams, which the engine's own limits end
+        "timeouts": {"request": "0s"},  # no limit: responses are streams, which end by the engine's own limits
     }
     return child(
         service,
@@ -153,8 +153,9 @@ def _route(service: InferenceService, wanted: Gateway) -> Manifest:
 
 
 def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
-    """The spec lists the peers that may send requests. The admin port is open to the operator, which reads the router's
-    state, and to Prometheus. Older routers serve the state on the request port, so the operator may use both ports.
+    """NetworkPolicy of routers. The spec lists the peers that may send requests. The operator, which reads the router's
+    state, and Prometheus may use the admin port. Older routers serve the state on the request port, so the operator may
+    use both ports.
     """
     operator, clients = _pods(MANAGER, settings.operator_namespace), service.spec.network_policy.ingress_from
     rules = [
@@ -165,7 +166,7 @@ def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
-    """Only routers and Prometheus reach the engines, which also require the router's secret for requests."""
+    """NetworkPolicy of engines: it admits only routers and Prometheus. Requests also need the router's secret."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
     return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules)
@@ -176,7 +177,7 @@ def _scrapers(settings: Settings) -> list[Manifest]:
 
 
 def _pods(name: str, namespace: str) -> Manifest:
-    """A peer by namespace and app name. The name alone is not enough: a pod of any namespace can have it."""
+    """Peer for pods by namespace and app name. The app name alone is not enough: a pod of any namespace can have it."""
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}},

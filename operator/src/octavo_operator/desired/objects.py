@@ -34,12 +34,12 @@ def pod_metadata(service: InferenceService, component: str) -> Manifest:
 
 
 def resources(given: Resources | None, default: Manifest | None = None) -> Manifest | None:
-    """Resources of a container: the given ones, otherwise the default."""
+    """Resources of a container: `given` if it is set, otherwise the default."""
     return default if given is None else given.model_dump(exclude_defaults=True)
 
 
 def dump_parts(parts: Iterable[SpecPart]) -> list[Manifest]:
-    """Dump parts of the spec in the form that Kubernetes defines."""
+    """Convert parts of the spec to the form that Kubernetes defines."""
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
@@ -53,7 +53,7 @@ def drop_none(fields: Mapping[str, Any]) -> Manifest:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-#: The user of Octavo's images in /etc/passwd.
+#: User id of the user that Octavo's images have in /etc/passwd.
 USER_ID = 10001
 
 #: Security context of every container that the operator creates.
@@ -65,7 +65,7 @@ CONTAINER_SECURITY: Manifest = {
 
 
 def pod_security() -> Manifest:
-    """The security context that the restricted Pod Security Standard requires."""
+    """The pod security context that the Pod Security Standard "restricted" requires."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
@@ -76,12 +76,12 @@ def pod_security() -> Manifest:
     }
 
 
-#: A failed container without a termination message gets the end of its log instead, which the operator shows.
+#: Makes Kubernetes use the end of the log if a failed container has no termination message; the operator shows it.
 TERMINATION_MESSAGE_POLICY = "FallbackToLogsOnError"
 
 
 def probe(path: str, *, period_s: int, failures: int) -> Manifest:
-    """Probe of the port that clients use: a pod that serves only another port must receive no requests."""
+    """HTTP probe of the port that clients use: a pod that does not serve this port must receive no requests."""
     return {
         "httpGet": {"path": path, "port": HTTP},
         "periodSeconds": period_s,

@@ -37,7 +37,7 @@ KEYS_PATH = "/etc/octavo/keys"
 
 
 def desired_router(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """The objects of the service's own router; none for a service that shares a router."""
+    """The objects of the service's own router; none for a service that shares another service's router."""
     if not service.owns_router:
         return []
     return [*_identity(service), _deployment(service, settings), _budget(service)]

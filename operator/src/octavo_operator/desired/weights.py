@@ -1,7 +1,7 @@
 """Manifest parts that give an engine pod its weights: volumes, the init container that fetches, the engine's argument.
 
 An init container with its own resources fetches remote models into the cache volume, where the engine looks for them.
-A model on a claim is mounted read-only.
+A model on a PersistentVolumeClaim is mounted read-only.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def weights_of(service: InferenceService, settings: Settings) -> WeightsSource:
 
 
 def desired_claim(service: InferenceService) -> list[Manifest]:
-    """The claim for the cache, if the spec has a size for it."""
+    """The PersistentVolumeClaim for the cache, if the spec asks the operator to create it (mode PVC with a size)."""
     cache = service.spec.model.cache
     if cache is None or cache.mode != "PVC" or cache.size is None:
         return []
@@ -63,7 +63,7 @@ def desired_claim(service: InferenceService) -> list[Manifest]:
 
 
 def model_environment() -> list[Manifest]:
-    """Put the Hugging Face cache and Octavo's own cache into the mounted folder."""
+    """Environment variables that put the Hugging Face cache and Octavo's own cache into the mounted folder."""
     return [
         {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
         {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},

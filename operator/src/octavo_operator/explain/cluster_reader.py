@@ -1,6 +1,6 @@
 """`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account; never writes.
 
-Data that the user may not read is noted and left out; only the services themselves must be readable.
+Data that the user has no right to read is left out with a note; only the InferenceServices must be readable.
 """
 
 import json
@@ -32,7 +32,7 @@ class Unexplained(Exception):
 @dataclass(frozen=True, slots=True)
 class Access:
     api: client.ApiClient
-    namespace: str  # default, if the user names none
+    namespace: str  # namespace to use if the user names none
     host: str
 
 
@@ -53,7 +53,7 @@ def access(kubeconfig: str | None, context: str | None) -> Access:
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         except config.ConfigException:
             raise Unexplained(
-                f"no cluster is known: {error} Set KUBECONFIG, or --kubeconfig, to the file for your cluster."
+                f"no cluster is configured: {error} Set $KUBECONFIG or --kubeconfig to the kubeconfig of your cluster."
             ) from error
         namespace = _NAMESPACE_FILE.read_text().strip()
     return Access(client.ApiClient(settings), namespace, settings.host)
@@ -64,7 +64,7 @@ class ClusterReader:
         self._api, self._host = found.api, found.host
 
     def explain(self, name: str, namespace: str) -> Explanation:
-        """Raises Unexplained."""
+        """Explain one service. Raises Unexplained if it can't be read."""
         service, notes = self._service(name, namespace), dict[str, None]()
         pods = self._listed("Pod", namespace, f"{SERVICE_LABEL}={name}", notes)
         if shared := ((service["spec"].get("router") or {}).get("ref") or {}).get("name"):
@@ -90,7 +90,7 @@ class ClusterReader:
         try:
             return self._get(path_of(KIND, namespace, name))
         except ApiError as error:
-            if error.is_gone and error.reason:  # without a reason, the path is missing: no CRD
+            if error.is_gone and error.reason:  # an error without a reason: the path is missing, as there is no CRD
                 raise Unexplained(self._absent(name, namespace)) from error
             raise self._unexplained(error, f"get inferenceservices in the namespace {namespace!r}") from error
         except (HTTPError, ApiException) as error:
@@ -134,7 +134,7 @@ class ClusterReader:
         return items
 
     def _with_last_lines(self, pod: PodState, namespace: str) -> PodState:
-        """Add the last log lines of the previous container, or else of the running one."""
+        """Add the last log lines of the pod's previous container or, if there is none, of the running container."""
         if not pods_in_trouble([pod]):
             return pod
         container = FETCH if pod.state in ("FetchFailed", "fetches the model") else pod.component

@@ -17,7 +17,7 @@ def explain(
     context: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Explain one service, or all without a name. Returns the exit code: 0 if all explained services are Ready."""
+    """Explain one service, or all if `name` is None. Return the exit code: 0 if all explained services are Ready."""
     try:
         found = access(kubeconfig, context)
         with found.api:

@@ -25,7 +25,8 @@ _ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One condition of the chain. `state`: holds, open (not checked), waits, fails, or unknown (not written yet)."""
+    """One condition that Ready requires. `state`: holds (True), fails (False), waits (Unknown), open (not checked), or
+    unknown (not in the status yet)."""
 
     condition: str
     state: str
@@ -76,7 +77,7 @@ class Explanation:
     pods: tuple[PodState, ...] = ()
     events: tuple[Event, ...] = ()
     commands: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # about data that could not be read
+    notes: tuple[str, ...] = field(default=())  # which data could not be read, and why
 
 
 def explain_service(
@@ -192,7 +193,7 @@ def _latest(events: Iterable[Raw]) -> tuple[Event, ...]:
 
 
 def about_of(event: Raw) -> tuple[str, str]:
-    """Kind and name of the object that an event is about."""
+    """Kind and name of the object to which an Event refers."""
     about = event.get("regarding") or {}
     return about.get("kind", ""), about.get("name", "")
 
@@ -202,7 +203,7 @@ def _when(event: Raw) -> str:
 
 
 def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[PodState]) -> Iterator[str]:
-    """The commands of the remedy with the names filled in, then the commands that always help."""
+    """The commands in the remedy, with names filled in, then commands that help in every case."""
     if cause is None:
         return
     suspects = pods_in_trouble(pods)

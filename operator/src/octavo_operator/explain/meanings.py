@@ -22,7 +22,7 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
         "RouterNotFound": Meaning(
             "`spec.router.ref` names a service that does not exist, or that has no router of its own.",
-            "`kubectl get infsvc`. Create that service, or correct the name.",
+            "`kubectl get infsvc` lists the services. Create the named one, or correct the name.",
         ),
         "HostTaken": Meaning(
             "Another service claimed this host and path earlier.",
@@ -50,7 +50,7 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
     },
     "FitsHardware": {
-        "Fits": Meaning("The engine has memory for weights and KV cache; the message has the sizes."),
+        "Fits": Meaning("Weights and KV cache fit into the engine's memory; the message has the sizes."),
         "NotChecked": Meaning("No engine has measured its memory yet. This does not block Ready."),
         "TooLarge": Meaning(
             "Weights and KV cache do not fit into memory; the message has the sizes.",
@@ -66,12 +66,13 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
         "FetchFailed": Meaning(
             "The weights can't be fetched; the message is the source's error.",
-            "A wrong name, a missing or wrong token (`model.secretRef`), a full disk (`model.cache.size`), no "
-            "connection to the source.",
+            "Possible causes: a wrong name, a missing or wrong token (`model.secretRef`), a full disk "
+            "(`model.cache.size`), no connection to the source.",
         ),
         "NotFound": Meaning(
             "The engine's container has no such model: the file, folder or package is missing.",
-            "Correct `model.uri`; `file://` needs an image or volume with it, `pkg://` an image with the package.",
+            "Correct `model.uri`. A `file://` model must be in the engine's image or a volume, the package of a "
+            "`pkg://` model in the image.",
         ),
         "Waiting": Meaning(
             "No pod has begun to fetch the weights.",
@@ -90,11 +91,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
         "QuotaExceeded": Meaning(
             "A ResourceQuota of the namespace leaves no room for the pods.",
-            "`kubectl describe quota`. Raise it, or lower `resources` or `replicas`.",
+            "`kubectl describe quota` shows it. Raise the quota, or lower `resources` or `replicas`.",
         ),
         "PodRefused": Meaning(
-            "The API server makes no such pods: Pod Security, a LimitRange, an admission webhook.",
-            "The message says which rule.",
+            "The API server refuses the pods by Pod Security, a LimitRange or an admission webhook.",
+            "The message names the rule. Change the spec, or the rule.",
         ),
         "Unschedulable": Meaning(
             "No node has enough free resources; the message is the scheduler's.",
@@ -108,15 +109,15 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
         "ImagePullError": Meaning(
             "The image can't be pulled.",
-            "Correct its name or tag, or add `imagePullSecrets`.",
+            "Correct the name or tag of the image, or add `imagePullSecrets`.",
         ),
         "ConfigError": Meaning(
-            "A Secret or ConfigMap that the container's environment refers to does not exist, or lacks the entry.",
-            "Create it, or correct `model.secretRef` or `engine.env`.",
+            "A Secret or ConfigMap for the container's environment does not exist, or lacks the entry.",
+            "Create the Secret or ConfigMap, or correct `model.secretRef` or `engine.env`.",
         ),
         "CrashLoop": Meaning(
             "The engine fails repeatedly; the message is its error.",
-            "`kubectl logs POD --previous`. Often an unknown flag in `engine.extraArgs`.",
+            "`kubectl logs POD --previous` shows more. The cause is often an unknown flag in `engine.extraArgs`.",
         ),
         "OOMKilled": Meaning(
             "The engine needed more memory than its limit.",
@@ -130,26 +131,25 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     "RouterReady": {
         "RouterServes": Meaning("All routers are ready."),
         "RouterDegraded": Meaning(
-            "Some routers are ready, but another one does not start: after a change of the spec the ready ones "
-            "may still be old.",
-            "The message has the error. Often the Secret of API keys is missing.",
+            "Some routers are ready, but another router does not start. The ready ones may have an older spec.",
+            "The message has the error. The cause is often that the Secret of API keys is missing.",
         ),
         "RouterStarting": Meaning("Routers are starting."),
         "RouterFailed": Meaning(
             "No router starts; the message has the error.",
-            "Often the Secret of `auth.apiKeysSecretRef` or the image is missing.",
+            "The cause is often that the Secret of `auth.apiKeysSecretRef` or the image is missing.",
         ),
     },
     "ReplicasAdmitted": {
-        "AllAdmitted": Meaning("Every router knows which prefixes every replica has cached, and sends requests to it."),
+        "AllAdmitted": Meaning("Every router has the KV snapshot of every replica and sends it requests."),
         "WaitingForRouter": Meaning(
             "A replica is ready, but not every router has its KV snapshot yet.",
-            "This takes a second or two, unless a NetworkPolicy blocks the connection.",
+            "Routers need a second or two for the snapshot. If this lasts, a NetworkPolicy may block the connection.",
         ),
         "NoReplicas": Meaning("`spec.replicas` is 0."),
     },
     "Progressing": {
-        "Complete": Meaning("The wanted revision is the only one."),
+        "Complete": Meaning("Only the wanted revision exists, and it is complete."),
         "RollingOut": Meaning("A new revision starts beside the old one, which is removed when the new one serves."),
     },
     "Ready": {

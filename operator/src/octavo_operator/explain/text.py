@@ -1,4 +1,4 @@
-"""Formats an explanation for a terminal: the chain, the cause, the pods with their last log lines, events, commands."""
+"""Formats an explanation for a terminal: conditions, cause, pods with their last log lines, events and commands."""
 
 import textwrap
 from collections.abc import Iterator, Sequence

@@ -19,13 +19,15 @@ _CONFIG_KINDS = ("Secret", "ConfigMap")
 
 @dataclass(slots=True)
 class Documents:
+    """Contents of a manifest file. `configs`: entries of its Secrets and ConfigMaps. `notes`: about ignored objects."""
+
     services: dict[str, InferenceService] = field(default_factory=dict)
     configs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict, repr=False)  # kind, name -> entries
     notes: list[str] = field(default_factory=list)
 
 
 def read_documents(text: str) -> Documents:
-    """Raises InvalidSpec; each line of its message begins with the service concerned."""
+    """Parse a manifest file. Raises InvalidSpec; each line of its message begins with the kind and name concerned."""
     found, faults = Documents(), list[str]()
     for manifest in _manifests(text):
         kind, name = manifest.get("kind"), _name(manifest)

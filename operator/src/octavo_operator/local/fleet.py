@@ -17,7 +17,8 @@ from octavo_operator.spec.service import InvalidSpec
 
 
 def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
-    """`brings_keys`: the caller's own API keys replace the manifest's. Raises ValueError with a line for each fault."""
+    """Convert a manifest. `brings_keys`: the caller has its own API keys, which replace the manifest's. Raises
+    ValueError, whose message has a line for each fault."""
     try:
         found = read_documents(text)
         faults = [*_router_faults(found), *_reference_faults(found, brings_keys)]
@@ -73,7 +74,7 @@ def _source(variable: EnvVar) -> tuple[str, Any]:
 
 
 def _auth(found: Documents) -> Any:
-    """The `auth` of any service with keys; `_router_faults` ensures that all have the same."""
+    """The `auth` of any service with API keys; `_router_faults` ensures that all services have the same keys."""
     auths = (service.spec.auth for service in found.services.values())
     return next((auth for auth in auths if auth is not None and auth.api_keys_secret_ref is not None), None)
 
@@ -84,7 +85,7 @@ def _keys(found: Documents) -> dict[str, str] | None:
 
 
 def _router_faults(found: Documents) -> Iterator[str]:
-    """One machine has one router, so the services' settings for their routers must agree."""
+    """Yield a line for each setting that prevents that one router, as `octavo up` runs it, serves all services."""
     owners = [service for service in found.services.values() if service.owns_router]
     for service in found.services.values():
         if service.router not in {owner.name for owner in owners}:

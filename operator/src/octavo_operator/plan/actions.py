@@ -1,4 +1,4 @@
-"""The actions of a plan. Each has its reason, and everything that the writer needs to execute it."""
+"""The actions of a plan. Each has a reason for the log, and the data that the writer needs to execute it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Server-side apply of the operator's fields. `is_new`: no object of this name was observed; if one exists, it may
-    belong to another owner. `repairs`: another client undid an earlier apply for this same spec.
+    """Server-side apply of the operator's fields. `is_new`: no object of this name was observed; if one exists after
+    all, it may belong to another owner. `repairs`: another client has undone an earlier apply of the same spec.
     """
 
     manifest: Mapping[str, Any]
@@ -19,7 +19,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class CreateOnce:
-    """Create the object if it is missing, and never change it: a Secret."""
+    """Create an object, such as a Secret, if it is missing, and never change it."""
 
     manifest: Mapping[str, Any]
     reason: str
@@ -27,7 +27,7 @@ class CreateOnce:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the object with this uid if it is unchanged since it was observed. A Deployment's pods end gracefully."""
+    """Delete the object with this uid if it is unchanged since it was observed. Pods of a Deployment end gracefully."""
 
     kind: str
     name: str
@@ -38,7 +38,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class SetGate:
-    """Set the readiness gate of an engine pod. `epoch`: of the snapshot that the routers have; None closes the gate."""
+    """Open the readiness gate of an engine pod for the engine process `epoch`, or close it if `epoch` is None."""
 
     pod: str
     uid: str

@@ -1,8 +1,8 @@
 """Compares a live object with the manifest that would be applied, to skip writes that change nothing.
 
-A live object has more fields than the manifest (defaults, status, other managers' fields), so each field of the
-manifest must be present with its value. Removed fields show in a digest of the whole manifest, which every object has
-as an annotation.
+A live object has more fields than the manifest (defaults, status, other managers' fields), so only the fields of the
+manifest are compared. A field that was removed from the manifest is found by a digest of the whole manifest, which
+every applied object has as an annotation.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from octavo_operator.spec.service import GROUP
 
 APPLIED = f"{GROUP}/applied"
 
-#: A number and a suffix. A longer exponent is part of other text, such as the digest 12e3456789012345.
+#: A number and a suffix. Text with a longer exponent is no quantity, but for example the digest 12e3456789012345.
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
 _SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
     suffix + binary: Decimal((1024 if binary else 1000) ** power)
@@ -34,7 +34,7 @@ def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """`wanted`: a manifest with its digest."""
+    """Return whether the live object has all fields of `wanted`, a manifest with its digest."""
     return live is not None and _holds(wanted, live)
 
 
@@ -49,7 +49,7 @@ def _holds(wanted: Any, live: Any) -> bool:
 
 
 def _is_same_quantity(wanted: Any, live: Any) -> bool:
-    """The API server normalizes quantities: 1000m becomes 1, 0.5 becomes 500m."""
+    """Return whether two texts are the same quantity: the API server normalizes 1000m to 1, and 0.5 to 500m."""
     if not isinstance(wanted, int | str) or not isinstance(live, int | str) or isinstance(wanted, bool):
         return False
     first, second = parse_quantity(wanted), parse_quantity(live)

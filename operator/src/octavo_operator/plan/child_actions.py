@@ -1,7 +1,7 @@
 """Decides whether a child is written, and why: it is new, the spec has changed, or the child is repaired.
 
 A repair is a write for a spec that was applied already: another client has changed or removed the child since. Repairs
-are marked because users want to know that their change was undone.
+are marked, so that an Event informs users that their change was undone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Raw = Mapping[str, Any]
 def child_actions(
     service: InferenceService, observed: Observed, manifest: Raw, live: Raw | None, *, why: str = "the spec asks for it"
 ) -> Iterator[Apply]:
-    """`manifest`: with its digest."""
+    """Yield the action that makes the child `live` match `manifest`, which has its digest; none if it matches."""
     if matches(manifest, live) or (live is not None and not is_ours(live, service)):
         return
     if live is None:
@@ -36,7 +36,7 @@ def _digest(manifest: Raw) -> Any:
 
 
 def _was_applied(service: InferenceService, observed: Observed) -> bool:
-    """Return whether all children of this generation of the spec were applied once."""
+    """Return whether all children of the current generation of the spec have been applied before."""
     for row in observed.status.get("conditions", ()):
         if row["type"] == "ChildrenApplied":
             return bool(row["reason"] == "Applied" and row.get("observedGeneration") == service.generation)

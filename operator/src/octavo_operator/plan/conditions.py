@@ -1,7 +1,7 @@
 """The conditions of a service, and the closed list of reasons that they can have.
 
 Each condition is one requirement for Ready, in the order in which they become true. docs/reference/conditions.md
-documents each reason and its remedy; a test keeps the two lists equal.
+documents each reason and its remedy; a test keeps that page and this list equal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Status = Literal["True", "False", "Unknown"]
 
-#: condition -> reason -> the status that goes with it
+#: Condition -> reason -> status of the condition with this reason.
 REASONS: dict[str, dict[str, Status]] = {
     "Accepted": {
         "Valid": "True",
@@ -73,7 +73,8 @@ class Condition:
 
 
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
-    """Ready, or else the reason of the first condition that is False; without one, of the first that is Unknown."""
+    """The condition Ready: True, or else with the reason of the first False condition or, without one, of the first
+    Unknown condition."""
     missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason != "NotChecked"]
     if not missing:
         return Condition("Ready", "Serving", message)
@@ -84,7 +85,7 @@ def ready(others: Iterable[Condition], *, message: str) -> Condition:
 def with_transition_times(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], *, generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Rows for the status. A condition keeps its lastTransitionTime while its status stays the same."""
+    """The conditions as entries of the status. A condition keeps its lastTransitionTime until its status changes."""
     known = {condition["type"]: condition for condition in before}
     rows = []
     for condition in conditions:

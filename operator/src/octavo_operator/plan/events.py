@@ -1,7 +1,7 @@
 """Kubernetes Events about a service: transitions of its conditions, and actions that may surprise its owner.
 
-A transition yields one event, when a condition's reason differs from the one in the status. So neither an unchanged
-service nor a restarted operator repeats an event. Steps that merely take time appear in the conditions only.
+A transition is a difference between a condition's reason and the reason in the status; it yields one event. So neither
+an unchanged service nor a restarted operator repeats an event. Steps that merely take time yield no event.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,13 +17,13 @@ MILESTONES = frozenset({"Fetching", "Fetched", "RollingOut", "Complete", "Servin
 HARMLESS = frozenset({"Complete", "NoReplicas"})
 #: Reasons of conditions that are True although something is wrong.
 WRONG = frozenset({"RouterDegraded"})
-#: Reasons of events about actions.
+#: Reasons of events that report actions.
 ACT_REASONS = ("ChildRepaired", "ReplicaAdmitted", "ReplicaWithdrawn")
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceEvent:
-    """`action`: the kind of action, or the type of the condition."""
+    """A Kubernetes Event. `action`: kind of the operator's action, or type of the condition that has changed."""
 
     type: Literal["Normal", "Warning"]
     reason: str

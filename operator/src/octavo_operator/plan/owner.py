@@ -14,8 +14,8 @@ Raw = Mapping[str, Any]
 
 
 def is_ours(live: Raw, service: InferenceService) -> bool:
-    """Return whether the operator may change the object for this service. It adopts objects of an earlier service of
-    the same name, and objects that have lost their owner reference but still have the operator's labels.
+    """Return whether the operator may change the object for this service: its owner is this or an earlier service of
+    the same name, or it has lost its owner reference but still has the operator's labels.
     """
     controller, labels = controller_of(live), live["metadata"].get("labels") or {}
     if controller is None:
@@ -26,7 +26,7 @@ def is_ours(live: Raw, service: InferenceService) -> bool:
 
 
 def may_be_deleted(live: Raw, uid: str) -> bool:
-    """Only an object that the service of this uid controls: a user's copy of a child has the same labels."""
+    """Return whether the service with this uid controls the object. Labels don't suffice: a user's copy has them."""
     controller = controller_of(live)
     return controller is not None and controller["uid"] == uid and "deletionTimestamp" not in live["metadata"]
 

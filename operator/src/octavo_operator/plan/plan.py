@@ -28,7 +28,8 @@ from octavo_operator.service import InferenceService, Settings
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions` in the order of execution. `events`: about the transitions from the old status to `status`."""
+    """`actions`: in the order of execution. `status`: new status of the service. `events`: report its transitions from
+    the old status."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
@@ -36,7 +37,7 @@ class Plan:
 
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
-    """`now`: RFC 3339. `new_secret`: the value of the router's Secret if it must be created."""
+    """Make the plan for one service. `now`: RFC 3339. `new_secret`: value of the router's Secret, if it is created."""
     wanted = engine_revision(service, settings)
     children = [with_digest(manifest) for manifest in desired_children(service, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
@@ -57,8 +58,8 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
 
 
 def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
-    """Create the Secret before the pods that refer to it. Secrets are not watched: a router that does not exist yet, or
-    a pod that fails without the Secret, is the sign that it is missing.
+    """Create the router's Secret before the pods that refer to it. Secrets are not watched: the Secret is taken to be
+    missing if the router's Deployment does not exist yet, or if a pod fails for lack of the Secret.
     """
     name = router_secret(service.name)
     if not service.owns_router:
@@ -124,7 +125,7 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
 
 
 def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
-    """The status field `model`. Without a report the old sizes stay: they can't change within a revision."""
+    """The status field `model`. Without a router's report it keeps the old sizes, which are fixed for a revision."""
     size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
     known: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:

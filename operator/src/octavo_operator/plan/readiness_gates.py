@@ -1,8 +1,8 @@
 """Opens the readiness gate of an engine pod once every router has the pod's KV snapshot.
 
-The gate belongs to the epoch of the engine process that sent the snapshot. A restarted router closes no gate: it
-fetches the snapshots while the pods keep serving. An engine that restarts within its pod closes it, as the admitted
-process is gone.
+A gate is open for one epoch: one engine process, which sent the snapshot. The restart of a router closes no gate: the
+router fetches the snapshots while the pods keep serving. The restart of an engine within its pod closes the pod's gate,
+as the admitted process has ended.
 """
 
 from collections.abc import Iterator
@@ -24,10 +24,11 @@ def gate_actions(observed: Observed) -> Iterator[SetGate]:
 
 
 def _epochs(observed: Observed, pod: Pod) -> set[str | None]:
-    """Epochs of this pod that the routers have; None stands for a router without one, or without a report."""
+    """Epochs of this pod's snapshots in the routers; None for a router that has no snapshot or has not reported."""
     return {None if report is None else report.admitted.get(pod.name) for report in observed.routers.values()}
 
 
 def _is_another(epochs: set[str | None], pod: Pod) -> bool:
-    """Return whether a router has another epoch. A pod without one, admitted by an older operator, stays admitted."""
+    """Return whether a router has another epoch than the admitted one; False for a pod that an older operator admitted
+    without an epoch."""
     return pod.admitted_epoch is not None and any(epoch not in (None, pod.admitted_epoch) for epoch in epochs)

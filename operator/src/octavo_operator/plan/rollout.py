@@ -1,8 +1,8 @@
 """Rolls out engine Deployments: starts the wanted revision and deletes the older ones when it serves.
 
-Invariant: no action reduces the number of serving pods below the wanted number. So older revisions stay while the
-wanted one lacks replicas, those with the most admitted pods first; that is one revision, unless it has lost pods
-itself. A revision without admitted pods is deleted at once, however often the spec changes.
+Invariant: no action reduces the number of serving pods below the wanted number. So while the wanted revision lacks
+replicas, as many older revisions stay as are needed to replace them: mostly one, chosen by its number of admitted pods.
+A revision without admitted pods is deleted at once, however often the spec changes.
 """
 
 from collections import Counter
@@ -40,7 +40,8 @@ def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
 
 
 def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int) -> set[str]:
-    """Names of Deployments to keep. An admitted pod counts even if it is unready now, because it can recover."""
+    """Names of the Deployments to keep: those with the most admitted pods, which count even if they are unready now, as
+    they can recover. `missing`: number of serving pods that they must provide."""
     admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
     needed = set()
     for deployment in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):

@@ -17,7 +17,7 @@ OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
 #: Troubles that occur only after the weights were fetched.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 _MIB = 2**20
-#: Worst first: troubles that a person must solve come before those that may pass by themselves.
+#: Order in which troubles are reported: those that a person must solve come before those that may pass by themselves.
 _TROUBLES: tuple[Trouble, ...] = (
     "ConfigError",
     "MountFailed",
@@ -51,7 +51,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
 
 
 def refused(message: str) -> list[Condition]:
-    """Conditions of a spec that can't be read. Running objects are not changed."""
+    """Conditions of a service whose spec can't be read; the operator does not change its objects."""
     accepted = Condition("Accepted", "InvalidSpec", message)
     return [accepted, ready([accepted], message="")]
 
@@ -59,15 +59,18 @@ def refused(message: str) -> list[Condition]:
 def _accepted(service: InferenceService, observed: Observed, settings: Settings) -> Condition:
     ref = service.spec.router.ref
     if ref is not None and observed.router_owner is None:
-        what = f"spec.router.ref names {ref.name!r}, and no InferenceService of this name has a router of its own"
-        return Condition("Accepted", "RouterNotFound", f"{what} in this namespace: create it, or correct the name")
+        what = (
+            f"spec.router.ref names {ref.name!r}, but no InferenceService of this name in this namespace has a router"
+        )
+        return Condition("Accepted", "RouterNotFound", f"{what} of its own: create it, or correct the name")
     if observed.host_owner is not None:
         what = f"the host and path of spec.exposure belong to {observed.host_owner}"
-        return Condition("Accepted", "HostTaken", f"{what}: choose others, or share its router (spec.router.ref.name)")
+        remedy = "choose another host or path, or share its router (spec.router.ref.name)"
+        return Condition("Accepted", "HostTaken", f"{what}: {remedy}")
     exposure = service.spec.exposure
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
-        what = "spec.exposure.gateway needs the Gateway API, which this operator was installed without"
-        return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of its chart, or use an ingress")
+        what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
+        return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 
@@ -80,7 +83,7 @@ def _applied(accepted: Condition, observed: Observed) -> Condition:
 
 
 def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
-    """Model size of these pods, as any of them reports it: replicas of one revision are alike."""
+    """Model size of these pods, as any of them reports it: all pods of one revision have the same size."""
     reports = [report for report in observed.routers.values() if report is not None]
     sizes = [report.sizes[pod.name] for report in reports for pod in pods if pod.name in report.sizes]
     return sizes[0] if sizes else None
@@ -100,7 +103,7 @@ def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None
 
 
 def _beyond_limit(service: InferenceService) -> str:
-    """Message if the spec alone can't fit: without a GPU the KV cache is part of the container's memory limit."""
+    """Message if the sizes in the spec exceed the container's memory limit, which without a GPU covers the KV cache."""
     engine, resources = service.spec.engine, service.spec.resources
     limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
@@ -109,8 +112,8 @@ def _beyond_limit(service: InferenceService) -> str:
     if limit is None or num_gpus(service) or total < limit:
         return ""
     return (
-        f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's limit is "
-        f"{int(limit) / _MIB:,.0f} MiB, weights included: raise resources.limits.memory, or lower those values"
+        f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's memory limit, "
+        f"for weights, too, is {int(limit) / _MIB:,.0f} MiB: raise resources.limits.memory, or lower those values"
     )
 
 
@@ -118,8 +121,8 @@ def _sum(size: ModelSize) -> str:
     weights, cache = (f"{taken / _MIB:,.0f} MiB" for taken in (size.weights_bytes, size.kv_bytes))
     at_once = size.kv_tokens / size.max_model_len
     return (
-        f"weights {weights}, KV cache {cache}: {size.kv_tokens:,} tokens, so {at_once:,.1f} requests of full length "
-        f"({size.max_model_len:,} tokens) at once"
+        f"weights {weights}, KV cache {cache}: {size.kv_tokens:,} tokens, room for {at_once:,.1f} requests of full "
+        f"length ({size.max_model_len:,} tokens) at once"
     )
 
 
@@ -154,12 +157,14 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
     for trouble in _TROUBLES:
         if counted[trouble]:
             pod = next(pod for pod in pods if pod.trouble == trouble)
-            return Condition("WorkloadReady", trouble, f"{counted[trouble]} of {replicas}: {pod.name}: {pod.message}")
+            what = f"{counted[trouble]} of {replicas} engines are not ready for this reason"
+            return Condition("WorkloadReady", trouble, f"{what}: {pod.name}: {pod.message}")
     return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines are ready so far")
 
 
 def _keep_failure(condition: Condition, observed: Observed, pods: Sequence[Pod], *, wanted: str) -> Condition:
-    """Keep the failure of the status while a restarted pod shows none: a kubelet can lose it between two attempts."""
+    """Keep the failure that the status has while a restarted pod shows none: between two starts of a container, the
+    kubelet may report no reason."""
     if condition.status == "False" or any(pod.is_ready for pod in pods):
         return condition
     shows_no_reason = any(pod.restarts and pod.trouble is None for pod in pods)
@@ -190,7 +195,7 @@ def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
 
 
 def _progressing(service: InferenceService, observed: Observed, *, wanted: str, complete: bool) -> Condition:
-    """A revision that was complete once stays complete; other conditions report later trouble of its pods."""
+    """The condition Progressing. A revision that was complete once stays complete; other conditions report its pods."""
     others = sorted({s.revision for s in observed.engine_deployments if s.revision != wanted})
     if not others and (complete or _was_complete(observed, wanted)):
         return Condition("Progressing", "Complete", f"revision {wanted} is the only revision")
@@ -206,7 +211,7 @@ def _was_complete(observed: Observed, wanted: str) -> bool:
 
 
 def _status_rows(observed: Observed, wanted: str) -> dict[str, Mapping[str, Any]]:
-    """Conditions in the status by type; empty if the status is of another revision than `wanted`."""
+    """Conditions in the status by type; empty if the status describes another revision than `wanted`."""
     if observed.status.get("revision", {}).get("updated") != wanted:
         return {}
     return {row["type"]: row for row in observed.status.get("conditions", ())}

@@ -80,7 +80,7 @@ class Exposure(SpecPart):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.ingress is None) == (self.gateway is None):
-            raise ValueError("exposure needs ingress or gateway, one of them")
+            raise ValueError("exposure needs exactly one of ingress and gateway")
         return self
 
 
@@ -102,7 +102,7 @@ class Auth(SpecPart):
 
 
 def isolates_tenants(auth: Auth | None) -> bool:
-    """Return True unless the spec lets tenants share cached prefixes."""
+    """Return whether tenants may not share cached prefixes: True unless `isolateTenants` is false."""
     return auth is None or auth.isolate_tenants is not False
 
 

@@ -9,7 +9,7 @@ from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-#: Flags that a field of the spec replaces, or that the operator sets.
+#: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
@@ -32,7 +32,7 @@ class ValueSource(SpecPart):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.secret_key_ref is None) == (self.config_map_key_ref is None):
-            raise ValueError("valueFrom needs secretKeyRef or configMapKeyRef, one of them")
+            raise ValueError("valueFrom needs exactly one of secretKeyRef and configMapKeyRef")
         return self
 
 
@@ -44,7 +44,7 @@ class EnvVar(SpecPart):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.name.startswith("OCTAVO_"):
-            raise ValueError("names that begin with OCTAVO_ are the operator's")
+            raise ValueError("names that begin with OCTAVO_ are reserved for the operator")
         if self.value is not None and self.value_from is not None:
             raise ValueError("give value or valueFrom, not both")
         return self
@@ -79,7 +79,7 @@ class Engine(SpecPart):
                 "set one of them"
             )
         if len({variable.name for variable in self.env}) != len(self.env):
-            raise ValueError("engine.env has a name twice: list each once")
+            raise ValueError("engine.env has a name twice: list each name once")
         return self
 
 

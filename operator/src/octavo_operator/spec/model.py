@@ -1,4 +1,4 @@
-"""Models of `spec.model`: the model, its cache and its fetching."""
+"""Models of `spec.model`: the model's source, the cache of its files, and the init container that fetches them."""
 
 from typing import Annotated, Literal, Self
 
@@ -31,7 +31,7 @@ class Cache(SpecPart):
         if self.access_mode is not None and (named or self.mode != "PVC"):
             raise ValueError("cache.accessMode is for a claim that the operator creates: it needs mode PVC and size")
         if (self.mode == "HostPath") != (self.host_path is not None):
-            raise ValueError("cache.hostPath goes with mode HostPath, and mode HostPath needs it")
+            raise ValueError("cache.hostPath is only for mode HostPath, which needs it")
         if made and self.mode == "HostPath":
             raise ValueError("cache.size is for modes EmptyDir and PVC")
         return self
@@ -61,7 +61,7 @@ class Model(SpecPart):
         if self.cache is not None and self.scheme == "pvc":
             raise ValueError("a pvc:// model is mounted directly from its claim: leave model.cache out")
         if self.served_names is not None and len(set(self.served_names)) != len(self.served_names):
-            raise ValueError("model.servedNames has a name twice: list each once")
+            raise ValueError("model.servedNames has a name twice: list each name once")
         return self
 
     @property

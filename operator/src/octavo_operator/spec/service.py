@@ -1,7 +1,7 @@
 """`InferenceServiceSpec`: the spec of an InferenceService, as its CRD has it (`crds/`).
 
-The CRD is the source; a test compares the two field by field, and checks the rules of both with one table of valid and
-invalid specs. The operator and `octavo up -f` read manifests through these models.
+The CRD is the source; a test compares these models with it field by field, and checks the rules of both with one table
+of valid and invalid specs. The operator and `octavo up -f` read manifests through these models.
 """
 
 import json
@@ -35,7 +35,7 @@ _OURS = (f"{GROUP}/", "app.kubernetes.io/")
 
 
 class InvalidSpec(Exception):
-    """The manifest can't be served; the message has a line for each fault, with its place and the remedy."""
+    """The manifest can't be served; the message has a line for each fault, with the field and the remedy."""
 
 
 class Drain(SpecPart):
@@ -54,7 +54,8 @@ class PodMetadata(SpecPart):
     def _leaves_ours(self) -> Self:
         if any(key.startswith(_OURS) for key in self.labels):
             raise ValueError(
-                "labels under serving.octavo.dev/ and app.kubernetes.io/ are the operator's: choose another prefix"
+                "labels under serving.octavo.dev/ and app.kubernetes.io/ are reserved for the operator: choose "
+                "another prefix"
             )
         return self
 
@@ -101,7 +102,7 @@ class InferenceServiceSpec(SpecPart):
 
 
 def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
-    """Raises InvalidSpec for a manifest that the API server would refuse, too."""
+    """Parse the spec of a manifest. Raises InvalidSpec for a manifest that the API server would refuse, too."""
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
     if (api_version, kind) != (f"{GROUP}/{VERSION}", KIND):
         raise InvalidSpec(f"this is {api_version} {kind}; expected {GROUP}/{VERSION} {KIND}.")
@@ -113,7 +114,7 @@ def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidSpec."""
+    """Check the name of a service. Raises InvalidSpec."""
     if len(name) > MAX_NAME_CHARS:
         raise InvalidSpec(
             f"metadata.name has more than {MAX_NAME_CHARS} characters: names of its pods and services are made from "

@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 class DebugRequests(msgspec.Struct):
-    """Running sequences, then waiting ones, each in the order in which the engine serves them."""
+    """Body of `GET /debug/requests`. `sequences`: the running ones, then the waiting ones in the engine's order."""
 
     running: int
     waiting: int
@@ -38,7 +38,7 @@ IN_USE = "unfinished requests use blocks, so the cache was not reset: try again 
 
 @router.get(
     "/debug/requests",
-    **answers("Running and waiting sequences, and the reason why they wait", DebugRequests, refusals=(503,)),
+    **answers("Running sequences, and waiting ones with the reason why they wait", DebugRequests, refusals=(503,)),
 )
 async def debug_requests(request: Request) -> Response:
     sequences = await context_of(request).client.debug_requests()

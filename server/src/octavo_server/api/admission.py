@@ -1,9 +1,9 @@
 """Admission of requests to the engine's queue, and their order in it. Pure: it has a clock, but no tasks or timers.
 
-The engine holds the queue; this module counts the requests in it. Beyond the limits a request is rejected with the
-time after which a retry makes sense. An admitted prompt also gets a *turn*, its start tag in start-time fair queueing
-(each sequence costs 1): the engine starts waiting prompts in the order of their turns, and every tenant has turns of
-its own, so the thousandth request of one tenant waits behind the first request of another.
+The engine holds the queue; this module counts the requests in it. A request beyond the limits is rejected with the
+seconds after which it should be retried. An admitted prompt also gets a *turn*, its start tag in start-time fair
+queueing (each sequence costs 1): the engine starts waiting prompts in the order of their turns, and turns are counted
+per tenant, so the thousandth request of one tenant waits behind the first request of another.
 """
 
 from collections import Counter, deque
@@ -15,12 +15,12 @@ from octavo_engine.wire.errors import InvalidRequest, Overloaded
 from octavo_server.config import QueueLimits
 
 FIRST_TURN = 1.0
-NUM_ENDS = 128  # latest ends that the rate is computed from
+NUM_ENDS = 128  # number of latest ends of sequences from which `retry_after_s` computes their rate
 RETRY_AFTER_S = (1.0, 60.0)
 
 
 class Admission:
-    """`max_running`: sequences that the engine runs at once; further sequences wait."""
+    """Counts the requests in the engine's queue. `max_running`: sequences that the engine runs at once."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class Admission:
         self._on_refusal = on_refusal
         self._num_seqs_by_tenant: Counter[str] = Counter()
         self._turns: dict[str, float] = {}  # the next turn of each tenant
-        self._turn = FIRST_TURN  # of the latest prompt that has started
+        self._turn = FIRST_TURN  # highest turn of the prompts that have started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
 
     def check(self, tenant: str, *, num_seqs: int = 1) -> None:
-        """Raises Overloaded if the queue has no room for `num_seqs` more sequences, and InvalidRequest if it never
-        has."""
+        """Check the limits. Raises Overloaded if the queue has no room for `num_seqs` more sequences, InvalidRequest if
+        even an empty queue has too little."""
         self.check_size(num_seqs)
         refusal = self._refusal(tenant, num_seqs)
         if refusal is not None:
@@ -59,7 +59,7 @@ class Admission:
         return AdmittedPrompt(self, tenant, turn, num_seqs, num_tokens)
 
     def retry_after_s(self) -> float:
-        """Seconds until the sequences waiting now have started, at the rate of the latest ends; within 1 to 60."""
+        """Estimate the seconds, 1 to 60, until all waiting sequences have started, from the rate of the latest ends."""
         low, high = RETRY_AFTER_S
         if len(self._ends) < 2:
             return low
@@ -68,7 +68,7 @@ class Admission:
         return min(high, max(low, waiting * span_s / len(self._ends)))
 
     def check_size(self, num_seqs: int) -> None:
-        """Raises InvalidRequest for more sequences than the queue can hold."""
+        """Check the number of sequences of one request. Raises InvalidRequest if it exceeds the size of the queue."""
         limit = self.limits.max_num_queued_reqs
         if limit is not None and num_seqs > max(limit, 1):
             raise InvalidRequest(
@@ -106,7 +106,7 @@ class Admission:
 
 
 class AdmittedPrompt:
-    """One prompt in the engine: waiting, then started, then gone (when the `with` block ends)."""
+    """One prompt in the engine: it waits until `start` is called, and has ended when its `with` block ends."""
 
     def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
         self.tenant = tenant

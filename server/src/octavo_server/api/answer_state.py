@@ -1,4 +1,4 @@
-"""State of each choice of an answer: engine output that has not been written yet, and token counts.
+"""State of each choice of an answer: engine output that has not been written to the response yet, and token counts.
 
 A stream writes a choice whenever it has new text or has ended; a plain response writes it once, at the end. Tokens
 whose text is held back (half a character, a possible stop string) are kept here, so that no empty chunk is sent.
@@ -30,7 +30,6 @@ class ChoiceState:
     text: str = ""
     text_offset: int = 0
     num_tokens: int = 0
-    num_written: int = 0  # tokens
     has_opened: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: "list[PositionLogprobs]" = field(default_factory=list)
@@ -38,7 +37,7 @@ class ChoiceState:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     timing: "Timing | None" = None  # set once the sequence has ended
-    parser: "OutputParser | None" = None  # turns the text into `parts`; None if all of it is text
+    parser: "OutputParser | None" = None  # turns the text into `parts`; None: the answer is only text, kept in `text`
     parts: "list[OutputEvent]" = field(default_factory=list)
 
     def add(self, sequence: "CompletionOutput") -> None:
@@ -56,11 +55,15 @@ class ChoiceState:
             self.parts += self.parser.finish()
             self.finish_reason = self.parser.finish_reason(sequence.finish_reason)
 
-    def is_due(self, interval: int) -> bool:
-        """True if a stream with `interval` tokens per chunk writes now: its first text, its end, or enough tokens."""
-        if self.finish_reason is not None:
-            return True
-        return bool(self.text or self.parts) and (not self.has_opened or self.num_tokens - self.num_written >= interval)
+    @property
+    def has_unwritten_output(self) -> bool:
+        return bool(self.text or self.parts) or self.finish_reason is not None
+
+    def is_due(self, stream_interval: int) -> bool:
+        """True if a stream should write now. `stream_interval`: tokens per chunk, except for the first and the last."""
+        if self.finish_reason is not None or not self.has_opened:
+            return self.has_unwritten_output
+        return self.has_unwritten_output and len(self.token_ids) >= stream_interval
 
     @property
     def times(self) -> RequestTimes | UnsetType:
@@ -68,13 +71,12 @@ class ChoiceState:
 
     def mark_written(self) -> None:
         self.has_opened = True
-        self.num_written = self.num_tokens
         self.text_offset += len(self.text)
         self.text, self.parts, self.token_ids, self.logprobs = "", [], [], []
 
 
 class AnswerState:
-    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: latest to advance."""
+    """All choices of an answer; choice index = prompt index * n + sequence index. `latest`: the last to get output."""
 
     def __init__(self, num_prompts: int, n: int, num_prompt_tokens: int) -> None:
         self.choices = [ChoiceState(index, index // n) for index in range(num_prompts * n)]
@@ -84,7 +86,7 @@ class AnswerState:
         self._num_cached: list[int | None] = [None] * num_prompts
 
     def add(self, delta: "GenerationDelta") -> list[ChoiceState]:
-        """Add engine output; return the choices that advanced."""
+        """Add engine output; return the choices to which it belongs."""
         output, base = delta.output, delta.prompt_idx * self._n
         self._num_cached[delta.prompt_idx] = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -99,7 +101,7 @@ class AnswerState:
         return advanced
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Header with the prompt tokens found in the cache, for routers; empty until every prompt has output."""
+        """Header with the number of cached prompt tokens, for routers; empty list until every prompt has output."""
         if None in self._num_cached:
             return []
         return [(CACHED_TOKENS, str(self._sum_cached()).encode())]

@@ -15,7 +15,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_server.api import admin, chat, completions, drain, health, kv, models, render, responses, tokens
+from octavo_server.api import (
+    admin,
+    chat,
+    chat_batch,
+    completions,
+    drain,
+    health,
+    invocations,
+    kv,
+    messages,
+    models,
+    render,
+    responses,
+    tokens,
+)
 from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
 from octavo_server.api.openapi import document
@@ -30,13 +44,28 @@ from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest
+from octavo_server.openai.rendering import RenderDefaults
 from octavo_server.telemetry import Telemetry
 from octavo_server.watchdog import StallDetector
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-MODULES = (chat, completions, responses, render, models, tokens, health, drain, admin, kv)
+MODULES = (
+    chat,
+    chat_batch,
+    completions,
+    responses,
+    messages,
+    invocations,
+    render,
+    models,
+    tokens,
+    health,
+    drain,
+    admin,
+    kv,
+)
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
@@ -71,7 +100,10 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-{weights}"
     stall = StallDetector(config.health_stall_timeout_s)
-    card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation)
+    defaults = RenderDefaults(
+        kwargs=config.default_chat_template_kwargs, excludes_unused_tools=config.exclude_tools_when_tool_choice_none
+    )
+    card = model_card(client, config.served_model_names, cache_isolation=config.cache_isolation, defaults=defaults)
     publisher = KVPublisher(
         client.ready_info,
         config.served_model_names,
@@ -88,6 +120,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stall=stall,
         kv=publisher,
         model_card=write_card(card),
+        render_defaults=defaults,
     )
 
 
@@ -117,7 +150,7 @@ def _with_root_path(app: ASGIApp, root_path: str) -> ASGIApp:
 
 
 def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
-    """Attach the tracer. `tracing` is imported only here, so that a server without a tracer never loads it."""
+    """Attach the tracer. The module `tracing` is imported here, so that a server without a tracer never loads it."""
     from octavo_server.tracing import TraceContextMiddleware
 
     app.state.context.telemetry.on_request_end = tracer.record
@@ -125,9 +158,9 @@ def _trace(app: FastAPI, tracer: "RequestTracer") -> None:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    """Turn an error into a response. It sets the request id itself: unexpected errors bypass the middleware."""
+    """Turn an error into a response with the header X-Request-Id, as unexpected errors bypass `RequestIdMiddleware`."""
     request_id = request.scope["state"]["request_id"]
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):
         error = MalformedRequest(str(error))
-    return error_reply(error, {"x-request-id": request_id})
+    return error_reply(error, {"x-request-id": request_id}, path=request.scope["path"])

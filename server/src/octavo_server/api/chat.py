@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: render the conversation, generate, write the response whole or as chunks."""
+"""`POST /v1/chat/completions`: renders the conversation, generates, and writes the response whole or as chunks."""
 
 import time
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A chat request that is ready to run."""
+    """A parsed and rendered chat request with its generation, which has not started."""
 
     meta: ResponseMeta
     body: ChatCompletionRequest
@@ -50,7 +50,7 @@ class ChatTurn:
 
 
 async def read_chat(request: Request) -> ChatTurn:
-    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
+    """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
@@ -61,7 +61,7 @@ async def read_chat(request: Request) -> ChatTurn:
 async def chat_turn(
     context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
-    """Prepare a chat request in a single thread call, since each thread change adds to the time to first token."""
+    """Render and check a chat request in one call to a thread, as each switch adds to the time to first token."""
     prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
     generation = context.new_generation(meta, body, [prompt], params, arrival_s)
     return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
@@ -91,12 +91,13 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
     if name is None:
         return None
     continued = body.final_message_text if body.continue_final_message else ""
-    kwargs = body.chat_template_kwargs or {}
+    kwargs = {**context.config.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
 def _output_limit(context: ApiContext, body: ChatCompletionRequest) -> int | None:
-    """Limit of the request, else the model's default, else None: the whole free context."""
+    """Most tokens of the answer: the request's limit; else the model's default; None without either, which stands for
+    the whole free context. The generation cuts a limit to the free context."""
     default = context.client.default_sampling_params.get("max_tokens")
     return default if body.output_limit is None else body.output_limit
 
@@ -106,7 +107,7 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    text = render_messages(context.client.chat_template, body)
+    text = render_messages(context.client.chat_template, body, context.render_defaults)
     special, may_exceed = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
     ids = context.tokenize_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
     return PromptInput(token_ids=body.truncate(ids, max_model_len=context.client.max_model_len), text=text)

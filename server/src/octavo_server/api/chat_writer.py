@@ -44,8 +44,7 @@ class ChatWriter(BaseResponseWriter):
         super().__init__(context, meta, request, generation)
         self._role = context.config.response_role
         self._wants_logprobs = bool(request.logprobs)
-        as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=as_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=self.writes_token_ids)
         for choice in self.state.choices:
             choice.parser = output_parsing.new_parser(self.codec.token_id)
             if choice.parser is None:
@@ -67,7 +66,7 @@ class ChatWriter(BaseResponseWriter):
         )
 
     def opening(self) -> bytes:
-        """Frames with one chunk per choice, which carries the role."""
+        """First frames of a stream: for each choice one chunk with the role."""
         roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.state.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
@@ -77,7 +76,7 @@ class ChatWriter(BaseResponseWriter):
         return b"".join(frame(chunk) for chunk in chunks)
 
     def chunks(self, choice: ChoiceState) -> list[ChatCompletionChunk]:
-        """Chunks for the unwritten events; the last chunk carries the tokens of all of them."""
+        """Chunks for the unwritten events of a choice; the last one has the token ids and log-probabilities of all."""
         if choice.parser is None:
             deltas = [DeltaMessage(choice.text)]
         else:

@@ -65,6 +65,9 @@ class EngineClient(Protocol):
     def default_sampling_params(self) -> Mapping[str, Any]: ...
 
     @property
+    def tokenizer_config(self) -> Mapping[str, Any]: ...
+
+    @property
     def stats(self) -> "EngineStats": ...
 
     @property
@@ -97,16 +100,16 @@ class EngineClient(Protocol):
         turn: float = 0.0,
         start_by_s: float | None = None,
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """Yield outputs. `turn`, `start_by_s`: see `EngineRequest`. Closing the generator aborts the request.
+        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`: `EngineRequest`.
 
         Raises InvalidRequest before the first output, EngineDead at any time.
         """
         ...
 
     async def debug_requests(self) -> "list[SequenceInfo]":
-        """Raises EngineDead."""
+        """State of each running and waiting sequence. Raises EngineDead."""
         ...
 
     async def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache; False while blocks are in use. Raises EngineDead."""
+        """Empty the prefix cache; return False if requests use blocks, which prevents it. Raises EngineDead."""
         ...

@@ -46,7 +46,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionRequest, Generation]:
-    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
+    """Read, check and tokenise a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, params, given), _ = await read_body(request, partial(_parse, context))
@@ -89,8 +89,7 @@ class CompletionWriter(BaseResponseWriter):
         self._echoes = bool(request.echo)
         self._hides_output = request.is_echo_only
         self._returns_prompt_logprobs = request.prompt_logprobs is not None
-        as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=as_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=self.writes_token_ids)
 
     def full_response(self) -> Completion:
         meta = self.meta

@@ -1,6 +1,6 @@
-"""`ApiContext`: engine, settings, metrics and responses in flight, as every handler uses them.
+"""`ApiContext`: the objects that every handler uses: engine client, settings, metrics, responses in flight.
 
-Each application has its own in `app.state`: two applications in one process share no state.
+Each application has its own context in `app.state`: two applications in one process share no state.
 """
 
 import logging
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from octavo_server.api.admission import Admission
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.output_log import OutputLog
 from octavo_server.config import ServerConfig
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
@@ -25,6 +26,7 @@ from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
+from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class ApiContext:
     stall: StallDetector
     kv: KVPublisher
     model_card: bytes
+    render_defaults: RenderDefaults = NO_DEFAULTS
     in_flight: InFlight = field(default_factory=InFlight)
     threads: RequestThreads = field(default_factory=RequestThreads)
     lifecycle: Lifecycle = field(init=False)
@@ -93,11 +96,11 @@ class ApiContext:
         return self.stall.stall_reason(time.monotonic())
 
     def check_queue(self, request: Request) -> None:
-        """Raises Overloaded if the queue is full; handlers call it before they read the body."""
+        """Reject a request before its body is read: raises Overloaded if the queue is full."""
         self.admission.check(request.scope["state"].get("tenant", ""))
 
     def resolve_model_name(self, asked: str | None) -> str:
-        """Model name of the response to a body's `model`: the first served name. Raises ModelNotFound."""
+        """Check the `model` of a body, which may be missing; return the first served name. Raises ModelNotFound."""
         if asked and asked not in self.config.served_model_names:
             raise ModelNotFound(asked)
         return self.config.model_name
@@ -117,7 +120,7 @@ class ApiContext:
         params: "SamplingParams",
         arrival_s: float,
     ) -> Generation:
-        """A generation for a parsed request. It runs and is counted only once its deltas are read."""
+        """Return the generation of a parsed request. It starts, and counts in metrics, when its deltas are read."""
 
         def track(prompt: PromptInput, params: "SamplingParams") -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
@@ -136,16 +139,17 @@ class ApiContext:
             tenant=meta.tenant,
             admission=self.admission,
             track=track,
+            log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise in a thread, so that other streams continue. Raises InvalidRequest for too long a text."""
+        """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text."""
         return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
-        """Tokenise a prompt in a thread. Raises ContextLengthExceeded at once if the text is far too long.
+        """Tokenise a prompt in a thread. Raises ContextLengthExceeded, at once, if the text can't fit the context.
 
-        `may_exceed`: accept a text that exceeds the context, since the caller truncates it.
+        `may_exceed`: accept such a text, since the caller truncates the prompt.
         """
         tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens, may_exceed=may_exceed)
         return await self.threads.run(tokenize, num_bytes=len(text))
@@ -161,7 +165,7 @@ class ApiContext:
         return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
-        """Raises InvalidRequest for an id outside the vocabulary."""
+        """Convert token ids to text. Raises InvalidRequest, which names `param`, for an id outside the vocabulary."""
         vocab_size = self.client.tokenizer.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size}).", param=param)
@@ -170,7 +174,7 @@ class ApiContext:
     def _log_request(self, meta: ResponseMeta, prompts: list[PromptInput], params: "SamplingParams") -> None:
         if self.config.enable_log_requests:
             shown = [(p.text or str(p.token_ids))[: self.config.max_log_len] for p in prompts]
-            logger.info("request %s: prompts %r, %s", meta.id, shown, params)
+            logger.info("request %s: prompts %r, sampling parameters %s", meta.id, shown, params)
 
 
 def context_of(request: Request) -> ApiContext:

@@ -1,4 +1,4 @@
-"""`/ready` and `/drain`: a platform drains a server before it stops it, and can cancel the drain."""
+"""`/ready` and `/drain`: a platform such as Kubernetes drains a server before stopping it, and can cancel the drain."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ STATE = dict[str, Any]
 @router.head("/ready", include_in_schema=False)
 @router.get(
     "/ready",
-    **answers("200 while the server accepts requests, otherwise 503 with the reason", STATE, unavailable=STATE),
+    **answers("Status 200 while the server accepts requests, else 503 with reason", STATE, unavailable=STATE),
 )
 async def ready(request: Request) -> Response:
-    """Platforms stop the traffic after a failure here, and restart the server after a failure of `/health`."""
+    """A platform stops sending requests to a server if `/ready` fails, and restarts the server if `/health` fails."""
     context = context_of(request)
     state, reason = context.lifecycle.state, context.unhealthy_reason
     is_ready = state == "accepting" and reason is None
@@ -36,14 +36,14 @@ async def show_drain(request: Request) -> Response:
 
 @router.post("/drain", include_in_schema=False)
 async def drain(request: Request) -> Response:
-    """Reject new requests; running ones may finish. Not in the OpenAPI document, which clients are generated from."""
+    """Reject new requests; running ones may finish. The OpenAPI document, for clients, does not contain this route."""
     context_of(request).lifecycle.drain()
     return await show_drain(request)
 
 
 @router.delete("/drain", include_in_schema=False)
 async def resume(request: Request) -> Response:
-    """Accept requests again; 409 if the server is stopping."""
+    """Cancel the drain, so that requests are accepted again. Status 409 if the server is already stopping."""
     context_of(request).lifecycle.resume()
     answer = await show_drain(request)
     answer.status_code = 409 if context_of(request).lifecycle.state == "stopping" else 200

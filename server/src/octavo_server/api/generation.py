@@ -1,7 +1,7 @@
 """All sequences of one HTTP request, each prompt times `n`, as one stream of deltas.
 
 A handler that stops reading early (the client disconnected, a stream failed, the server drains) closes the iterator.
-That closes the engine's iterator, which aborts the unfinished sequences. No request is aborted in another way.
+That closes the engine's iterator, which aborts the unfinished sequences. This is the only way to abort a request.
 """
 
 import asyncio
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class PromptInput:
+    """`params`: parameters of this prompt, where they differ from those of the generation, such as its token limit."""
+
     token_ids: list[int]
     text: str | None = None
+    params: SamplingParams | None = None
 
 
 @dataclass(slots=True)
@@ -48,21 +51,19 @@ class Generation:
     tenant: str
     admission: Admission
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
+    log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def resolved(self) -> list[SamplingParams]:
-        """Parameters that the engine would run for each prompt. Raises errors as `deltas` before the first output."""
-        return [
-            self.client.resolve(prompt.token_ids, self._fitted(prompt), priority=self.priority)
-            for prompt in self.prompts
-        ]
+        """Sampling parameters that the engine would use for each prompt. Raises InvalidRequest as `deltas` does."""
+        return [self.client.resolve(p.token_ids, self._fitted(p), priority=self.priority) for p in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
         """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
-        Overloaded before the first prompt starts, and Unavailable for a prompt that waited too long in the queue.
+        Overloaded if the queue is full, and Unavailable for a prompt that waited too long in the queue.
         """
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
@@ -78,6 +79,8 @@ class Generation:
                         if not admitted.has_started:
                             self._start(admitted, output)
                         track.output(output, time.monotonic())
+                        if self.log_output is not None:
+                            self.log_output(index, output)
                         _raise_if_failed(output)
                         yield GenerationDelta(index, output)
         except (InvalidRequest, Overloaded):
@@ -90,7 +93,8 @@ class Generation:
             track.close("abort")
 
     def _start(self, admitted: AdmittedPrompt, output: "RequestOutput") -> None:
-        """Mark the prompt as started. Raises Unavailable if the engine dropped it, as its first output shows."""
+        """Mark the prompt as started. Raises Unavailable if its first output shows that the engine dropped it, as it
+        waited too long."""
         limits = self.admission.limits
         if limits.max_queue_time_s is not None and _is_dropped(output):
             raise Unavailable(
@@ -102,7 +106,9 @@ class Generation:
 
     def _fitted(self, prompt: PromptInput) -> SamplingParams:
         """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
-        return fit_to_context(self.params, len(prompt.token_ids), self.client.max_model_len, clamp=True)
+        return fit_to_context(
+            prompt.params or self.params, len(prompt.token_ids), self.client.max_model_len, clamp=True
+        )
 
     def _outputs(
         self, index: int, engine_id: str, params: SamplingParams, turn: float

@@ -16,7 +16,7 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get(
     "/health",
-    **answers("200 while the engine makes progress, otherwise 503 with the reason", None, unavailable=dict[str, str]),
+    **answers("Status 200 while the engine makes progress, else 503 with reason", None, unavailable=dict[str, str]),
 )
 async def health(request: Request) -> Response:
     reason = context_of(request).unhealthy_reason

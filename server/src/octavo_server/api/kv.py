@@ -58,7 +58,7 @@ async def kv_model(request: Request) -> Response:
 
 
 class FrameStream(CancellableResponse):
-    """A stream of frames. It is not counted among the responses in flight, so it doesn't delay a drain."""
+    """A response that streams frames. It is not counted among the responses in flight, so it doesn't delay a drain."""
 
     def __init__(self, context: ApiContext, request: Request, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(InFlight(), request.scope["state"]["request_id"])

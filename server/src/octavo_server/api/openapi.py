@@ -1,7 +1,7 @@
-"""The OpenAPI document. FastAPI neither parses the bodies nor writes the responses, so their types are declared here.
+"""Builds the OpenAPI document. FastAPI doesn't parse bodies or write responses here, so routes declare their types.
 
-It declares 400 with OpenAI's error body where FastAPI would declare 422, and both forms of a response that may be
-streamed. A route carries the definitions of its types under `DEFINITIONS`; `document` collects them.
+The document has status 400 with the API's error body where FastAPI would declare 422, and both forms of a response that
+may be streamed. A route carries the definitions of its types under `DEFINITIONS`; `document` collects them.
 """
 
 from typing import Any
@@ -25,9 +25,16 @@ Schema = dict[str, Any]
 AnswerType = Any
 
 
-def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams: bool = False) -> dict[str, Any]:
-    """Arguments of a route with the body type `body`; with `streams` the response may also be an event stream."""
-    route = answers(summary, answer, refusals=REFUSALS)
+def accepts(
+    body: type[BaseModel],
+    summary: str,
+    *,
+    answer: AnswerType,
+    streams: bool = False,
+    error: type[BaseModel] = ErrorResponse,
+) -> dict[str, Any]:
+    """Arguments of FastAPI's decorator for a route with a body; `streams`: the response may also be an event stream."""
+    route = answers(summary, answer, refusals=REFUSALS, error=error)
     if streams:
         route["responses"][200]["content"][EVENT_STREAM] = {"schema": {"type": "string"}}
     content = {JSON: {"schema": {"$ref": _ref(body.__name__)}}}
@@ -38,12 +45,18 @@ def accepts(body: type[BaseModel], summary: str, *, answer: AnswerType, streams:
 
 
 def answers(
-    summary: str, answer: AnswerType, *, refusals: tuple[int, ...] = (), unavailable: AnswerType = None
+    summary: str,
+    answer: AnswerType,
+    *,
+    refusals: tuple[int, ...] = (),
+    unavailable: AnswerType = None,
+    error: type[BaseModel] = ErrorResponse,
 ) -> dict[str, Any]:
-    """Arguments of a route without a body. `unavailable`: type of the body of status 503 of a probe."""
+    """Arguments of FastAPI's decorator for a route without a body. `refusals`: error statuses. `unavailable`: type of
+    the body that a probe returns with status 503."""
     content, definitions = _described(answer)
     done = {"description": "Done", **({"content": content} if content else {})}
-    responses: dict[int, Schema] = {200: done, **{status: {"model": ErrorResponse} for status in refusals}}
+    responses: dict[int, Schema] = {200: done, **{status: {"model": error} for status in refusals}}
     if unavailable is not None:
         responses[503] = {"description": "Unavailable", "content": _described(unavailable)[0]}
     return {

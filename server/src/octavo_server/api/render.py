@@ -1,7 +1,7 @@
-"""The render endpoints: the input that a generating endpoint would send to the engine, without generation.
+"""The render endpoints return the input that a generating endpoint would send to the engine, without generation.
 
-The code of the generating endpoints reads the body, so ids, limits and errors can't differ. Routers compute block
-hashes from the response: from `token_ids`, and from `cache_salt` as the engine receives it.
+The code of the generating endpoints reads the body, so token ids, limits and errors can't differ. Routers compute block
+hashes from two fields of the response: `token_ids`, and `cache_salt` as the engine receives it.
 """
 
 import asyncio

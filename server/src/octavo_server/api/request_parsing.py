@@ -1,4 +1,4 @@
-"""Read and parse request bodies: limits of size and memory, JSON, field types, and checks that need no tokenizer."""
+"""Reads and parses request bodies: limits of size and memory, JSON, field types, and checks that need no tokenizer."""
 
 import logging
 from collections.abc import Callable
@@ -28,8 +28,8 @@ MAX_LOGGED_FIELDS = 20
 async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
     """Return the parsed body and its size in bytes; the body itself is not kept.
 
-    Raises the errors of `parse` and `check_content_type`, those of `RequestLimits`, and Unavailable if too
-    many bodies are being read.
+    Raises the errors of `parse`, MalformedRequest for another type than JSON, RequestTooLarge or RequestTimeout beyond
+    `RequestLimits`, ClientDisconnected, and Unavailable if too many bodies are being read.
     """
     context = context_of(request)
     check_content_type(request.headers.get("content-type", ""))
@@ -54,7 +54,7 @@ def check_content_type(kind: str) -> None:
 
 
 def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:
-    """Raises MalformedRequest and InvalidRequest."""
+    """Parse a body into its model. Raises MalformedRequest for a wrong type, InvalidRequest beyond a limit."""
     body = parse_request(raw, kind, context.config.limits)
     if body.model_extra and logger.isEnabledFor(logging.DEBUG):
         logger.debug("fields that the API does not define: %s", list(islice(body.model_extra, MAX_LOGGED_FIELDS)))

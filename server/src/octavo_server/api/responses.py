@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, stateless: a response depends only on its request, and no response is stored."""
+"""`POST /v1/responses`, without state: a response depends only on its request, and no response is stored."""
 
 import time
 from functools import partial
@@ -39,7 +39,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
-    """Read and check a request until it is ready to run. Raises every error except those of the engine."""
+    """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
     (body, chat), num_bytes = await read_body(request, partial(_parse, context))
@@ -65,7 +65,7 @@ def _as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 class ResponseStream(SSEResponse):
-    """A stream without `[DONE]`; after a failure its last event is `response.failed`."""
+    """Event stream of `/v1/responses`, without `[DONE]`; after a failure its last event is `response.failed`."""
 
     def __init__(self, in_flight: InFlight, request_id: str, writer: ResponsesWriter) -> None:
         super().__init__(in_flight, request_id, writer.frames(), writer.state.headers)
@@ -99,5 +99,5 @@ async def delete_response(response_id: str) -> Response:
     "/v1/responses/{response_id}/cancel", **answers("Always 404: responses are not stored", None, refusals=NOT_FOUND)
 )
 async def cancel_response(response_id: str) -> Response:
-    """A client cancels a response by closing its connection."""
+    """Always fails: a client cancels a response by closing the connection of its request."""
     raise NotStored(response_id)

@@ -25,17 +25,17 @@ COMPLETED: ItemStatus = "completed"
 
 
 class ResponseOutput:
-    """`new_id("msg")` returns an id. The caller adds sequence numbers to the events."""
+    """`new_id("msg")` makes an item id such as `msg_...`. The caller adds sequence numbers to the returned events."""
 
     def __init__(self, new_id: Callable[[str], str]) -> None:
         self.items: list[OutputItem] = []
         self._new_id = new_id
-        self._pieces: list[str] = []  # of the text or arguments of the open item
-        self._logprobs: list[TokenLogprob] = []  # of the open message, or of the white space before it
+        self._pieces: list[str] = []  # pieces of the open item's text or arguments
+        self._logprobs: list[TokenLogprob] = []  # tokens of the open message, or of the white space before it
         self._space = ""  # white space that may become the start of a message
 
     def add(self, part: OutputEvent, logprobs: Sequence[TokenLogprob] = ()) -> list[ResponseStreamEvent]:
-        """Add one event of the parsed answer. `logprobs`: of the tokens of a text."""
+        """Add an event of the parsed answer; return stream events. `logprobs`: log-probabilities of a text's tokens."""
         match part:
             case TextDelta(text):
                 return self._add_text(text, logprobs)
@@ -48,7 +48,7 @@ class ResponseOutput:
                 return self._grow("response.function_call_arguments.delta", text)
 
     def finish(self, *, is_complete: bool) -> list[ResponseStreamEvent]:
-        """Close the open item; a response without items gets an empty message."""
+        """Close the open item and return the stream events; a response without items gets an empty message."""
         opening = [] if self.items else self._begin_message()
         return [*opening, *self._close(COMPLETED if is_complete else "incomplete")]
 
@@ -140,5 +140,5 @@ class ResponseOutput:
         return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item_id=self.items[-1].id)
 
     def _of_item(self, kind: str) -> ResponseStreamEvent:
-        """Event with a copy of the latest item."""
+        """Make an event with a copy of the latest item."""
         return ResponseStreamEvent(type=kind, output_index=len(self.items) - 1, item=replace(self.items[-1]))

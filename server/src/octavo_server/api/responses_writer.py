@@ -29,8 +29,8 @@ from octavo_server.output_parsing.events import OutputEvent, TextDelta, merge_ad
 
 
 class ResponsesWriter:
-    """Used once: either `body`, or `frames` and, if they fail, `failure`. It doesn't keep the request, whose input
-    may be large."""
+    """Writes one response: call either `body`, or `frames` and, if `frames` raises, `failure`. The writer doesn't keep
+    the request, whose input may be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
         codec = context.client.tokenizer
@@ -42,7 +42,10 @@ class ResponsesWriter:
         self._choice = self.state.choices[0]
         self._choice.parser = turn.output_parsing.new_parser(codec.token_id)
         self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
-        self._logprobs = LogprobWriter(codec, num_top=request.top_logprobs or 0, as_ids=False)
+        self._logprobs = LogprobWriter(
+            codec, num_top=request.top_logprobs or 0, as_ids=context.config.return_tokens_as_token_ids
+        )
+        self._stream_interval = context.config.stream_interval
         self._sequence_number = 0
 
     async def body(self) -> bytes:
@@ -54,12 +57,13 @@ class ResponsesWriter:
         return msgspec.json.encode(self._last())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Each item holds the frames of one engine output."""
+        """Yield the stream: each item holds the frames for one engine output."""
         opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 self.state.add(delta)
-                written = opening + self._framed(self._advance())
+                is_due = self._choice.is_due(self._stream_interval)
+                written = opening + self._framed(self._advance() if is_due else ())
                 if written:
                     yield written
                     opening = b""
@@ -75,7 +79,7 @@ class ResponsesWriter:
         return self._framed([ResponseStreamEvent(type="response.failed", response=response)])
 
     def _advance(self) -> list[ResponseStreamEvent]:
-        """Events for the part of the choice that has not been written yet."""
+        """Stream events for the part of the choice that has not been written yet."""
         logprobs, parts = self._new_logprobs(), self._new_parts()
         self._choice.mark_written()
         events: list[ResponseStreamEvent] = []

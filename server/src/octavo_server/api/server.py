@@ -2,21 +2,38 @@
 
 import logging
 import socket
+from typing import Any
 
 from fastapi import FastAPI
 
 from octavo_server.api.context import ApiContext
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.http.server import TICKS_PER_S, DrainingServer
 
 logger = logging.getLogger(__name__)
+
+
+def _tls_options(tls: TlsSettings) -> dict[str, Any]:
+    """Settings of `uvicorn.Config`."""
+    if tls.certfile is None:
+        return {}
+    ciphers = {} if tls.ciphers is None else {"ssl_ciphers": tls.ciphers}
+    return {
+        "ssl_certfile": tls.certfile,
+        "ssl_keyfile": tls.keyfile,
+        "ssl_ca_certs": None if tls.ca_certs is None else str(tls.ca_certs),
+        "ssl_cert_reqs": tls.cert_reqs,
+        **ciphers,
+    }
 
 
 class ApiServer(DrainingServer):
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
         self._context: ApiContext = app.state.context
         http = self._context.telemetry.http
-        super().__init__(app, config, self._context.lifecycle, on_refused_head=http.record_refused_head)
+        super().__init__(
+            app, config, self._context.lifecycle, on_refused_head=http.record_refused_head, **_tls_options(config.tls)
+        )
         self.engine_died = False
 
     async def on_tick(self, counter: int) -> bool:
@@ -24,7 +41,7 @@ class ApiServer(DrainingServer):
         if self._context.client.is_dead:
             self.engine_died = True
             self.should_exit = True
-            logger.error("the engine core has died; stopping the server")
+            logger.error("the process of the engine core has ended; stopping the server")
         if counter % TICKS_PER_S == 0:
             self._context.update_health()
         return await super().on_tick(counter)

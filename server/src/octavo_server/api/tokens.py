@@ -1,6 +1,7 @@
-"""`POST /tokenize` and `POST /detokenize`: the model's tokenizer over HTTP, without generation."""
+"""`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: give HTTP clients the model's tokenizer."""
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import InvalidRequest
@@ -9,13 +10,17 @@ from starlette.responses import Response
 
 from octavo_server.api.chat import render_chat
 from octavo_server.api.context import ApiContext, context_of
-from octavo_server.api.openapi import accepts
+from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.errors import NotEnabled
 from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 router = APIRouter()
+
+#: Class of a tokenizer whose tokenizer_config.json names none, as transformers loads it.
+DEFAULT_CLASS = "PreTrainedTokenizerFast"
 
 
 @router.post(
@@ -39,6 +44,22 @@ async def detokenize(request: Request) -> Response:
     context.resolve_model_name(body.model)
     decode = partial(context.decode, body.tokens, param="tokens")
     return json_reply(Detokenized(await context.threads.run(decode, num_bytes=num_bytes)))
+
+
+@router.get(
+    "/tokenizer_info",
+    **answers("Settings of the tokenizer, with the chat template", dict[str, Any], refusals=(401, 404)),
+)
+async def tokenizer_info(request: Request) -> Response:
+    """The content of tokenizer_config.json, as in vLLM; 404 without --enable-tokenizer-info-endpoint."""
+    context = context_of(request)
+    if not context.config.enable_tokenizer_info_endpoint:
+        raise NotEnabled("/tokenizer_info", "--enable-tokenizer-info-endpoint")
+    client = context.client
+    info = {"tokenizer_class": DEFAULT_CLASS, **client.tokenizer_config}
+    if client.chat_template is not None:
+        info["chat_template"] = client.chat_template.source
+    return json_reply(info)
 
 
 async def _token_ids(context: ApiContext, body: TokenizeRequest, *, num_bytes: int) -> list[int]:

@@ -1,7 +1,7 @@
 """`BaseResponseWriter`: writes a response from a generation, whole or as chunks, for chat and text completions.
 
-A subclass builds the structs of a choice, whole and as a chunk. msgspec encodes the structs: a streamed token costs
-one small struct, one encode and one send.
+A subclass builds the structs of a whole choice and of a chunk, which msgspec encodes: a streamed token costs one small
+struct, one encode and one send.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from octavo_server.openai.sse import frame
 
 
 class BaseResponseWriter(ABC):
-    """Used once: either `body` or `frames`."""
+    """Writes one response: call either `body` or `frames`, once."""
 
     def __init__(
         self, context: ApiContext, meta: ResponseMeta, request: GenerationFields, generation: Generation
@@ -29,13 +29,15 @@ class BaseResponseWriter(ABC):
         self.generation = generation
         self.state = AnswerState(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
         self.returns_ids = bool(request.return_token_ids)
+        asked = request.return_tokens_as_token_ids
+        self.writes_token_ids = context.config.return_tokens_as_token_ids if asked is None else asked
+        self._stream_interval = max(context.config.stream_interval, request.stream_interval or 1)
         self._reports_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
         self.usage_everywhere = context.config.enable_force_include_usage or (
             self._ends_with_usage and bool(options and options.continuous_usage_stats)
         )
-        self._interval = request.stream_interval or 1
 
     async def body(self) -> bytes:
         async with aclosing(self.generation.deltas()) as deltas:
@@ -47,12 +49,12 @@ class BaseResponseWriter(ABC):
         return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Each item holds the frames of one engine output."""
+        """Yield the stream: each item holds the frames for one engine output."""
         opening = self.opening()
         async with aclosing(self.generation.deltas()) as deltas:
             async for delta in deltas:
                 advanced = self.state.add(delta)
-                written = b"".join([self._write(choice) for choice in advanced if choice.is_due(self._interval)])
+                written = b"".join([self._write(choice) for choice in advanced if choice.is_due(self._stream_interval)])
                 if opening or written:
                     yield opening + written
                     opening = b""
@@ -72,7 +74,7 @@ class BaseResponseWriter(ABC):
         return frame(chunks[0]) if len(chunks) == 1 else b"".join(map(frame, chunks))
 
     def opening(self) -> bytes:
-        """Frames that start a stream, before its first text."""
+        """Frames to send before the first text of a stream."""
         return b""
 
     @abstractmethod

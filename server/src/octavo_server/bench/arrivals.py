@@ -1,4 +1,4 @@
-"""Arrival times of requests: a Poisson process, a burstier or smoother one (gamma), a rising rate, or all at once."""
+"""Computes when requests start: a Poisson or (burstier or smoother) gamma process, a rising rate, or all at once."""
 
 import math
 import random
@@ -21,14 +21,14 @@ class RampUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalProcess:
-    """`rate`: requests per second. `burstiness`: 1 is a Poisson process, less is burstier, more is smoother."""
+    """`rate`: requests per second. `burstiness` 1: a Poisson process; below 1: burstier; above 1: smoother."""
 
     rate: float = math.inf
     burstiness: float = 1.0
     ramp_up: RampUp | None = None
 
     def offsets_s(self, count: int, seed: int) -> list[float]:
-        """Seconds from the start to each request. Without a ramp they are scaled so that the last is count / rate."""
+        """Seconds from the start to each request; if the rate is constant, scaled so that the last is count / rate."""
         if math.isinf(self.rate) and self.ramp_up is None:
             return [0.0] * count
         dice = random.Random(seed)

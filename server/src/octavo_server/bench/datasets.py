@@ -27,14 +27,14 @@ _Length = TypeVar("_Length", int, int | None)
 
 @dataclass(frozen=True, slots=True)
 class TextTools:
-    """Tokenizer of a model, and its chat template; `template` None: the model has none."""
+    """Tokenizer and chat template of a model; `template` is None if the model has no chat template."""
 
     tokenizer: Tokenizer
     template: Template | None
 
 
 def load_text_tools(model: str) -> TextTools:
-    """Load the tokenizer and chat template, downloading only their files. Raises StartupError."""
+    """Load the tokenizer and chat template of a model, downloading no other files. Raises StartupError."""
     files = resolve_model(model, load_format="dummy")
     tokenizer = load_tokenizer(files)
     template = load_chat_template(files, tokenizer, None)
@@ -62,7 +62,8 @@ def check_dataset(args: argparse.Namespace) -> None:
 
 
 def make_samples(args: argparse.Namespace, text: TextTools, count: int, seed: int, *, uses_chat: bool) -> list[Sample]:
-    """Raises InvalidDataset. `uses_chat`: the server applies the chat template, so the prompts are bare messages."""
+    """Build the samples of the dataset. Raises InvalidDataset. `uses_chat`: the server applies the chat template, so
+    the prompts are messages without it."""
     codec = text.tokenizer
     if args.dataset_name == "random":
         options = RandomOptions(

@@ -9,7 +9,7 @@ _GIB = 1 << 30
 
 
 def hardware(server_url: str) -> str:
-    """Hardware of this machine; only a loopback address shows that the server runs on it, too."""
+    """Describe this machine's hardware, as that of the client unless the server has a loopback address."""
     host = urlsplit(server_url).hostname or ""
     here = host in ("localhost", "::1") or host.startswith("127.")
     return f"{'' if here else 'server elsewhere; client on '}{_processor()}, {_memory_gib():.0f} GiB"

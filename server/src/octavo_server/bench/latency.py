@@ -1,4 +1,4 @@
-"""`octavo bench latency`: measures the time of one batch from its start to the last output token, without a server."""
+"""`octavo bench latency`: measures the time that the engine takes for one batch of requests, without a server."""
 
 import argparse
 import random

@@ -1,4 +1,4 @@
-"""Sends the samples when they are due and records when each chunk arrives; it evaluates nothing."""
+"""Sends the requests of a benchmark when they are due and records when each chunk of their responses arrives."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,12 @@ from octavo_server.client.chunks import Chunk
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """Times in seconds; `start_s` is a `time.perf_counter` value. `itls_s`: gaps between chunks with content."""
+    """Times of one request in seconds; `start_s` is a `time.perf_counter` value. `itls_s`: gaps between its chunks with
+    content."""
 
     prompt_tokens: int
     start_s: float = 0.0
-    queue_s: float = 0.0  # delay in this client, due to --max-concurrency
+    queue_s: float = 0.0  # delay before sending, due to --max-concurrency
     ttft_s: float = 0.0
     latency_s: float = 0.0
     itls_s: list[float] = field(default_factory=list)
@@ -29,13 +30,13 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token without the first; 0 for fewer than two tokens."""
+        """Mean seconds per output token after the first token; 0 for fewer than two tokens."""
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchTarget:
-    """Path of the requests and the fields that all of them share."""
+    """Path of the requests, and the fields that all requests share."""
 
     path: str
     model: str
@@ -59,13 +60,13 @@ class BenchTarget:
         return {**common, "prompt": sample.prompt, "max_tokens": sample.output_len, **end, **self.extra_body}
 
 
-#: Called with the requests finished and the chunks received since the last call.
+#: Called with the number of requests finished and the number of chunks received since the last call.
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """`cpu_s`: CPU seconds that this process, the client, has used."""
+    """Records of all requests of a run. `cpu_s`: CPU seconds that this process, the client, has used."""
 
     records: list[RequestRecord]
     duration_s: float
@@ -139,7 +140,8 @@ def _note_usage(record: RequestRecord, chunk: Chunk) -> None:
 
 
 def _complete(record: RequestRecord) -> None:
-    """Count each chunk as a token if the server sent no counts; an answer without text has its TTFT at its end."""
+    """Fill in missing values: the number of chunks for that of tokens if the server sent none, and the time of the end
+    for the time to first token if the answer has no text."""
     record.output_tokens = record.output_tokens or (len(record.itls_s) + 1 if record.ttft_s else 0)
     record.ttft_s = record.ttft_s or record.latency_s
     if record.error is None and not record.latency_s:

@@ -1,7 +1,7 @@
 """Computes the figures of a run from its records, with vLLM's definitions, so that results are comparable.
 
-TTFT: from sending to the first chunk with content. ITL: gaps between such chunks. TPOT: (E2EL - TTFT) / (tokens - 1).
-Percentiles interpolate linearly. Failed requests count only in `failed`.
+TTFT: from sending to the first chunk with content. ITL: gaps between such chunks. E2EL: from sending to the last chunk.
+TPOT: (E2EL - TTFT) / (tokens - 1). Percentiles interpolate linearly. Failed requests count only in `failed`.
 """
 
 import math
@@ -22,7 +22,7 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Sorted values; latencies of requests are in milliseconds."""
+    """Mean, standard deviation and percentiles of sorted values; latencies of requests are in milliseconds."""
 
     values: list[float]
 
@@ -52,7 +52,7 @@ class Figures:
     output_tokens: int
     peak_output_tokens_per_s: float
     peak_concurrent_requests: int
-    good: int | None  # requests within all limits of `--goodput`, None without it
+    good: int | None  # number of requests within all limits of --goodput; None if it is not given
     latencies: dict[str, Distribution]
 
     @property
@@ -102,7 +102,7 @@ def _is_good(record: RequestRecord, limits_ms: Mapping[str, float]) -> bool:
 
 
 def _peak_tokens(done: Sequence[RequestRecord]) -> float:
-    """Output tokens in the busiest second of the run."""
+    """Number of output tokens in the busiest second of the run."""
     counts: dict[int, float] = {}
     first = min((r.start_s for r in done), default=0.0)
     for record in done:
@@ -115,7 +115,7 @@ def _peak_tokens(done: Sequence[RequestRecord]) -> float:
 
 
 def _peak_requests(done: Sequence[RequestRecord]) -> int:
-    """Most requests in progress at once; a request that ends when another starts does not overlap it."""
+    """Largest number of requests in progress at once; one that ends when another starts does not overlap it."""
     changes = sorted([(r.start_s, 1) for r in done] + [(r.start_s + r.latency_s, -1) for r in done])
     running = peak = 0
     for _, change in changes:

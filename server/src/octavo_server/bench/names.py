@@ -1,4 +1,4 @@
-"""Names that the parser and the benchmarks share; a module of its own, so that `octavo --help` imports little."""
+"""Names that flags and benchmarks share. The flags import only this module, so that `octavo --help` starts fast."""
 
 FILE_DATASETS = ("sharegpt", "custom", "burstgpt")
 DATASETS = ("random", "prefix_repetition", *FILE_DATASETS)

@@ -23,7 +23,7 @@ def model_of(args: argparse.Namespace) -> str:
 
 
 def new_llm(args: argparse.Namespace) -> LLM:
-    """Raises StartupError."""
+    """Start the engine in this process, with the configuration of the flags. Raises StartupError."""
     settings = {f.name: getattr(args, f.name) for f in fields(EngineConfig) if f.name != "model"}
     return LLM(model_of(args), **settings)
 

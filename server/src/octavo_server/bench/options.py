@@ -19,7 +19,7 @@ class InvalidOption(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadLevel:
-    """One point of a sweep."""
+    """One load to measure: a rate or a limit of concurrency."""
 
     arrivals: ArrivalProcess
     max_concurrency: int | None
@@ -159,7 +159,7 @@ def _goodput(items: Sequence[str]) -> dict[str, float]:
 
 
 def _plot(file: str | None) -> Path | None:
-    """Check --plot before the run, so that an error does not lose the results."""
+    """Check --plot before the run, as an error after the run would lose the results."""
     if file is None:
         return None
     if find_spec("matplotlib") is None:

@@ -34,7 +34,7 @@ _STYLE: Any = {  # matplotlib lists every key in its type
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
 }
-_LOG_FROM = 20  # ratio of largest to smallest value from which on an axis is logarithmic
+_LOG_FROM = 20  # an axis is logarithmic if the ratio of its largest to its smallest value is at least this
 _SIZE_INCHES = (8.5, 10.5)
 _DPI = 130
 _FEW_REQUESTS = 100
@@ -49,7 +49,7 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """`unlimited`: the point of rate "inf", which is drawn to the right of all others."""
+    """Runs by load. `unlimited`: the run with the rate "inf", which is drawn to the right of all other points."""
 
     points: list[_Point]
     unlimited: _Point | None
@@ -62,7 +62,7 @@ class _Sweep:
 
 
 def save_plot(path: Path, measured: BenchSubject, runs: Sequence[Run]) -> list[Path]:
-    """Writes PNG, SVG or, without a suffix, both; returns the files."""
+    """Write the plot as PNG or SVG by the suffix of `path`, or as both without a suffix; return the files."""
     paths = [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".svg")]
     with matplotlib.rc_context(_STYLE):
         figure = draw(measured, runs)
@@ -169,7 +169,7 @@ def _mean_output_tokens(runs: Sequence[Run]) -> float:
 
 
 def _scale(panel: Axes, values: Sequence[float]) -> bool:
-    """Set the scale of the axis with space for the legend; True for a log scale."""
+    """Set the scale of the axis and leave space for the legend; return whether the scale is logarithmic."""
     positive = [value for value in values if value > 0]
     if positive and max(positive) > _LOG_FROM * min(positive):
         panel.set_yscale("log")

@@ -1,7 +1,7 @@
 """Reports the figures of a run in vLLM's formats: its summary block, line by line, and its result file.
 
-Figures that vLLM doesn't measure have their own section at the end of the block, where vLLM has its optional sections,
-so that scripts still find the lines that they look for.
+Figures that vLLM doesn't measure are in a section at the end of the block, where vLLM has its optional sections, so
+that scripts written for vLLM still find its lines.
 """
 
 import math
@@ -14,7 +14,7 @@ from octavo_server.bench.metrics import LATENCIES, Figures
 from octavo_server.bench.server_state import FLATTERING_HIT_RATE, PrefixCache
 
 _WIDTH = 50
-#: Share of a core from which on the client, which has one thread, may limit the results.
+#: CPU use of the client, as a share of one core, from which on the client, which has one thread, may limit the results.
 BUSY_CLIENT_CPU = 0.8
 
 
@@ -31,7 +31,7 @@ class BenchSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measurement at one load."""
+    """The measurement at one load."""
 
     request_rate: float
     max_concurrency: int | None
@@ -111,8 +111,8 @@ def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
     if cache is not None and cache.hit_rate > FLATTERING_HIT_RATE and not allows_hits:
         remedy = "use another --seed" if was_reset else "use another --seed, or pass --reset-prefix-cache"
         found.append(
-            f"the prefix cache served {cache.hit_rate:.0%} of the prompt tokens, from earlier runs or equal prompts: "
-            f"TTFT and throughput look too good; {remedy}."
+            f"{cache.hit_rate:.0%} of the prompt tokens were found in the prefix cache, as earlier runs or other "
+            f"requests had the same prompts: TTFT and throughput look too good; {remedy}."
         )
     if run.client_cpu > BUSY_CLIENT_CPU:
         found.append(
@@ -126,7 +126,7 @@ def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
 
 
 def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, detailed: bool) -> dict[str, Any]:
-    """The result file: vLLM's keys, plus prefix_cache_hit_rate and client_cpu."""
+    """Contents of the result file: vLLM's keys, and prefix_cache_hit_rate and client_cpu."""
     f = run.figures
     found: dict[str, Any] = {
         "duration": f.duration_s,

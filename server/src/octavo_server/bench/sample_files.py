@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo_server.bench.samples import Codec, InvalidDataset, PromptMaker, Sample
 
-#: Limits in tokens, as in vLLM; shorter and longer ShareGPT conversations are left out.
+#: Limits in tokens, as in vLLM; ShareGPT conversations that are shorter or longer are left out.
 _MIN_LEN, _MAX_PROMPT_LEN, _MAX_TOTAL_LEN = 4, 1024, 2048
 
 #: Renders one user message with the chat template.
@@ -17,7 +17,7 @@ Template = Callable[[str], str]
 
 
 def sharegpt_samples(codec: Codec, count: int, seed: int, path: Path, output_len: int | None) -> Iterator[Sample]:
-    """First question of each conversation, in random order; the output is as long as the recorded answer."""
+    """The first question of each conversation, in random order; the output length is that of the recorded answer."""
     entries = _json(path)
     if not isinstance(entries, list):
         raise InvalidDataset(f"{path} is not a list of conversations in ShareGPT's format.")
@@ -41,7 +41,7 @@ def _turns(entry: dict[str, Any]) -> tuple[str, str] | None:
 def custom_samples(
     codec: Codec, seed: int, path: Path, output_len: int, template: Template | None, *, shuffles: bool
 ) -> Iterator[Sample]:
-    """Lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: use the length in each line."""
+    """Read lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: use each line's output_tokens."""
     lines = [line for line in _text(path).splitlines() if line.strip()]
     if shuffles:
         random.Random(seed).shuffle(lines)

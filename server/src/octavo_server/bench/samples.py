@@ -15,7 +15,7 @@ _MOST_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """`token_ids`: of `prompt`, for an engine in this process."""
+    """One request of a benchmark. `token_ids`: the tokens of `prompt`."""
 
     prompt: str
     token_ids: list[int]
@@ -27,7 +27,7 @@ class Sample:
 
 
 class Codec(Protocol):
-    """Part of a tokenizer that generating prompts needs."""
+    """The part of a tokenizer's interface that is needed to generate prompts."""
 
     vocab_size: int
     special_ids: frozenset[int]
@@ -41,7 +41,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomOptions:
-    """Lengths are uniformly random in [len * (1 - range_ratio), len * (1 + range_ratio)]."""
+    """Input and output lengths are uniformly random in [len * (1 - range_ratio), len * (1 + range_ratio)]."""
 
     input_len: int = 1024
     output_len: int = 128
@@ -58,7 +58,7 @@ class PrefixRepetitionOptions:
 
 
 class InvalidDataset(ValueError):
-    """No samples can be built from these options or this file."""
+    """The dataset's options or file are unusable."""
 
 
 class PromptMaker:
@@ -69,13 +69,13 @@ class PromptMaker:
         self._dice = dice
         self._tokens = [i for i in range(codec.vocab_size) if i not in codec.special_ids and _is_text(codec, i)]
         if not self._tokens:
-            raise InvalidDataset("the tokenizer has no token that is a text of its own.")
+            raise InvalidDataset("the tokenizer has no token that consists of complete characters.")
 
     def tokens(self, count: int) -> list[int]:
         return self._dice.choices(self._tokens, k=count)
 
     def sample(self, ids: Sequence[int], output_len: int) -> Sample:
-        """Sample with the text of `ids`; if neighbours merge on encoding, random tokens restore the length."""
+        """Make a sample from the text of `ids`. If encoding it merges tokens, random tokens restore the length."""
         target, wanted = len(ids), list(ids)
         for _ in range(_MOST_ROUNDS):
             text = self._codec.decode(wanted)

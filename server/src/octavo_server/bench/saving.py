@@ -1,4 +1,4 @@
-"""Writes result files with vLLM's keys and names. A sweep writes one file per load, or one line per load to a file."""
+"""Writes result files with vLLM's keys and names. A sweep writes a file per load, or a line per load to one file."""
 
 import argparse
 import json

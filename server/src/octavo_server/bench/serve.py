@@ -1,6 +1,6 @@
-"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; report, files, plot.
+"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; writes report and plot.
 
-Exit code 1 if nothing could be measured: no server, an invalid option, or no successful request.
+The exit code is 1 if nothing could be measured: no server, an invalid option, or no successful request.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def bench_serve(args: argparse.Namespace) -> int:
             for path in save_plot(options.plot, measured, runs):
                 print(f"plot: {path}")
     except (ApiFailure, InvalidDataset, InvalidOption, StartupError, OSError) as error:
-        hint = f" Start one with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
+        hint = f" Start a server with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
         print(f"octavo: {error}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -75,7 +75,8 @@ async def _measure(options: BenchOptions, args: argparse.Namespace) -> tuple[lis
 
 
 async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -> ListedModel:
-    """The server's entry of the requested or first model; a requested name that it does not list is used as is."""
+    """Return the server's entry of the requested model, or of its first model; for a requested name that the server
+    does not list, an entry with only that name."""
     deadline_s = time.monotonic() + timeout_s
     wanted = options.target.model
     while True:
@@ -93,7 +94,7 @@ async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Runs the loads. Each run has its own prompts, so that it finds none of another run in the prefix cache."""
+    """Runs the loads. Each run has its own prompts, so that the prefix cache has none of them from another run."""
 
     api: ApiClient
     options: BenchOptions
@@ -159,7 +160,7 @@ def _announcement(load: LoadLevel, num_prompts: int) -> str:
 
 
 def _freeze_gc() -> None:
-    """Keep garbage collection of the long-lived samples from pausing the measuring loop."""
+    """Exempt the existing objects, such as the samples, from garbage collection, which would pause the measurement."""
     gc.collect()
     gc.freeze()
 

@@ -7,7 +7,7 @@ import msgspec
 
 from octavo_server.client.api import ApiClient, ApiFailure
 
-#: Share of prompt tokens from the cache above which results measure the cache rather than the engine.
+#: Share of prompt tokens found in the prefix cache above which results measure the cache rather than the engine.
 FLATTERING_HIT_RATE = 0.05
 
 _COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -15,7 +15,7 @@ _COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """Tokens looked up and found since the server started, or during a run."""
+    """Numbers of prompt tokens looked up and found in the prefix cache, since the server started or during a run."""
 
     queries: float
     hits: float
@@ -29,7 +29,7 @@ class PrefixCache:
 
 
 def parse_prefix_cache(metrics: str) -> PrefixCache | None:
-    """Sum of the counters of all engines in Prometheus text; None if they are missing."""
+    """Sum the prefix cache's counters of all engines in Prometheus text; None if the text has no such counters."""
     found: dict[str, float] = {}
     for kind, value in _COUNTER.findall(metrics):
         found[kind] = found.get(kind, 0.0) + float(value)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from octavo_server.bench.report import Run
 
-#: Share of the offered rate, or of the highest throughput, that counts as reaching it.
+#: A server keeps up with a rate, or reaches the highest throughput, from this share of it on.
 _FULL_SHARE = 0.95
 
 
@@ -20,7 +20,7 @@ def load_of(run: Run, *, by_concurrency: bool) -> float:
 def saturation(runs: Sequence[Run]) -> float | None:
     """The highest rate that the server kept up with, or the concurrency beyond which throughput no longer grows.
 
-    None if the sweep can't show it: fewer than three loads, no load that saturates the server, or only such loads.
+    None if the sweep can't show it: it has fewer than three loads, no load saturates the server, or every load does.
     """
     ordered = sorted(runs, key=lambda run: load_of(run, by_concurrency=varies_concurrency(runs)))
     if len(ordered) < 3:
@@ -35,8 +35,8 @@ def saturation(runs: Sequence[Run]) -> float | None:
 
 
 def keeps_up(run: Run, unloaded_s: float) -> bool:
-    """True if the run took about as long as with a machine for each request: the last one arrives and takes
-    `unloaded_s`. A run with more than 5 % failed requests did not keep up."""
+    """True if the run took at most (time until the last request arrives + `unloaded_s`) / 0.95, and at most 5 % of the
+    requests failed. `unloaded_s`: median latency at the lowest load."""
     if math.isinf(run.request_rate) or run.figures.failed > (1 - _FULL_SHARE) * len(run.records):
         return False
     arriving_s = len(run.records) / run.request_rate

@@ -1,6 +1,7 @@
-"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30) and seconds."""
+"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds, JSON."""
 
 import argparse
+import json
 from typing import Any
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -18,6 +19,16 @@ def size(text: str) -> int:
     return int(value)
 
 
+def json_object(text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object, such as {{"top_p": 0.9}}')
+    return parsed
+
+
 def positive_count(text: str) -> int:
     value = size(text)
     if not value:
@@ -29,9 +40,11 @@ def size_or_auto(text: str) -> int | None:
     return None if text in ("auto", "-1") else size(text)
 
 
-def add_seconds(group: Any, flag: str, text: str, *, default: float | None) -> None:
+def add_seconds(group: Any, flag: str, text: str, *, default: float | None, alias: str | None = None) -> None:
+    """`alias`: vLLM's name of the flag."""
     shown = "none" if default is None else f"{default:g}"
-    group.add_argument(flag, type=seconds, default=default, metavar="S", help=f"{text} Default: {shown}.")
+    flags = [flag] if alias is None else [flag, alias]
+    group.add_argument(*flags, type=seconds, default=default, metavar="S", help=f"{text} Default: {shown}.")
 
 
 def seconds(text: str) -> float:
@@ -40,7 +53,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 or more)")
     return value
 
 

@@ -1,5 +1,7 @@
 """Log lines of `octavo serve` when it is ready: model, size of the KV cache, address, and an example request."""
 
+from pathlib import Path
+
 from octavo_server.api.client import EngineClient
 from octavo_server.config import ServerConfig
 
@@ -10,29 +12,33 @@ TRY_MAX_TOKENS = 32
 def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
     ready, name = client.ready_info, config.model_name
     num_tokens = ready.num_blocks * ready.block_size
-    url = f"http://{reachable_host(config.host)}:{port}"
+    scheme = "http" if config.tls.certfile is None else "https"
+    url = f"{scheme}://localhost" if config.uds else f"{scheme}://{reachable_host(config.host)}:{port}"
+    socket = "" if config.uds is None else f" (Unix socket {config.uds})"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
-        f"{num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
-        f"serving at {url}/v1 after {start_s:.1f} s; documentation at {url}/docs",
+        f"room for {num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
+        f"serving at {url}/v1{socket} after {start_s:.1f} s; documentation at {url}/docs",
         *(
-            [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key)]
+            [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key, uds=config.uds)]
         ),  # behind a router, requests should go to the router
     ]
 
 
-def example_command(model: str, url: str, *, needs_key: bool) -> str:
+def example_command(model: str, url: str, *, needs_key: bool, uds: Path | None = None) -> str:
+    """A curl command. `uds`: Unix socket of the server."""
     body = (
         f'{{"model": "{model}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
     )
     key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
-    return f"try: curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
+    socket = "" if uds is None else f"--unix-socket {uds} "
+    return f"try: curl {socket}{url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def reachable_host(host: str | None) -> str:
-    """Host of a URL that a client on this machine can use."""
+    """Host to put into a URL for clients on this machine, if a server listens on `host`."""
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host

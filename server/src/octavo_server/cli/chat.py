@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation with a running server; the history is kept here and sent with each message."""
+"""`octavo chat`: a conversation with a running server. The command keeps the history and sends it with each message."""
 
 import argparse
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def chat(args: argparse.Namespace) -> int:
 
 
 class InteractiveChat:
-    """Applies texts and commands to the conversation."""
+    """Session of `octavo chat`: applies the user's messages and /commands to a conversation."""
 
     def __init__(self, client: TerminalClient, args: argparse.Namespace) -> None:
         self._client = client
@@ -27,10 +27,10 @@ class InteractiveChat:
         self.welcome = "Type a message; /help lists the commands, Ctrl-C stops an answer, Ctrl-D exits."
         self.commands = (
             Command("clear", "", "delete the conversation, except the system prompt", self._clear),
-            Command("system", "[TEXT]", 'set the system prompt; "" removes it, without TEXT it is shown', self._system),
+            Command("system", "[TEXT]", 'set the system prompt, or remove it ("" as TEXT), then show it', self._system),
             Command("retry", "", "generate another answer to the last message", self._retry),
-            Command("save", "FILE", "write the conversation as JSON", self._save),
-            Command("load", "FILE", "continue a conversation from a file", self._load),
+            Command("save", "FILE", "write the conversation to a file, as JSON", self._save),
+            Command("load", "FILE", "continue the conversation that a file contains", self._load),
             Command("stats", "", "show tokens and times of the last answer and of all answers", self._stats),
         )
 
@@ -88,7 +88,7 @@ class InteractiveChat:
 
 def _with_file(file: str, use: Callable[[Path], None]) -> None:
     if not file:
-        print_hint("Give the name of a file.")
+        print_hint("This command needs the name of a file.")
         return
     try:
         use(Path(file).expanduser())

@@ -1,24 +1,25 @@
-"""Flags of `octavo chat` and `octavo complete`: vLLM's flags, short names for some of them, and sampling."""
+"""Flags of `octavo chat` and `octavo complete`: vLLM's flags, short names of some flags, and sampling parameters."""
 
 import argparse
-import json
 import os
 from typing import Any
+
+from octavo_server.cli.arg_types import json_object
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLES = ("OPENAI_API_KEY", "OCTAVO_API_KEY")
 
-#: Flag -> type, help. A flag with underscores for dashes is the name of the request's field.
+#: Flag -> type, help. The field of the request has the name of the flag, with underscores for dashes.
 SAMPLING: dict[str, tuple[Any, str]] = {
     "--temperature": (float, "Randomness of sampling; 0: always the likeliest token."),
-    "--top-p": (float, "Cumulative probability of the likeliest tokens to sample from."),
-    "--top-k": (int, "Number of the likeliest tokens to sample from."),
-    "--min-p": (float, "Least probability of a token to sample, relative to the likeliest token."),
-    "--max-tokens": (int, "Most tokens of an answer."),
+    "--top-p": (float, "Total probability of the likeliest tokens, from which the next token is sampled."),
+    "--top-k": (int, "Number of the likeliest tokens, from which the next token is sampled."),
+    "--min-p": (float, "Smallest probability of a token to sample, as a share of the likeliest token's."),
+    "--max-tokens": (int, "Largest number of tokens of an answer."),
     "--seed": (int, "Seed of sampling; the same seed gives the same answer."),
-    "--frequency-penalty": (float, "Penalty of a token for each time it was generated."),
-    "--presence-penalty": (float, "Penalty of a token that was already generated."),
-    "--repetition-penalty": (float, "Factor that divides the odds of tokens that already appeared; 1: off."),
+    "--frequency-penalty": (float, "Amount to subtract from a token's logit for each time it was generated."),
+    "--presence-penalty": (float, "Amount to subtract from a token's logit if it was generated before."),
+    "--repetition-penalty": (float, "Factor that makes tokens of the prompt and the answer less likely; 1: off."),
 }
 
 
@@ -41,34 +42,34 @@ def add_complete_flags(parser: argparse.ArgumentParser) -> None:
 def _add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("connection")
     group.add_argument(
-        "--url", default=DEFAULT_URL, help=f"URL of the API of a running server. Default: {DEFAULT_URL}."
+        "--url", default=DEFAULT_URL, help=f"URL of the API of a running server or router. Default: {DEFAULT_URL}."
     )
     group.add_argument(
         "--model",
         "--model-name",
         dest="model",
         metavar="NAME",
-        help="Name of the model. Default: the first one of the server.",
+        help="Name of the model in requests. Default: the first model that the server lists.",
     )
     variables = " or ".join(f"${name}" for name in KEY_VARIABLES)
-    group.add_argument("--api-key", metavar="KEY", help=f"API key of the server. Default: {variables}.")
+    group.add_argument("--api-key", metavar="KEY", help=f"API key to send to the server. Default: {variables}.")
 
 
 def _add_input(parser: argparse.ArgumentParser, *flags: str) -> None:
     *names, metavar = flags
     group = parser.add_argument_group("input and output")
-    group.add_argument(*names, metavar=metavar, help="Single input to answer before the command exits.")
+    group.add_argument(*names, metavar=metavar, help="Single input: the command prints the answer and exits.")
     group.add_argument(
         *("--stdin",),
         choices=("lines", "whole"),
         default="lines",
-        help="Unit of one input from a pipe: each line, or the whole of standard input. Default: lines.",
+        help="Division of piped input: each line, or the whole of standard input, is one input. Default: lines.",
     )
-    group.add_argument("--stats", action="store_true", help="Line with tokens and times after each answer.")
+    group.add_argument("--stats", action="store_true", help="Print numbers of tokens and times after each answer.")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling (default: that of the server)")
+    group = parser.add_argument_group("sampling (default: the server's settings)")
     for flag, (kind, text) in SAMPLING.items():
         group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
     group.add_argument("--stop", action="append", metavar="TEXT", help="Text that ends the answer; may be repeated.")
@@ -77,7 +78,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         type=json_object,
         metavar="JSON",
         default={},
-        help="More fields of the request, as a JSON object.",
+        help="Fields to add to the body of each request, as a JSON object.",
     )
 
 
@@ -90,13 +91,3 @@ def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
 def key_of(args: argparse.Namespace) -> str | None:
     found: str | None = args.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
     return found
-
-
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return parsed

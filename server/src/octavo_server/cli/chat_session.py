@@ -1,7 +1,7 @@
 """The session of `octavo chat` and `octavo complete`: connect, then answer one input, a pipe, or a terminal.
 
-Without a terminal only the answers are printed, to standard output, one for each line (or one for all of standard
-input), and the first failure ends the session with exit code 1.
+If input or output is not a terminal, only the answers are printed, to standard output: one for each line of standard
+input, or one for the whole of it. The first failure ends the session with exit code 1.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _interactive(command: str, client: TerminalClient, session: ChatSession) -> 
 
 
 def print_ending(answer: StreamedAnswer, *, shows_stats: bool) -> None:
-    """Print why an answer ended early, and its statistics."""
+    """Print the reason if an answer ended early, and its numbers of tokens and times if `shows_stats`."""
     if answer.was_stopped:
         print_hint("[stopped]")
     elif answer.failure is not None:

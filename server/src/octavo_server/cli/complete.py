@@ -1,4 +1,4 @@
-"""`octavo complete`: the model continues a text; each prompt is independent of the others."""
+"""`octavo complete`: the model continues each text that it gets, independently of earlier texts."""
 
 import argparse
 

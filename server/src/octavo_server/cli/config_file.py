@@ -1,8 +1,8 @@
 """`--config FILE`: flags from a YAML file in vLLM's form, `max-model-len: 4096`, with dashes or underscores.
 
-The flags of the file are appended to the command line, so that the same parser checks every value; flags that are also
-on the command line are left out, so that the command line wins. The error for an unknown flag, in the file or on the
-command line, suggests similar ones.
+The flags of the file are appended to the command line, so that the same parser checks every value. A flag of the file
+that is also on the command line is left out: the command line takes precedence. The error for an unknown flag, in the
+file or on the command line, suggests similar flags.
 """
 
 import argparse
@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from octavo_server.cli.spellings import normalise_flags
+
 CONFIG_FLAG = "--config"
-#: Key of the positional argument -> flag with the same meaning.
+#: Key for a positional argument, with two dashes -> flag with the same meaning.
 _POSITIONAL = {"--model-tag": "--model"}
 
 
@@ -21,20 +23,24 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         CONFIG_FLAG,
         metavar="FILE",
-        help="YAML file with flags as keys (max-model-len: 4096); the command line takes precedence. Default: none.",
+        help="YAML file with flags as keys, such as `max-model-len: 4096`; flags on the command line take precedence. "
+        "Default: none.",
     )
 
 
 class ConfiguredParser(argparse.ArgumentParser):
     """Parser that also reads the file of --config, if the command has that flag.
 
-    The parsed `typed` holds all arguments of the command line, followed by those of the file in the same form.
+    The attribute `typed` of the result holds all arguments of the command line, then those of the file as arguments.
     """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        given = list(args or ())
+        try:
+            given = normalise_flags(args or (), self._option_string_actions)
+        except ValueError as error:
+            self.error(str(error))
         if CONFIG_FLAG in self._option_string_actions and (path := _config_path(given)) is not None:
             try:
                 given += self._from_file(Path(path), given)

@@ -1,6 +1,6 @@
-"""`Conversation`: the messages of a chat, with saving and loading.
+"""`Conversation`: the messages of a chat, which can be saved to a file and loaded.
 
-Only the last message can be an unanswered question: `/retry` sends it again, a new question replaces it.
+Only the last message can be a question without an answer: `/retry` sends it again, a new question replaces it.
 """
 
 import json
@@ -33,12 +33,12 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add an answer; a stopped answer keeps its text so far, an empty one is not added."""
+        """Add an answer, also one that was stopped early; an empty answer is not added."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
 
     def remove_last_answer(self) -> bool:
-        """Remove the last message if it is an answer; True if a question to retry remains."""
+        """Remove the last message if it is an answer; return whether the last message is now a question."""
         if self.turns and self.turns[-1]["role"] == "assistant":
             self.turns.pop()
         return self.awaits_answer
@@ -51,7 +51,7 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> "Conversation":
-        """Load a file written by `save`, or a plain list of messages. Raises OSError, NotAConversation."""
+        """Load a file written by `save`, or a JSON list of messages. Raises OSError, NotAConversation."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -56,7 +56,7 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
         swap = f"{size(c.num_host_blocks * c.bytes_per_block)}: {c.num_host_blocks:,} blocks"
         rows.insert(3, ("swap space", swap))
     changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(c)]
-    return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change it", *changes])
+    return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change these sizes", *changes])
 
 
 def _at_once(c: "Capacity") -> str:
@@ -72,11 +72,12 @@ def _changes(c: "Capacity") -> list[tuple[str, str]]:
         ("--kv-cache-memory-bytes N", f"the size of the KV cache: each GiB holds {per_gib:,} tokens"),
         (
             "--max-model-len N",
-            f"longest request, now {c.max_model_len:,} of {c.context_length:,}; half of it: twice as many requests",
+            f"tokens of the longest request, now {c.max_model_len:,} of {c.context_length:,}; if halved, twice as many "
+            "longest requests fit",
         ),
-        ("--max-num-seqs N", f"most requests in a step, now {c.max_num_seqs}"),
+        ("--max-num-seqs N", f"largest number of requests in a step, now {c.max_num_seqs}"),
         (f"--dtype {other[0]}", f"{other[1]} the size of the weights and of a token in the KV cache"),
-        ("--swap-space GIB", "CPU memory for preempted requests, in addition to the above"),
+        ("--swap-space GIB", "CPU memory for preempted requests, in addition to the KV cache"),
         ("--num-gpu-blocks-override N", f"the number of KV blocks, now {c.num_blocks:,}"),
     ]
 

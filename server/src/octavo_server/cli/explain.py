@@ -1,8 +1,9 @@
 """`octavo explain decisions`: a router's latest decisions as a table, oldest first, or as lines of JSON.
 
 The first row of a decision is the chosen replica; the other candidates follow, cheapest first. Costs are milliseconds
-to the first token; "delay" is the delay that the request causes for others. With --follow the router is polled for
-decisions whose requests have ended since the last poll: more often if there are many, and lost ones are counted.
+to the first token; "delay" is the delay that the request causes for other requests. With --follow the router is polled
+for decisions whose requests have ended since the last poll, more often if there are many. Decisions that the router
+dropped between two polls are counted.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 
 FOLLOW_EVERY_S = 0.5
-#: Wanted number of decisions per poll; each worker of a router keeps 256.
+#: Wanted number of decisions per poll; each worker of a router keeps only its latest 256 decisions.
 TARGET_BATCH = 64
 _HEAD = ("time", "request", "model", "prompt", "rung", "replica", "blocks", "cost", "prefill", "queue", "evict")
 HEAD = (*_HEAD, "decode", "delay", "expected", "cached", "first byte", "end", "why")
@@ -64,7 +65,7 @@ async def _follow(args: argparse.Namespace, api: ApiClient, url: str, table: "Ta
         await asyncio.sleep(wait_s)
         new, num_lost = position.select_new(await _decisions(api, f"{url}/ended?{position.query}"))
         if num_lost:
-            why = "more were made between two polls than the router keeps."
+            why = "between two polls the router made more decisions than it keeps."
             print(f"octavo: {num_lost} decisions are missing here: {why}", file=sys.stderr)
         _print(new, table, as_json=args.json)
         wait_s = next_wait_s(wait_s, len(new))
@@ -81,7 +82,7 @@ class FollowPosition:
         return urlencode([("after", f"{worker}:{number}") for worker, number in self._last.items()])
 
     def select_new(self, decisions: Sequence[DecisionInfo]) -> tuple[list[DecisionInfo], int]:
-        """New decisions, oldest first, and the number of decisions that the router has dropped in between."""
+        """Return the new decisions, oldest first, and the number of decisions that the router dropped unseen."""
         new, num_lost = [], 0
         for info in decisions:
             last = self._last.get(info.worker, info.number - 1)
@@ -100,8 +101,8 @@ def _remedy(error: ApiFailure) -> str:
     if isinstance(error, Unreachable):
         return " Start a router with `octavo route`, or name another with --url."
     if error.status in (401, 403):
-        return f" Give the admin's key with --api-key or $OPENAI_API_KEY, or set ${SECRET_VARIABLE}."
-    remedy = " Name the port of a router, or its --admin-port where it has one, with --url."
+        return f" Give the API key named `admin` with --api-key or $OPENAI_API_KEY, or set ${SECRET_VARIABLE}."
+    remedy = " Give the URL of a router with --url, with the port of --admin-port if the router has one."
     return remedy if error.status == 404 else ""
 
 
@@ -174,7 +175,8 @@ def _cost_cells(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _blocks(candidate: Candidate) -> str:
-    """Blocks on the device, plus blocks in host memory, plus blocks that are only predicted."""
+    """Format the prompt's blocks in a replica's cache as "3+2 host+1 predicted": blocks on the device, blocks in host
+    memory, and blocks that the router only predicts."""
     device = candidate.matched_blocks - candidate.host_blocks - candidate.predicted_blocks
     parts = [str(device)]
     if candidate.host_blocks:

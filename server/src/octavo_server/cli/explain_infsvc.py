@@ -1,4 +1,4 @@
-"""`octavo explain infsvc`: implemented by the operator's package, which reads the cluster and explains conditions."""
+"""`octavo explain infsvc`: calls the operator's package, which reads the cluster and explains conditions."""
 
 import argparse
 import sys

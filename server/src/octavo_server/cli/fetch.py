@@ -1,8 +1,7 @@
 """`octavo fetch MODEL`: downloads the files of a model so that it can be served; init containers of pods run it.
 
-Standard output is the path to serve. The last line on standard error explains a failure; a pod writes it to its
-termination message, too.
-No module that computes is imported, and the parser of `octavo` only needs `add_fetch_flags`.
+Standard output is the path to serve. The last line on standard error explains a failure, and in a container so does its
+termination message. No module that needs torch is imported, and the modules that download only when the command runs.
 """
 
 import argparse
@@ -32,10 +31,10 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
         "--to",
         type=Path,
         metavar="DIR",
-        help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` finds it.",
+        help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` looks for it.",
     )
     parser.add_argument(
-        "--revision", metavar="TEXT", help="Branch, tag or commit on the hub. Default: the hub's default."
+        "--revision", metavar="TEXT", help="Branch, tag or commit of a hf:// model. Default: the hub's default."
     )
     parser.add_argument(
         "--load-format", choices=LOAD_FORMATS, default="auto", help="Format of the weights to download. Default: auto."
@@ -53,7 +52,7 @@ def fetch(args: argparse.Namespace) -> int:
     handler.setFormatter(JsonFormatter("fetch") if args.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for library in ("httpx", "httpx2", "huggingface_hub"):
-        logging.getLogger(library).setLevel(logging.ERROR)  # this command logs its own progress
+        logging.getLogger(library).setLevel(logging.ERROR)  # this command logs the progress itself
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, _end)
     started_s = time.monotonic()

@@ -1,78 +1,99 @@
 """Flags of `octavo serve`, with vLLM's names and defaults. The engine's flags are generated from `EngineConfig`.
 
-A flag of a missing feature is either unknown to the parser or rejected with a reason, never ignored. Flags of features
-that are always on are accepted.
+`vllm_flags` adds vLLM's other flags.
 """
 
 import argparse
-import json
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine_args import STILL_TO_COME
+from octavo_engine.engine_args import LOAD_FORMAT_ALIASES
 
-from octavo_server.cli.arg_types import size, size_or_auto
-from octavo_server.cli.http_flags import add_address_flags, add_origins_flag
+from octavo_server.cli.arg_types import json_object, positive_count, size, size_or_auto
+from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
 from octavo_server.cli.limit_flags import add_limit_flags
+from octavo_server.cli.listen_flags import add_listen_flags
 from octavo_server.cli.observe_flags import add_observability_flags
 from octavo_server.cli.tool_flags import add_tool_flags
 
 #: Group -> field of EngineConfig -> help.
 ENGINE_HELP: dict[str, dict[str, str]] = {
     "model": {
-        "tokenizer": "Model or folder of the tokenizer.",
-        "revision": "Branch, tag or commit of a model on a hub.",
+        "tokenizer": "Model or folder that contains the tokenizer.",
+        "revision": "Branch, tag or commit of a model on the Hugging Face hub.",
+        "download_dir": "Folder for downloaded models.",
         "served_model_name": "Names of the model in the API; responses show the first one.",
-        "load_format": "Format of the weights; dummy: random weights, without reading files.",
-        "dtype": "Type of weights and activations; auto: the fastest type on this machine that the checkpoint allows.",
-        "device": "Device of the model.",
+        "load_format": "File format of the weights; dummy: random weights, without reading files.",
+        "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
+        "machine.",
+        "device": "Device that runs the model.",
         "seed": "Seed of requests without one, so that a restart repeats their answers. Default: random.",
-        "generation_config": "Source of default sampling parameters: auto (the model), vllm (none), or a folder.",
+        "generation_config": "Source of the default sampling parameters; auto: the model's generation_config.json; "
+        "vllm: vLLM's defaults; otherwise a folder with a generation_config.json.",
+        "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
     },
     "memory": {
-        "max_model_len": "Most tokens of a request, prompt plus output; accepts 32k, 32K, auto.",
+        "max_model_len": "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the "
+        "model's limit, or as many as the memory of the machine or container allows.",
         "block_size": "Tokens per KV block.",
         "kv_cache_memory_bytes": "Size of the KV cache in bytes; accepts 4G.",
-        "gpu_memory_utilization": "Share of the device's memory to use if no cache size is given.",
-        "num_gpu_blocks_override": "Number of KV blocks, instead of a number computed from memory.",
-        "swap_space": "CPU memory in GiB for KV blocks that were swapped out.",
+        "gpu_memory_utilization": "Share of the memory of the machine or container for weights and KV cache together.",
+        "num_gpu_blocks_override": "Number of KV blocks, which otherwise follows from the size of the KV cache.",
+        "swap_space": "CPU memory in GiB for the KV blocks of preempted requests.",
         "enable_prefix_caching": "Sharing of KV blocks between requests with equal prefixes.",
-        "kv_stream": "Stream of the cached KV blocks for routers, at GET /kv/events.",
-        "kv_events_config": "JSON settings of vLLM's ZeroMQ events for other routers; they include prompt tokens.",
+        "kv_stream": "Route GET /kv/events, which streams the hashes of the cached KV blocks to Octavo's routers.",
+        "kv_events_config": "JSON settings of vLLM's KV events over ZeroMQ, for other routers; the events contain "
+        "prompt tokens.",
     },
     "scheduling": {
-        "max_num_seqs": "Most sequences per step.",
-        "max_num_batched_tokens": "Most tokens per step.",
-        "max_schema_bytes": "Most bytes of a request's JSON schema, regex, grammar or list of choices.",
-        "max_schema_depth": "Most nested levels of objects and lists in a JSON schema.",
-        "grammar_compile_timeout": "Seconds until a request fails if its grammar is still not compiled.",
-        "max_logprobs": "Most log-probabilities per token that a request may ask for; -1: the whole vocabulary.",
+        "max_num_seqs": "Largest number of sequences per step.",
+        "max_num_batched_tokens": "Largest number of tokens per step.",
+        "max_schema_bytes": "Largest size, in bytes, of a request's JSON schema, regex, grammar or list of choices.",
+        "max_schema_depth": "Largest number of nested levels in a request's JSON schema.",
+        "grammar_compile_timeout": "Seconds after which a request fails if its grammar is still being compiled.",
+        "max_logprobs": "Largest number of log-probabilities per token that a request may ask for; -1: no limit.",
+        "logprobs_mode": "Values reported as log-probabilities: before or after the sampling parameters are applied.",
         "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
-        "long_prefill_token_threshold": "Most tokens of one prompt in a step; 0: no limit.",
-        "scheduling_policy": "Order of waiting requests; priority: by their field `priority`, lowest first.",
-        "preemption_mode": "Handling of a preempted request's KV blocks; auto: the cheaper of the two.",
-        "watermark": "Share of KV blocks that stay free when requests are admitted.",
+        "long_prefill_token_threshold": "Largest number of tokens of one prompt that a step computes; 0: no limit.",
+        "max_step_ms": "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
+        "scheduling_policy": "Order of waiting requests; fcfs: by arrival; priority: lowest field `priority` first.",
+        "preemption_mode": "Treatment of a preempted request: its KV blocks are swapped to CPU memory, or recomputed "
+        "later; auto: the cheaper of the two.",
+        "watermark": "Share of the KV blocks that admitting a new request must leave free.",
     },
     "debugging": {
-        "kv_cache_metrics": "Metrics about the lifetime of KV blocks.",
-        "kv_cache_metrics_sample": "Share of KV blocks that --kv-cache-metrics samples.",
-        "trace": "File that records arrivals and decisions for `octavo replay`.",
-        "debug_invariants": "Check of the block pool after every step (slow).",
+        "kv_cache_metrics": "Metrics of the time that KV blocks live, idle and wait for reuse.",
+        "kv_cache_metrics_sample": "Share of the KV blocks that --kv-cache-metrics observes.",
+        "trace": "File to which the scheduler's inputs and decisions are written, for `octavo replay`.",
+        "debug_invariants": "Consistency check of all KV blocks after every step (slow).",
     },
 }
 
-_ALIASES = {"dtype": ("half", "float")}
-_TYPES: dict[str, Any] = {"max_model_len": size_or_auto, "max_logprobs": int, "seed": int}
+_ALIASES = {"dtype": ("half", "float"), "load_format": tuple(LOAD_FORMAT_ALIASES)}
+_TYPES: dict[str, Any] = {
+    "max_model_len": size_or_auto,
+    "max_logprobs": int,
+    "seed": int,
+    "override_generation_config": json_object,
+}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model_tag", metavar="MODEL", nargs="?", help=f"Model to serve. Default: {EngineConfig().model}."
     )
-    parser.add_argument("--model", help="Model to serve, as a flag instead of an argument.")
+    parser.add_argument("--model", help="Model to serve, if the argument MODEL is not given.")
+    parser.add_argument(
+        *("--hf-token",),
+        nargs="?",
+        const=True,
+        metavar="TOKEN",
+        help="Token of the Hugging Face hub; without a value, the one that `hf auth login` stored. Default: $HF_TOKEN, "
+        "else the stored one.",
+    )
     hints = get_type_hints(EngineConfig)
     left = {f.name: f for f in fields(EngineConfig) if f.name != "model"}
     for title, helps in ENGINE_HELP.items():
@@ -86,16 +107,30 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     add_address_flags(group)
-    group.add_argument("--root-path", default="", help="Path prefix that a proxy strips. Default: none.")
-    add_origins_flag(group)
+    add_listen_flags(group)
+    group.add_argument(
+        "--root-path", default="", help="Path prefix that a proxy removes from requests, for links. Default: none."
+    )
+    add_cors_flags(group)
     group.add_argument(
         "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
     )
-    _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, requested or not.")
-    _switch(group, "--enable-log-requests", "Log line with prompt and parameters for each request.")
-    group.add_argument("--max-log-len", type=int, help="Most characters of a prompt in the log. Default: no limit.")
-    _switch(group, "--disable-log-stats", "No periodic log line about load and throughput.")
-    _switch(group, "--disable-fastapi-docs", "No routes /docs and /openapi.json.")
+    _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, even if not requested.")
+    group.add_argument(
+        *("--stream-interval",),
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="Tokens per chunk of a stream; the first token is sent at once. Default: 1.",
+    )
+    _switch(group, "--return-tokens-as-token-ids", "Tokens of log-probabilities written as token_id:123.")
+    _switch(group, "--enable-log-requests", "Log line with prompt and sampling parameters for each request.")
+    _switch(group, "--enable-log-outputs", "Log line with each output; needs --enable-log-requests.")
+    text = "Number of characters to which the log cuts a prompt or an output. Default: no limit."
+    group.add_argument("--max-log-len", type=int, help=text)
+    _switch(group, "--disable-log-stats", "Omit the log line about load and throughput every 10 s.")
+    _switch(group, "--disable-fastapi-docs", "Omit the routes /docs and /openapi.json.")
+    _switch(group, "--enable-tokenizer-info-endpoint", "The tokenizer's settings and chat template at /tokenizer_info.")
     add_observability_flags(parser)
     add_limit_flags(parser)
     add_tool_flags(parser)
@@ -106,39 +141,9 @@ def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="Report of the memory that the model needs and of how many requests fit; the model is not loaded.",
+        help="Print how much memory the model needs and how many requests fit, then exit without loading the model.",
     )
-    group.add_argument("--json", action="store_true", help="Report of --dry-run as JSON.")
-
-
-def add_compatibility_flags(parser: argparse.ArgumentParser) -> None:
-    """Add flags of features that are always on or still missing; `resolve_config` checks their values."""
-    group = parser.add_argument_group("accepted for compatibility")
-    for flag in ALWAYS_ON:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help="Always on; both forms have no effect.")
-    group.add_argument("--prefix-caching-hash-algo", choices=["sha256"], help="Hash of KV blocks. Default: sha256.")
-    group.add_argument(
-        "--chat-template-content-format",
-        choices=["auto", "string"],
-        help="Form of message contents for the chat template. Default: auto.",
-    )
-    for name in STILL_TO_COME:
-        flags = ["--" + name.replace("_", "-"), *_SHORT.get(name, ())]
-        group.add_argument(*flags, nargs="?", const=True, type=_json_or_text, help=argparse.SUPPRESS)
-        if False in STILL_TO_COME[name]:
-            off = "--no-" + name.replace("_", "-")
-            group.add_argument(off, dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
-
-
-ALWAYS_ON = (
-    "--disable-log-requests",
-    "--enable-prompt-tokens-details",
-    "--enable-request-id-headers",
-    "--enable-server-load-tracking",
-    "--scheduler-reserve-full-isl",
-    "--enforce-eager",
-)
-_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "data_parallel_size": ("-dp",)}
+    group.add_argument("--json", action="store_true", help="Print the report of --dry-run as JSON.")
 
 
 def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
@@ -163,16 +168,19 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _metavar(kind: Any) -> str:
-    return {int: "N", size: "N", size_or_auto: "N", float: "X"}.get(kind, "TEXT")
+    return {int: "N", size: "N", size_or_auto: "N", float: "X", json_object: "JSON"}.get(kind, "TEXT")
 
 
-#: Text of the default in the help if "none" would be unclear.
+#: Field whose default is None -> text of the default in the help.
 _UNSET = {
     "chat_template": "the model's",
-    "kv_cache_memory_bytes": "half of the free memory, at most 4 GiB",
-    "max_model_len": "the model's limit",
+    "download_dir": "the cache of the hub",
+    "gpu_memory_utilization": "see --kv-cache-memory-bytes",
+    "kv_cache_memory_bytes": "half of the free memory up to 4 GiB, a quarter of it if that is more",
+    "max_model_len": "auto",
+    "max_step_ms": "200 on a CPU, else 0",
     "num_gpu_blocks_override": "as many as fit",
-    "num_threads": "one per core that this process may use",
+    "num_threads": "one per CPU core that this process may use",
     "revision": "the hub's default",
     "tokenizer": "the model's",
     "trace": "no recording",
@@ -187,10 +195,3 @@ def _shown(default: Any) -> str:
 
 def _switch(group: Any, flag: str, text: str) -> None:
     group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} Default: off.")
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

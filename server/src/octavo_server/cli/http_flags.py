@@ -8,6 +8,7 @@ from octavo_engine.log_format import LogFormat
 
 from octavo_server.cli.arg_types import add_seconds, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
+from octavo_server.cli.vllm_environment import KEEP_ALIVE_VARIABLE, seconds_of_environment
 from octavo_server.config import HttpSettings, RequestLimits
 
 MAX_PORT = 65535
@@ -15,40 +16,60 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def http_settings_of(args: Namespace) -> dict[str, Any]:
-    """Fields of `HttpSettings` except the limits."""
+    """Arguments of `HttpSettings`, except those that set limits."""
     return {
         "host": args.host,
         "port": args.port,
         "uvicorn_log_level": args.uvicorn_log_level,
         **keys_of(args),
         "allowed_origins": tuple(args.allowed_origins or ()),
+        "allowed_methods": tuple(args.allowed_methods),
+        "allowed_headers": tuple(args.allowed_headers),
+        "allow_credentials": args.allow_credentials,
         "log_format": args.log_format,
         "logs_access": not args.disable_uvicorn_access_log,
         "drain_timeout_s": args.drain_timeout,
         "shutdown_delay_s": args.shutdown_delay,
-        "keep_alive_s": args.keep_alive_timeout,
+        "keep_alive_s": _keep_alive_s(args.keep_alive_timeout),
         "slow_client_timeout_s": args.slow_client_timeout,
         "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }
 
 
+def _keep_alive_s(given: int | None) -> int:
+    """Raises StartupError for a variable that is no number."""
+    if given is not None:
+        return given
+    value = seconds_of_environment(KEEP_ALIVE_VARIABLE)
+    return HttpSettings().keep_alive_s if value is None else round(value)
+
+
 def add_address_flags(group: Any) -> None:
-    group.add_argument("--host", help="Address to listen on. Default: all addresses.")
+    group.add_argument("--host", help="Address to listen on. Default: all addresses of this machine.")
     group.add_argument("--port", type=port, default=8000, help="Port to listen on; 0: any free port. Default: 8000.")
     group.add_argument(
         "--uvicorn-log-level",
         choices=UVICORN_LOG_LEVELS,
         default="info",
-        help="Least level of uvicorn's log lines. Default: info.",
+        help="Lowest level of uvicorn's messages that are logged. Default: info.",
     )
 
 
-def add_origins_flag(group: Any) -> None:
+def add_cors_flags(group: Any) -> None:
     group.add_argument(
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
-        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all. Default: none.',
+        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins. Default: none.',
+    )
+    for flag, what in (("--allowed-methods", "Methods"), ("--allowed-headers", "Headers")):
+        text = f"{what} of requests from those pages, as a JSON list. Default: all."
+        group.add_argument(flag, type=json_list, metavar="JSON", default=["*"], help=text)
+    group.add_argument(
+        "--allow-credentials",
+        action=BooleanOptionalAction,
+        default=False,
+        help="Permission for those pages to send cookies. Default: off.",
     )
 
 
@@ -76,7 +97,7 @@ def add_log_flags(group: Any) -> None:
         "--disable-uvicorn-access-log",
         action=BooleanOptionalAction,
         default=False,
-        help="No log line per HTTP request; probes and scrapes are never logged. Default: off.",
+        help="Omit the log line per HTTP request; probes and scrapes are never logged. Default: off.",
     )
 
 
@@ -84,13 +105,13 @@ def add_traces_flag(group: Any) -> None:
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="URL of an OpenTelemetry collector for traces (OTLP over HTTP), such as http://collector:4318/v1/traces. "
-        "Default: none.",
+        help="URL of an OpenTelemetry collector that gets traces of requests (OTLP over HTTP), such as "
+        "http://collector:4318/v1/traces. Default: none.",
     )
 
 
 def add_key_flags(parser: Any) -> Any:
-    """Add the flags; return their group."""
+    """Add the flags of API keys and router secrets; return their argument group."""
     group = parser.add_argument_group("API keys")
     add_api_key_flags(group)
     add_secret_flags(group)
@@ -104,12 +125,13 @@ def add_body_memory_flag(group: Any) -> None:
         type=size,
         default=default,
         metavar="N",
-        help=f"Most bytes of all request bodies in memory at once; beyond it 503. Default: {default}.",
+        help="Largest number of bytes of all request bodies in memory; a request beyond it gets status 503. Default: "
+        f"{default}.",
     )
 
 
 def add_request_timeout(group: Any) -> None:
-    text = "Seconds that a client has to send the headers of a request, and again for its body."
+    text = "Seconds that a client has to send the headers of a request, and the same time again for its body."
     add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
 
 
@@ -118,20 +140,20 @@ def add_connection_flags(parser: Any) -> None:
     group.add_argument(
         "--keep-alive-timeout",
         type=whole_seconds,
-        default=120,
         metavar="S",
-        help="Seconds that an idle connection stays open; should exceed the idle timeout of proxies. Default: 120.",
+        help="Seconds that a connection stays open without a request; should exceed the idle timeout of proxies in "
+        f"front. Default: ${KEEP_ALIVE_VARIABLE}, else 120.",
     )
-    text = "Seconds after which a client that does not read its response is disconnected."
+    text = "Seconds after which a client that has stopped reading its response is disconnected."
     add_seconds(group, "--slow-client-timeout", text, default=60.0)
 
 
 def add_lifecycle_flags(parser: Any) -> None:
     group = parser.add_argument_group("shutdown")
     text = "Seconds that running requests have to finish after SIGTERM or POST /drain."
-    add_seconds(group, "--drain-timeout", text, default=30.0)
+    add_seconds(group, "--drain-timeout", text, default=30.0, alias="--shutdown-timeout")
     text = (
-        "Least seconds between SIGTERM and exit, in which new requests get 503 so that proxies notice; Ctrl-C skips "
-        "this delay."
+        "Smallest number of seconds between SIGTERM and exit; meanwhile new requests get status 503, so that proxies "
+        "notice the end. Ctrl-C skips this delay."
     )
     add_seconds(group, "--shutdown-delay", text, default=0.0)

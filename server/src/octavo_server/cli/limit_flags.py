@@ -1,4 +1,4 @@
-"""Flags of `octavo serve` for access, limits of requests, queue and shutdown."""
+"""Flags of `octavo serve` for access, limits of one request, the queue, connections and shutdown."""
 
 from argparse import BooleanOptionalAction, Namespace
 from typing import Any
@@ -15,27 +15,28 @@ from octavo_server.config import QueueLimits, RequestLimits
 
 #: Field of RequestLimits -> help.
 LIMIT_HELP = {
-    "max_request_bytes": "Most bytes of a request body; accepts 32M.",
-    "max_json_values": "Most values (numbers, strings, lists, objects) in the JSON of a request body.",
-    "max_json_depth": "Most nested levels of a request body.",
-    "max_messages": "Most messages of a conversation.",
-    "max_content_parts": "Most content parts of all messages together.",
-    "max_tools": "Most tools of one request.",
-    "max_prompts": "Most prompts of one completion request.",
-    "max_prompt_chars": "Maximum number of characters of a text to tokenise, independent of the context length.",
-    "max_n": "Most sequences per prompt.",
-    "max_stop_strings": "Most stop strings.",
-    "max_stop_chars": "Most characters of a stop string or bad word.",
-    "max_stop_token_ids": "Most entries of stop_token_ids.",
-    "max_bad_words": "Most entries of bad_words.",
-    "max_logit_bias": "Most entries of logit_bias.",
-    "max_allowed_token_ids": "Most entries of allowed_token_ids.",
+    "max_request_bytes": "Largest number of bytes of a request body; accepts 32M.",
+    "max_json_values": "Largest number of JSON values (numbers, strings, lists, objects) in a request body.",
+    "max_json_depth": "Largest number of nested JSON levels in a request body.",
+    "max_messages": "Largest number of messages of a chat request.",
+    "max_content_parts": "Largest number of content parts of all messages of a chat request together.",
+    "max_tools": "Largest number of tools of a request.",
+    "max_prompts": "Largest number of prompts of a completion request.",
+    "max_prompt_chars": "Largest number of characters of a text to tokenise, independent of the context length.",
+    "max_n": "Largest n, the number of sequences per prompt.",
+    "max_stop_strings": "Largest number of stop strings of a request.",
+    "max_stop_chars": "Largest number of characters of a stop string or bad word.",
+    "max_stop_token_ids": "Largest number of entries of stop_token_ids.",
+    "max_bad_words": "Largest number of entries of bad_words.",
+    "max_logit_bias": "Largest number of entries of logit_bias.",
+    "max_allowed_token_ids": "Largest number of entries of allowed_token_ids.",
 }
 #: Field of QueueLimits -> help.
 QUEUE_HELP = {
-    "max_num_queued_reqs": "Most waiting and running requests; a request with n sequences counts n; -1: no limit.",
-    "max_num_queued_tokens": "Most prompt tokens of all requests without output so far.",
-    "max_requests_per_key": "Most waiting and running requests of one API key.",
+    "max_num_queued_reqs": "Largest number of waiting and running sequences of all requests together; -1: no limit.",
+    "max_num_queued_tokens": "Number of prompt tokens of waiting requests from which on new requests are rejected.",
+    "max_requests_per_key": "Number of one API key's waiting and running sequences from which on its new requests are "
+    "rejected.",
 }
 
 
@@ -54,12 +55,12 @@ def _add_router_only_flag(group: Any) -> None:
         "--router-only",
         action=BooleanOptionalAction,
         default=False,
-        help="Rejection of every request without the router's secret, except probes and /metrics. Default: off.",
+        help="Reject every request without the router's secret, except probes and /metrics. Default: off.",
     )
 
 
 def limits_of(args: Namespace) -> dict[str, Any]:
-    """Fields of `ServerConfig` that these flags set."""
+    """Arguments of `ServerConfig` that the flags of this module set."""
     return {
         "cache_isolation": args.cache_isolation,
         "max_body_memory_bytes": args.max_body_memory,
@@ -77,7 +78,8 @@ def _add_isolation_flag(group: Any) -> None:
         "--cache-isolation",
         action=BooleanOptionalAction,
         default=False,
-        help="Separate prefix cache for each API key, so that no key can probe the prompts of another. Default: off.",
+        help="Separate prefix cache for each API key, so that no client can find out by timing which prompts another "
+        "key has sent. Default: off.",
     )
 
 
@@ -101,5 +103,5 @@ def _add_queue_flags(parser: Any) -> None:
         shown = "none" if default is None else default
         flag = "--" + name.replace("_", "-")
         group.add_argument(flag, type=size_or_auto, default=default, metavar="N", help=f"{text} Default: {shown}.")
-    text = "Seconds that a request may wait in the queue before it gets status 503."
+    text = "Seconds after which a request that still waits in the queue gets status 503."
     add_seconds(group, "--max-queue-time", text, default=None)

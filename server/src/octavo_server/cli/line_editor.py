@@ -17,7 +17,7 @@ def history_file(name: str) -> Path:
 
 
 class LineEditor:
-    """Reads lines; if the history file can't be read or written, the session has no history."""
+    """Reads lines. If the history file can't be read or written, the session keeps no history."""
 
     def __init__(self, history: Path) -> None:
         self._history = history

@@ -12,14 +12,15 @@ from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.fetch import add_fetch_flags
-from octavo_server.cli.flags import add_compatibility_flags, add_dry_run_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.flags import add_dry_run_flags, add_engine_flags, add_server_flags
 from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
+from octavo_server.cli.vllm_flags import add_vllm_flags
 
 
 class CommandSpec(NamedTuple):
-    """`run`: "module:function", which is called with the parsed arguments and returns the exit code."""
+    """A command of `octavo`. `run`: "module:function", which gets the parsed arguments and returns the exit code."""
 
     help: str
     run: str
@@ -33,7 +34,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     add_dry_run_flags(parser)
     add_server_flags(parser)
-    add_compatibility_flags(parser)
+    add_vllm_flags(parser)
 
 
 def _add_route_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def _add_route_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="Trace written by `octavo serve --trace FILE`.")
+    parser.add_argument("file", metavar="FILE", help="Trace that `octavo serve --trace FILE` has written.")
 
 
 COMMANDS: dict[str, CommandSpec] = {
@@ -51,30 +52,30 @@ COMMANDS: dict[str, CommandSpec] = {
         run="octavo_server.cli.serve:serve",
         add_flags=_add_serve_flags,
         usage="octavo serve [MODEL] [options]",
-        description="Serve a model behind an OpenAI-compatible API: a folder, a .gguf file, a hub id, s3://, "
-        "pvc:// or pkg://NAME.",
+        description="Serve a model behind an OpenAI-compatible API. MODEL is a folder, a .gguf file, a name on the "
+        "Hugging Face hub (ORG/NAME), or a URI that begins with s3://, pvc:// or pkg://.",
     ),
     "up": CommandSpec(
         help="serve a model by several engines on this machine, behind the router",
         run="octavo_server.cli.up:up",
         add_flags=add_up_flags,
         usage="octavo up [MODEL] [--replicas N] [options]",
-        description="Start several engines and a router in front of them; Ctrl-C stops them all. Each engine gets the "
-        "options of `octavo serve`.",
+        description="Start several engines and a router in front of them; Ctrl-C stops them all. The options of "
+        "`octavo serve` apply to each engine.",
     ),
     "route": CommandSpec(
         help="route requests to the replica that can answer them first",
         run="octavo_server.cli.route:route",
         add_flags=_add_route_flags,
-        description="Run a router in front of several `octavo serve`. Each request goes to the replica that should "
-        "answer first, which is mostly the one whose cache holds the start of the prompt.",
+        description="Run a router in front of several replicas (`octavo serve`). Each request goes to the replica that "
+        "should send its first token soonest, mostly the one whose cache holds the start of the prompt.",
     ),
     "fetch": CommandSpec(
         help="download the files of a model",
         run="octavo_server.cli.fetch:fetch",
         add_flags=add_fetch_flags,
         description="Download the files of a model so that it can be served. Existing files are kept, and an "
-        "interrupted download is resumed. Prints the path to serve.",
+        "interrupted download is resumed. The command prints the path that `octavo serve` can serve.",
     ),
     "chat": CommandSpec(
         help="chat with a served model",
@@ -90,18 +91,18 @@ COMMANDS: dict[str, CommandSpec] = {
     ),
     "bench": CommandSpec(
         help="measure a running server or the engine: latencies, throughput, a plot",
-        run="",  # set by each kind of benchmark
+        run="",  # each kind of benchmark sets its own
         add_flags=add_bench_flags,
-        description="Measure a running server or the engine, with vLLM's options and figures.",
+        description="Measure a running server, or the engine without a server, with vLLM's options and figures.",
     ),
     "explain": CommandSpec(
         help="show the decisions of a router, or why an InferenceService is not ready",
-        run="",  # set by each subject
+        run="",  # each subject sets its own
         add_flags=add_explain_flags,
         description="Show the latest decisions of a router and their reasons, or why an InferenceService isn't ready.",
     ),
     "replay": CommandSpec(
-        help="repeat the decisions of a recorded trace, without a model",
+        help="repeat the scheduling decisions of a recorded trace and compare them, without a model",
         run="octavo_server.cli.replay:replay",
         add_flags=_add_replay_flags,
     ),
@@ -109,8 +110,8 @@ COMMANDS: dict[str, CommandSpec] = {
         help="print a shell script that completes octavo's commands and flags",
         run="octavo_server.cli.shell_completion:completion",
         add_flags=add_completion_flags,
-        description="For bash: eval \"$(octavo completion bash)\"  For zsh: octavo completion zsh > a file `_octavo` "
-        "in a folder of $fpath.",
+        description="For bash: eval \"$(octavo completion bash)\"  For zsh: write the output of `octavo completion "
+        "zsh` to a file `_octavo` in a folder of $fpath.",
     ),
 }  # fmt: skip
 
@@ -120,14 +121,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = args.run.partition(":")
     try:
         code: int = getattr(import_module(module), function)(args)
-    except BrokenPipeError:  # the reader of our output has closed it: discard what is buffered
+    except BrokenPipeError:  # the process that reads our output has closed it: discard the buffered output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 class ShowVersion(argparse.Action):
-    """Prints the version, read only on request: reading package metadata takes longer than all the parsing."""
+    """Prints the version, which is read only here: reading package metadata takes longer than parsing all arguments."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)

@@ -1,7 +1,7 @@
 """Loads functions of the package octavo-operator for the `octavo` command, if that package is installed.
 
-The package lists them as entry points `octavo.infsvc`, so this package neither imports it nor depends on it or on a
-Kubernetes client.
+octavo-operator registers the functions as entry points of the group `octavo.infsvc`, so octavo-server neither imports
+octavo-operator nor depends on it or on a Kubernetes client.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`octavo replay FILE`: repeats every scheduling decision of a trace and compares it. No model is needed."""
+"""`octavo replay FILE`: repeats every scheduling decision of a trace, without a model, and compares the results."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from octavo_engine.wire.errors import StartupError
 
 
 def replay(args: argparse.Namespace) -> int:
-    """Exit code 0 if every decision is the same as recorded."""
+    """Return the exit code: 0 if every decision is the same as recorded."""
     try:
         report = replay_file(Path(args.file))
     except StartupError as error:

@@ -44,8 +44,8 @@ def route(args: argparse.Namespace) -> int:
         is_shared = args.workers > 1
         with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
             ports = [sock.getsockname()[1] for sock in sockets]
-            if is_shared and worker is None:  # this process only reserves the ports
-                logger.info("routing with %d workers", args.workers)
+            if is_shared and worker is None:  # the supervisor only reserves the ports, on which its workers listen
+                logger.info("routing with %d worker processes", args.workers)
                 return runner.run(_supervise(args.workers, ports))
             admin_port = None if settings.admin_port is None else ports[1]
             runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))
@@ -63,7 +63,8 @@ def _runner() -> asyncio.Runner:
 
 @contextmanager
 def _bound(settings: RouterSettings, worker: WorkerConfig | None, *, is_shared: bool) -> Iterator[list[socket.socket]]:
-    """Bind the main port, then the admin port; a worker binds its supervisor's ports. Raises StartupError."""
+    """Bind the main port, then the admin port; a worker binds the ports that its supervisor has reserved. Raises
+    StartupError if a port is in use."""
     ports = [settings.port] if settings.admin_port is None else [settings.port, settings.admin_port]
     with ExitStack() as stack:
         flags = ("--port", "--admin-port")
@@ -80,8 +81,8 @@ async def _supervise(num_workers: int, ports: list[int]) -> int:
 def warn_about_open_replicas(settings: RouterSettings) -> None:
     if (settings.router_secrets or settings.router_secret_file) and not settings.needs_key:
         logger.warning(
-            "clients need no API key, though the router's secret gives access to replicas that require one: add "
-            "--api-key or --api-key-file, unless every client that reaches this router may use them"
+            "clients need no API key, though the router's secret gives them access to replicas that require one: add "
+            "--api-key or --api-key-file, unless every client that reaches this router may use the replicas"
         )
 
 
@@ -109,7 +110,7 @@ async def serve_router(
 
 
 def freeze_gc() -> None:
-    """Exempt the objects allocated so far from garbage collection, and collect later ones less often."""
+    """Exempt the objects allocated so far from garbage collection, and collect less often, to shorten its pauses."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

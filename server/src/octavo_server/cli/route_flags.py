@@ -1,4 +1,4 @@
-"""Flags of `octavo route`; flags that `octavo serve` also has mean the same."""
+"""Flags of `octavo route`. A flag that `octavo serve` has too has the same meaning in both commands."""
 
 import argparse
 from typing import Any
@@ -11,10 +11,10 @@ from octavo_server.cli.http_flags import (
     add_address_flags,
     add_body_memory_flag,
     add_connection_flags,
+    add_cors_flags,
     add_key_flags,
     add_lifecycle_flags,
     add_log_flags,
-    add_origins_flag,
     add_request_timeout,
     add_traces_flag,
     http_settings_of,
@@ -29,38 +29,47 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
 #: Field of ForwardLimits -> flag, type, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
-    "connect_timeout_s": ("--connect-timeout", positive_seconds, "Seconds to connect to a replica."),
+    "connect_timeout_s": ("--connect-timeout", positive_seconds, "Seconds that connecting to a replica may take."),
     "first_byte_timeout_s": (
         "--first-byte-timeout",
         positive_seconds,
-        "Seconds until the response of a replica must start, else 504.",
+        "Seconds in which a replica must begin its response; otherwise the client gets status 504.",
     ),
     "idle_timeout_s": (
         "--idle-timeout",
         positive_seconds,
-        "Seconds without data after which a started response is ended.",
+        "Seconds without data from the replica after which a started response is ended.",
     ),
-    "max_retries": ("--max-retries", size, "Retries of a request whose replica failed before it responded."),
+    "max_retries": (
+        "--max-retries",
+        size,
+        "Largest number of retries of a request whose replica failed before it began its response.",
+    ),
     "max_requests_per_replica": (
         "--max-requests-per-replica",
         positive_count,
-        "Most requests in flight at a replica; further requests wait in the router.",
+        "Largest number of requests in flight at a replica; further requests wait in the router's queue.",
     ),
-    "max_queued_requests": ("--max-queued-reqs", size, "Most requests that wait in the router; beyond it 429."),
+    "max_queued_requests": (
+        "--max-queued-reqs",
+        size,
+        "Largest number of requests in the router's queue; further requests get status 429.",
+    ),
     "max_hold_s": (
         "--max-hold-time",
         seconds,
-        "Seconds that a request may wait in the router for a replica, else 503.",
+        "Seconds after which a request that still waits in the router for a replica gets status 503.",
     ),
     "breaker_failures": (
         "--breaker-failures",
         positive_count,
-        "Consecutive failures after which a replica gets no requests for --breaker-open-time.",
+        "Consecutive failures of a replica after which it gets no requests for --breaker-open-time seconds.",
     ),
     "breaker_open_s": (
         "--breaker-open-time",
         seconds,
-        "Seconds without requests after --breaker-failures; doubles each time, up to 30.",
+        "Seconds for which a replica gets no requests after --breaker-failures failures; doubled by each further "
+        "failure, up to 30.",
     ),
 }
 
@@ -76,7 +85,7 @@ def add_route_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> RouterSettings:
-    """Raises StartupError."""
+    """`RouterSettings` from the flags. Raises StartupError for an invalid combination or an empty key."""
     if args.admin_port and args.admin_port == args.port:
         raise StartupError(f"--admin-port and --port are both {args.port}: give two different ports.")
     return RouterSettings(
@@ -100,16 +109,17 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--admin-port",
         type=port,
         metavar="PORT",
-        help="Second port on the same host; /metrics and admin routes then answer only there; 0: any free port. "
-        "Default: none, all routes answer on --port.",
+        help="Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free "
+        "port. Default: none, so that all routes answer on --port.",
     )
-    add_origins_flag(group)
+    add_cors_flags(group)
     group.add_argument(
         "--workers",
         type=positive_count,
         default=1,
         metavar="N",
-        help="Processes that share the port, each with its own index and its own limits. Default: 1.",
+        help="Number of processes that share the port, each with its own index of KV blocks and its own limits. "
+        "Default: 1.",
     )
     add_log_flags(group)
     add_traces_flag(group)
@@ -124,7 +134,8 @@ def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
         type=positive_count,
         default=entries,
         metavar="N",
-        help=f"Most KV blocks in the index, at about 110 bytes each. Default: {entries}.",
+        help="Largest number of KV blocks in the router's index, which takes about 110 bytes of memory for each. "
+        f"Default: {entries}.",
     )
 
 
@@ -147,6 +158,6 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         "--routing-headers",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Response headers x-octavo-rung, x-octavo-replica and x-octavo-cached-tokens for clients; they reveal "
-        "names of replicas and the number of cached tokens. Default: off.",
+        help="Send clients the response headers x-octavo-rung (basis of the routing decision), x-octavo-replica and "
+        "x-octavo-cached-tokens, which reveal replicas and cache contents. Default: off.",
     )

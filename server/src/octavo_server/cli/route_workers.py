@@ -1,8 +1,8 @@
 """`octavo route --workers N`: N worker processes on one port, each with its own index, and their supervisor.
 
-The kernel distributes connections over the workers (SO_REUSEPORT). A worker that ends is restarted; if one ends before
-any worker has started, the supervisor stops all. Workers have their own session and don't get Ctrl-C from the terminal:
-the supervisor passes each signal on. Its workers exit when the supervisor exits for any reason.
+The kernel distributes connections over the workers (SO_REUSEPORT). A worker that ends is restarted; if a worker ends
+before any worker has started, the supervisor stops all. Each worker has its own session and doesn't get Ctrl-C from the
+terminal: the supervisor forwards each signal to the workers. They exit when the supervisor exits for any reason.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ RESTART_DELAY_S = 1.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """Settings that a worker gets from its supervisor. `folder`: holds the sockets of all workers of one router."""
+    """Settings that a worker gets from its supervisor. `folder`: folder for the Unix sockets of all workers."""
 
     number: int
     folder: str
@@ -36,7 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 def read_worker_config() -> WorkerConfig | None:
-    """Settings of this worker, or None if this process is not a worker. Make the worker exit with its supervisor."""
+    """Return None if this process is not a worker, else its settings; then also make it exit with its supervisor."""
     text = os.environ.pop(VARIABLE, None)
     if text is None:
         return None
@@ -46,7 +46,7 @@ def read_worker_config() -> WorkerConfig | None:
 
 
 class WorkerSupervisor:
-    """`command`: starts one worker, which gets its settings in an environment variable."""
+    """Starts and restarts the workers. `command`: starts one worker, whose settings an environment variable holds."""
 
     def __init__(self, command: Sequence[str], *, num_workers: int, ports: list[int]) -> None:
         self._command = command

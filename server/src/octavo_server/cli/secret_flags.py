@@ -1,6 +1,6 @@
 """Flags for API keys and router secrets, shared by `octavo serve` and `octavo route`.
 
-An empty value is an error: a variable that a script forgot to set would give everyone access.
+An empty key or secret is an error: an environment variable that a script forgot to set would give everyone access.
 """
 
 import os
@@ -21,8 +21,8 @@ def add_api_key_flags(group: Any) -> None:
         nargs="+",
         action="extend",
         metavar="KEY",
-        help="API keys of clients; admin routes need a key named `admin` from --api-key-file. Default: "
-        "$OCTAVO_API_KEY or $VLLM_API_KEY, else no key is required.",
+        help="API keys of which each request must have one; admin routes need the key named `admin` from "
+        "--api-key-file. Default: $OCTAVO_API_KEY or $VLLM_API_KEY, else no key is required.",
     )
     group.add_argument(
         *("--api-key-file",),
@@ -40,20 +40,20 @@ def add_secret_flags(group: Any) -> None:
         *("--router-secret",),
         nargs="+",
         metavar="SECRET",
-        help="Secret that a router sends to its replicas, so that they accept the tenant it names; several during a "
-        f"rotation. Default: ${SECRET_VARIABLE}, else replicas trust no router.",
+        help="Secret that a router sends to its replicas, so that they accept its requests and tenants; several "
+        f"secrets during a rotation. Default: ${SECRET_VARIABLE}, else replicas trust no router.",
     )
     group.add_argument(
         *("--router-secret-file",),
         type=Path,
         metavar="FILE",
-        help="File with a secret per line, or folder of files, instead of --router-secret; reloaded when it changes; a "
-        "router sends the first secret. Default: none.",
+        help="File with a secret per line, or folder with a secret per file, instead of --router-secret; reloaded when "
+        "it changes. Replicas accept each secret, a router sends the first. Default: none.",
     )
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:
-    """Settings that the flags for keys and secrets set. Raises StartupError for an empty value."""
+    """Arguments of `HttpSettings` that the flags for keys and secrets set. Raises StartupError for an empty value."""
     keys = checked("--api-key", args.api_key) if args.api_key is not None else _of_environment(KEY_VARIABLES)
     given = args.router_secret
     secrets = checked("--router-secret", given) if given is not None else _of_environment((SECRET_VARIABLE,))
@@ -66,7 +66,7 @@ def keys_of(args: Namespace) -> dict[str, Any]:
 
 
 def checked(flag: str, given: Iterable[str]) -> list[str]:
-    """The values as a list. Raises StartupError, which names the flag, if one is empty."""
+    """Return the values of a flag as a list. Raises StartupError, which names the flag, if a value is empty."""
     found = list(given)
     if not all(value.strip() for value in found):
         raise StartupError(f"{flag} is empty, which would give everyone access: give a value, or leave {flag} out.")

@@ -1,7 +1,7 @@
 """`octavo serve`: binds the port, starts the engine and serves requests until a signal stops it.
 
 The port is bound before the model is loaded, so that a port in use is reported after a second and not after a minute. A
-failed start prints one readable line and exits with code 1.
+start that fails prints one readable line and exits with code 1.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ import uvloop
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine import freeze_gc
-from octavo_engine.engine_args import STILL_TO_COME, resolve_config
+from octavo_engine.engine_args import resolve_config
 from octavo_engine.log_format import LogFormat, configure_logging
+from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
@@ -29,12 +31,19 @@ from octavo_server.api_keys import ApiKeys
 from octavo_server.cli.banner import banner
 from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
+from octavo_server.cli.listen_flags import check_tls, listen_settings_of
 from octavo_server.cli.observe_flags import observability_of, tracer_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.termination_message import report_startup_error
-from octavo_server.cli.tool_flags import reasoning_parser_of, template_warning, tool_settings_of
+from octavo_server.cli.tool_flags import reasoning_parser_of, template_settings_of, template_warning, tool_settings_of
+from octavo_server.cli.vllm_environment import (
+    READY_TIMEOUT_VARIABLE,
+    seconds_of_environment,
+    unused_server_variables,
+)
+from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
 from octavo_server.config import ServerConfig
-from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
+from octavo_server.http.listener import allow_many_connections, bind, bound_unix, cannot_listen
 from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
 from octavo_server.kv.zmq_events import zmq_events
@@ -48,20 +57,24 @@ logger = logging.getLogger("octavo")
 
 def serve(args: argparse.Namespace) -> int:
     configure_logging(args.log_format, process="api")
-    skip_probes()
+    skip_probes(args.disable_access_log_for_endpoints)
     try:
         engine_config = engine_config_of(args)
+        for line in [*unused_flags(args), *unused_server_variables()]:
+            logger.warning(line)
+        set_hub_token(args.hf_token)
         if args.json and not args.dry_run:
-            raise StartupError("--json is the format of the report of --dry-run: add --dry-run.")
+            raise StartupError("--json only sets the format of the report of --dry-run: add --dry-run.")
         if args.dry_run:
             from octavo_server.cli.dry_run import dry_run
 
             return dry_run(engine_config, args)
         server_config = server_config_of(args, engine_config)
         check_keys(server_config)
+        check_tls(server_config)
         tracer = tracer_of(server_config)
         allow_many_connections()
-        with bind(server_config.host, server_config.port) as sock:
+        with _bound(server_config) as sock:
             return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
         report_startup_error(error)
@@ -70,13 +83,17 @@ def serve(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
 
 
+def _bound(config: ServerConfig) -> AbstractContextManager[socket.socket]:
+    return bind(config.host, config.port) if config.uds is None else bound_unix(config.uds)
+
+
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
-    """Raises StartupError for an invalid or unsupported value."""
+    """Engine configuration from the flags. Raises StartupError for an invalid or unsupported value of any flag."""
+    check_server_arguments(args)
     given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
     given["model"] = args.model_tag or args.model or EngineConfig().model
     given["served_model_name"] = args.served_model_name or given["model"]
-    later = {name: value for name in STILL_TO_COME if (value := getattr(args, name)) is not None}
-    return resolve_config(**given, **later)
+    return resolve_config(**given, **vllm_arguments(args))
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
@@ -87,19 +104,27 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         router_only=args.router_only,
         response_role=args.response_role,
         enable_force_include_usage=args.enable_force_include_usage,
+        enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
         enable_log_requests=args.enable_log_requests,
+        enable_log_outputs=args.enable_log_outputs,
+        stream_interval=args.stream_interval,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
         reasoning_parser=reasoning_parser_of(args),
         tools=tool_settings_of(args),
         max_log_len=args.max_log_len,
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,
+        **template_settings_of(args),
+        **listen_settings_of(args),
         **observability_of(args),
         **limits_of(args),
     )
 
 
 def check_keys(config: ServerConfig) -> None:
-    """Check keys and secrets before the model is loaded. Raises StartupError."""
+    """Check keys, secrets and flags that need others before the model is loaded. Raises StartupError."""
+    if config.enable_log_outputs and not config.enable_log_requests:
+        raise StartupError("--enable-log-outputs needs --enable-log-requests: add it.")
     ApiKeys(config.api_keys, config.api_key_files)
     router_secrets(config.router_secrets, config.router_secret_file)
     if config.router_only and not config.trusts_router:
@@ -132,14 +157,15 @@ async def _serve(
             if events is not None:
                 events.attach(engine)
             freeze_gc()
-            for line in banner(engine, config, sock.getsockname()[1], time.monotonic() - started_s):
+            port = config.port if config.uds is not None else sock.getsockname()[1]
+            for line in banner(engine, config, port, time.monotonic() - started_s):
                 logger.info(line)
             if warning := template_warning(config.tools.parser, engine.chat_template):
                 logger.warning(warning)
             try:
                 await server.serve(sockets=[sock])
             except OSError as error:
-                raise cannot_listen(config.host, config.port, error) from error
+                raise cannot_listen(config.uds or config.host, config.port, error) from error
             return 1 if server.engine_died else 0
         finally:
             if reporter is not None:
@@ -150,13 +176,23 @@ async def _serve(
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
-    """Start the engine; None if SIGTERM or SIGINT arrived while the model was loading."""
+    """Start the engine and return it; return None if SIGTERM or SIGINT arrived while the model was loading.
+
+    Raises StartupError, also if the engine is not ready within `$VLLM_ENGINE_READY_TIMEOUT_S`.
+    """
+    timeout_s = seconds_of_environment(READY_TIMEOUT_VARIABLE)
     loop = asyncio.get_running_loop()
     starting = asyncio.create_task(AsyncLLM.start(config, log_format=log_format))
     for sig in SIGNALS:
         loop.add_signal_handler(sig, starting.cancel)
     try:
-        await asyncio.wait({starting})
+        _, late = await asyncio.wait({starting}, timeout=timeout_s)
+        if late:
+            starting.cancel()
+            await asyncio.wait({starting})
+            raise StartupError(
+                f"the engine was not ready within {timeout_s:g} s: raise ${READY_TIMEOUT_VARIABLE}, or unset it."
+            )
         return None if starting.cancelled() else starting.result()
     finally:
         for sig in SIGNALS:

@@ -1,4 +1,4 @@
-"""The loop of an interactive command: reads a line, runs a /command or passes the text on, until the user exits.
+"""The loop of an interactive command: reads a line and runs it as a /command or submits it, until the user exits.
 
 At the prompt Ctrl-C clears the line, a second Ctrl-C exits, and so does Ctrl-D. Ctrl-C during an answer is handled by
 `TerminalClient`.
@@ -24,7 +24,7 @@ class Command:
 
 
 class Shell:
-    """`on_text` gets every line that is not a command; `print_line` prints messages."""
+    """Runs the loop. `on_text` gets every line that is not a command; `print_line` prints messages of the shell."""
 
     def __init__(
         self,

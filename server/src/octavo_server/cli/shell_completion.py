@@ -8,7 +8,7 @@ FILES, FOLDERS = ("FILE", "MANIFEST"), ("DIR",)
 
 
 def add_completion_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="Shell that will run the script.")
+    parser.add_argument("shell", choices=SHELLS, help="Shell for which the script is printed.")
 
 
 def completion(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Logs load and throughput every ten seconds while the engine takes steps."""
+"""Logs load and throughput every ten seconds, as long as the engine takes steps."""
 
 import asyncio
 import logging

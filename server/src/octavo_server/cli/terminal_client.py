@@ -1,7 +1,7 @@
 """`TerminalClient`: streams answers of one server to the terminal, from synchronous code. Ctrl-C only stops the answer.
 
-The command uses one event loop. Stopping an answer closes its connection, which makes the server abort the request;
-the text received so far is kept.
+All calls of a client use one event loop. Stopping an answer closes its connection, which makes the server abort the
+request; the text received so far is kept.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """An answer as far as it was received. `was_stopped`: by Ctrl-C. `failure`: another reason why it ended early."""
+    """An answer, or the part that was received before Ctrl-C (`was_stopped`) or an error (`failure`)."""
 
     text: str = ""
     was_stopped: bool = False
@@ -45,7 +45,8 @@ class StreamedAnswer:
 
 
 class TerminalClient:
-    """`model` None: the first model of the server. Raises ApiFailure if no server answers or it lists no model."""
+    """`model` None selects the first model of the server, and raises ApiFailure if the server can't be reached or lists
+    no model."""
 
     def __init__(self, url: str, key: str | None, model: str | None) -> None:
         self.url = normalise_url(url)
@@ -109,7 +110,7 @@ class TerminalClient:
 
 
 class _Printer:
-    """Prints text, and reasoning dimmed; without a terminal only text, so that scripts get only the answer."""
+    """Prints an answer's text and, only to a terminal, its reasoning, dimmed: scripts get the text alone."""
 
     def __init__(self) -> None:
         self._is_dim = False
@@ -135,17 +136,17 @@ class _Printer:
 
 
 def print_hint(text: str) -> None:
-    """Print to standard error, dimmed if it is a terminal."""
+    """Print a message to standard error, dimmed if standard error is a terminal."""
     dims = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     print(f"{_DIM}{text}{_PLAIN}" if dims else text, file=sys.stderr)
 
 
 def explain_failure(error: ApiFailure, url: str) -> str:
-    """The failure and what the user can do about it."""
+    """Text of the failure, with a remedy for the user."""
     if isinstance(error, Unreachable):
         port = urlsplit(url).port
         flags = f" --port {port}" if port not in (None, 8000) else ""
-        return f"{error} Start one with `octavo serve{flags}`, or give another address with --url."
+        return f"{error} Start a server with `octavo serve{flags}`, or give another address with --url."
     if error.status == 401:
-        return f"{error} Give the server's key with --api-key or $OPENAI_API_KEY."
+        return f"{error} Give an API key of the server with --api-key or $OPENAI_API_KEY."
     return str(error)

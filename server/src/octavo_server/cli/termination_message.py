@@ -1,7 +1,7 @@
 """The termination message of a container: a JSON object with the error's code, which the operator reads.
 
-Kubernetes copies the file to the status of the container when it ends. If the file is empty, the pods of the operator
-have the end of the log there instead, from which no code can be read.
+Kubernetes copies the file to the container's status when the container ends. If the file is empty, the status of the
+operator's pods has the end of the log instead, from which no code can be read.
 """
 
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from octavo_engine.wire.errors import StartupError
 
 PATH = Path("/dev/termination-log")  # Kubernetes mounts this file into every container
-MAX_BYTES = 4096  # Kubernetes cuts a longer message
+MAX_BYTES = 4096  # Kubernetes shortens a longer message
 
 
 def report_startup_error(error: StartupError, path: Path = PATH) -> None:
-    """Print the error to standard error; in a container of Kubernetes write the termination message, too."""
+    """Print the error to standard error, and in a container of Kubernetes write it as the termination message."""
     print(f"octavo: {error}", file=sys.stderr)
     with suppress(OSError):
         if path.exists():
@@ -24,7 +24,7 @@ def report_startup_error(error: StartupError, path: Path = PATH) -> None:
 
 
 def termination_message(error: StartupError) -> str:
-    """The JSON object {"code", "message"}; a long message is cut so that the object has at most `MAX_BYTES`."""
+    """The JSON object {"code", "message"}; a long message is shortened so that the object has at most `MAX_BYTES`."""
     message = str(error)
     while len((text := json.dumps({"code": error.code, "message": message})).encode()) > MAX_BYTES:
         message = message[: len(message) * 3 // 4]

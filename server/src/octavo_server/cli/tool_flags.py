@@ -1,10 +1,11 @@
 """Flags for tool calls and reasoning: the formats in which the model writes them, and automatic tool choice."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.cli.arg_types import json_object
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings
@@ -19,7 +20,21 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-auto-tool-choice",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="Permission for the model to decide whether to call a tool; needs --tool-call-parser. Default: off.",
+        help="Let the model decide whether to call a tool (tool_choice: auto); needs --tool-call-parser. Default: off.",
+    )
+    group.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help='No description of tools in the prompt of a request with tool_choice "none". Default: off.',
+    )
+    group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='Values for the chat template, such as {"enable_thinking": false}; those of a request replace them. '
+        "Default: none.",
     )
     names = ", ".join(TOOL_PARSERS)
     group.add_argument(
@@ -40,8 +55,21 @@ def template_warning(parser: str | None, template: "ChatTemplate | None") -> str
     )
 
 
+def template_settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `ServerConfig` about chat templates. Raises StartupError."""
+    from octavo_server.openai.rendering import RESERVED_KWARGS
+
+    kwargs = args.default_chat_template_kwargs
+    if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
+        raise StartupError(f"--default-chat-template-kwargs can't set {', '.join(taken)}: leave it out.")
+    return {
+        "default_chat_template_kwargs": kwargs,
+        "exclude_tools_when_tool_choice_none": args.exclude_tools_when_tool_choice_none,
+    }
+
+
 def reasoning_parser_of(args: argparse.Namespace) -> str | None:
-    """Raises StartupError."""
+    """Value of --reasoning-parser. Raises StartupError for an unknown name."""
     name: str | None = args.reasoning_parser or None
     if name is not None and name not in REASONING_PARSERS:
         raise StartupError(f"--reasoning-parser {name} is unknown: use one of {', '.join(REASONING_PARSERS)}.")
@@ -49,7 +77,7 @@ def reasoning_parser_of(args: argparse.Namespace) -> str | None:
 
 
 def tool_settings_of(args: argparse.Namespace) -> ToolSettings:
-    """Raises StartupError."""
+    """`ToolSettings` from the flags. Raises StartupError for an unknown parser or a missing one."""
     name = args.tool_call_parser
     if name is not None and name not in TOOL_PARSERS:
         raise StartupError(f"--tool-call-parser {name} is unknown: use one of {', '.join(TOOL_PARSERS)}.")

@@ -1,8 +1,8 @@
 """`octavo up MODEL --replicas N`: runs several engines on this machine and a router in front of them.
 
-Engines listen only on the loopback address. If API keys are required, a secret generated at each start lets engines
-accept the tenant that the router reports. The parser of `octavo serve` checks the arguments once; each engine then
-gets them as they were typed.
+Engines listen only on the loopback address. If API keys are required, each start generates a secret, by which engines
+accept the router's requests and tenants. The arguments of engines are checked once; each engine then gets them as the
+user typed them.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from itertools import count
 import uvloop
 from octavo_engine.log_format import JsonFormatter, TextFormatter
 from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.memory import host_memory
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import example_command
@@ -30,7 +29,7 @@ from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
 from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.up.console import Console
 from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
@@ -40,7 +39,7 @@ from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
 UP = "up"
-#: Seconds after the drain timeout until a process is killed.
+#: Seconds after the drain timeout (or the shutdown delay, if longer) until a process that still runs is killed.
 STOP_MARGIN_S = 10.0
 
 logger = logging.getLogger("octavo.up")
@@ -48,7 +47,7 @@ logger = logging.getLogger("octavo.up")
 
 @dataclass(frozen=True, slots=True)
 class StartupSummary:
-    """Contents of the log: `notes` at once; served names and whether a key is required when all engines serve."""
+    """Contents of the log: `notes` are logged at the start, the other fields once all engines serve."""
 
     models: tuple[str, ...]
     needs_key: bool
@@ -85,10 +84,15 @@ def _options_from_flags(
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
-    """Raises StartupError for arguments that several engines can't share."""
+    """Raises StartupError for arguments that `octavo up` sets itself, or that several engines can't share."""
     if config.router_secrets or config.router_secret_file is not None:
         raise StartupError(
-            "octavo up generates the router's secret itself: leave out --router-secret and its variable."
+            "octavo up generates the router's secret itself: leave out --router-secret and $OCTAVO_ROUTER_SECRET."
+        )
+    if config.uds is not None or config.tls != TlsSettings():
+        raise StartupError(
+            "--uds and --ssl-* are for one server, and octavo up starts several behind a router: leave them out, and "
+            "end TLS in a proxy."
         )
     if args.trace is not None and args.replicas > 1:
         raise StartupError(
@@ -97,7 +101,7 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
 
 
 def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
-    """Options for `octavo up MODEL`. It reserves the ports first, so that a port in use is reported at once."""
+    """Options for `octavo up MODEL`. The ports are reserved here, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
     share = split_resources(_resource_settings(args), this_machine(), args.replicas)
     engines = tuple(
@@ -154,7 +158,7 @@ def _engines(fleet: ManifestServices, log_format: str, ports: ReservedPorts) -> 
 
 
 def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
-    """Arguments for each engine: those typed or read from --config, without the flags of `octavo up` itself."""
+    """Arguments for each engine: `typed` without the flags of `octavo up` itself, --host, --port and --config."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_platform_flags(own)
     for flag in ("--host", "--port", CONFIG_FLAG):
@@ -163,13 +167,17 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def route_args(args: argparse.Namespace) -> list[str]:
-    """Arguments for the router: the flags that concern connections to clients."""
+    """Arguments for the router: those flags of `octavo up` that concern clients, logs or shutdown."""
     found = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
     found += ["--log-format", args.log_format]
     if args.disable_uvicorn_access_log:
         found.append("--disable-uvicorn-access-log")
     if args.otlp_traces_endpoint is not None:
         found += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
+    for flag, given in (("--allowed-methods", args.allowed_methods), ("--allowed-headers", args.allowed_headers)):
+        found += [] if given == ["*"] else [flag, json.dumps(given)]
+    if args.allow_credentials:
+        found.append("--allow-credentials")
     if args.allowed_origins is not None:
         found += ["--allowed-origins", json.dumps(args.allowed_origins)]
     for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
@@ -178,17 +186,11 @@ def route_args(args: argparse.Namespace) -> list[str]:
 
 
 def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
-    return ResourceSettings(
-        num_threads=args.num_threads,
-        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-        num_gpu_blocks_override=args.num_gpu_blocks_override,
-    )
+    return ResourceSettings(num_threads=args.num_threads, gpu_memory_utilization=args.gpu_memory_utilization)
 
 
 def this_machine() -> MachineResources:
-    limits = read_limits()
-    affinity = frozenset(os.sched_getaffinity(0))
-    return MachineResources(env=os.environ, affinity=affinity, limits=limits, memory=host_memory(limits))
+    return MachineResources(env=os.environ, affinity=frozenset(os.sched_getaffinity(0)), limits=read_limits())
 
 
 def has_colour() -> bool:
@@ -196,7 +198,7 @@ def has_colour() -> bool:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Shows the log lines of the supervisor on the console, under the name `up`."""
+    """Shows the log lines of this process, the supervisor, on the console under the name `up`."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.N
     started_s = time.monotonic()
     addresses = ", ".join(f"{replica.name} at {replica.url.partition('//')[2]}" for replica in plan.replicas)
     count = "1 replica" if len(plan.replicas) == 1 else f"{len(plan.replicas)} replicas"
-    logger.info("starting the router and %s: %s", count, addresses)
+    logger.info("starting the router and %s (%s)", count, addresses)
 
     def on_serving() -> None:
         url, models = plan.router.url, " and ".join(summary.models)
@@ -225,7 +227,7 @@ def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.N
         serve = "serves" if len(plan.replicas) == 1 else "serve"
         logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
         logger.info(example_command(summary.models[0], url, needs_key=summary.needs_key))
-        logger.info("Ctrl-C stops all; show routing decisions with: octavo explain decisions --url %s", url)
+        logger.info("Ctrl-C stops all processes; to see routing decisions: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S
     supervisor = Supervisor(plan, console, UpLimits(stop_s=stop_s), on_serving=on_serving)

@@ -4,7 +4,8 @@ import argparse
 import shlex
 
 from octavo_server.cli.config_file import add_config_flag
-from octavo_server.cli.flags import add_compatibility_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.flags import add_engine_flags, add_server_flags
+from octavo_server.cli.vllm_flags import add_vllm_flags
 
 
 def add_up_flags(parser: argparse.ArgumentParser) -> None:
@@ -12,7 +13,7 @@ def add_up_flags(parser: argparse.ArgumentParser) -> None:
     add_platform_flags(parser)
     add_engine_flags(parser)
     add_server_flags(parser)
-    add_compatibility_flags(parser)
+    add_vllm_flags(parser)
 
 
 def add_platform_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,7 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         *("-f", "--file"),
         metavar="MANIFEST",
-        help="File of InferenceServices (-: standard input) to run like Kubernetes, instead of MODEL. Default: none.",
+        help="File with InferenceServices (-: standard input) to run on this machine, instead of MODEL. Default: none.",
     )
     group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="Number of engines. Default: 2.")
     group.add_argument(
@@ -28,7 +29,8 @@ def add_platform_flags(parser: argparse.ArgumentParser) -> None:
         type=shlex.split,
         default=[],
         metavar="TEXT",
-        help="More flags for `octavo route`, as one string after `=`: --router-args='--workers 2'. Default: none.",
+        help="Flags for the router (`octavo route`), as one string after `=`: --router-args='--workers 2'. Default: "
+        "none.",
     )
 
 

@@ -1,7 +1,8 @@
 """`octavo up -f MANIFEST`: runs the InferenceServices of a manifest on this machine, behind one router.
 
 The operator's package parses the manifest and returns the arguments of each engine; ports, resources, router and
-secret are those of `octavo up MODEL`. While it runs, the keys of a Secret are in a folder that only this user can read.
+secret are assigned as for `octavo up MODEL`. While the command runs, the API keys of a Secret are in a folder that only
+its user can read.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from octavo_server.up.manifest import ManifestService, ManifestServices
 
 
 def read_manifest(args: argparse.Namespace) -> ManifestServices:
-    """Services of the manifest. Raises StartupError, with one line per error."""
+    """Read the file of --file and parse its services. Raises StartupError, whose message has one line per error."""
     _check_flags(args)
     where = "standard input" if args.file == "-" else args.file
     try:
@@ -36,7 +37,7 @@ def read_manifest(args: argparse.Namespace) -> ManifestServices:
 
 
 def write_key_files(fleet: ManifestServices, stack: ExitStack) -> list[str]:
-    """Write one file per tenant, as Kubernetes mounts a Secret; return the router's flags for that folder."""
+    """Write one file per tenant, as Kubernetes mounts a Secret; return the router's flags that name the folder."""
     if fleet.keys is None:
         return []
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="octavo-keys-")))
@@ -53,13 +54,13 @@ def _check_flags(args: argparse.Namespace) -> None:
     own.add_argument("--api-key-file", nargs="+", action="extend")
     if rest := own.parse_known_args(args.typed)[1]:
         raise StartupError(
-            f"{rest[0]} can't be combined with -f: the manifest sets the flags of engines; put it into spec.model, "
+            f"{rest[0]} can't be combined with -f, as the manifest sets the flags of engines: set it in spec.model, "
             "spec.engine or spec.replicas."
         )
 
 
 def parse_service(service: ManifestService) -> argparse.Namespace:
-    """Arguments as `octavo serve` will parse them. Raises StartupError if it would reject them."""
+    """Parse a service's arguments as `octavo serve` will. Raises StartupError if `octavo serve` would reject them."""
     from octavo_server.cli.main import build_parser
 
     errors = StringIO()

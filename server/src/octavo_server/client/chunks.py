@@ -1,6 +1,6 @@
-"""Chunks of a streamed response as the client decodes them: the few fields that it needs, for any server.
+"""Chunks of a streamed response as `ApiClient` decodes them: the few fields that it needs, of any OpenAI-like server.
 
-Decoding into these structs costs microseconds, so that a benchmark measures the server and not the client.
+Decoding a chunk into these structs costs microseconds, so that a benchmark measures the server and not the client.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from msgspec import Struct
 class StreamDelta(Struct):
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # older name of `reasoning`
+    reasoning_content: str | None = None  # older name of the field `reasoning`
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -56,12 +56,12 @@ _decoder = msgspec.json.Decoder(Chunk)
 
 
 def decode_chunk(data: bytes) -> Chunk:
-    """Raises msgspec.DecodeError."""
+    """Decode the data of an event. Raises msgspec.DecodeError."""
     return _decoder.decode(data)
 
 
 def error_message(error: Any) -> str:
-    """The message in OpenAI's error body, in FastAPI's, or else the whole value as text."""
+    """The message of an error body in OpenAI's or FastAPI's form; of another body, all of it as text."""
     if isinstance(error, dict):
         inner = error.get("error", error)
         found = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner

@@ -1,7 +1,7 @@
 """`SSEParser`: parses server-sent events from chunks of any size and returns the data of each complete event.
 
-OpenAI-compatible servers use a small part of the format: `data:` lines (several form one event), comments, and an
-empty line after each event. Line ends may be LF, CRLF or CR.
+OpenAI-compatible servers use a small part of the format: one or more `data:` lines per event, comments, and an empty
+line after each event. Line ends may be LF, CRLF or CR.
 """
 
 DONE = b"[DONE]"
@@ -13,7 +13,7 @@ class SSEParser:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Events that `piece` completes. A CR at the end of `piece` is kept, as it may be half of a CRLF."""
+        """Return the data of the events that `piece` completes. A CR at its end waits, as it may be half of a CRLF."""
         text = self._rest + piece
         held = b"\r" if text.endswith(b"\r") else b""
         lines = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -13,6 +13,7 @@ from typing import Literal
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, is_messages_path
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
 from octavo_server.http.cors import CorsPolicy
@@ -30,8 +31,9 @@ ROUTES: Mapping[str, Kind] = {
     "/metrics": "metrics",
     **dict.fromkeys(("/load", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"), "public"),
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
+    "/v1/chat/completions/batch": "client",
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
-    **dict.fromkeys(("/tokenize", "/detokenize"), "client"),
+    **dict.fromkeys(("/tokenize", "/detokenize", MESSAGES, COUNT_TOKENS, "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
     **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
     **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),
@@ -54,7 +56,7 @@ ROUTERS_ONLY = (
 )
 FOREIGN_ORIGIN = "Pages of other origins may not call this route: start the server with an API key to administer it."
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
-_ORIGIN, _HOST = b"origin", b"host"
+_ORIGIN, _HOST, _X_API_KEY = b"origin", b"host", b"x-api-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class AccessPolicy:
         if self._is_open and kind == "client":
             return ANONYMOUS
         sent = _read_headers(headers)
+        if is_messages_path(path) and _AUTHORIZATION not in sent:
+            sent[_AUTHORIZATION] = b"Bearer " + sent.get(_X_API_KEY, b"")
         if self._is_router(sent):
             return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
         if self._is_router_only:
@@ -198,7 +202,7 @@ class AccessMiddleware:
         try:
             identity = self._policy.identify(scope["method"], route_path(scope), scope["headers"], port_of(scope))
         except (Unauthorized, Forbidden, HTTPException) as error:
-            await error_reply(error)(scope, receive, send)
+            await error_reply(error, path=scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = identity.tenant
         await self._app(scope, receive, send if self._policy.shows_internals(identity) else _without_internals(send))
@@ -222,4 +226,4 @@ def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
     return sent
 
 
-_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST})
+_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST, _X_API_KEY})

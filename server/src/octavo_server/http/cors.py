@@ -12,25 +12,34 @@ from starlette.types import ASGIApp
 from octavo_server.config import HttpSettings
 
 ALLOW_ORIGIN = b"access-control-allow-origin"
+ALLOW_CREDENTIALS = (b"access-control-allow-credentials", b"true")
 ANY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class CorsPolicy:
     allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = (ANY,)
+    allowed_headers: tuple[str, ...] = (ANY,)
+    allow_credentials: bool = False
 
     @classmethod
     def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
-        return cls(settings.allowed_origins)
+        return cls(
+            settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
+        )
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         origin = next((value for name, value in headers if name == b"origin"), None)
         if origin is None or not self.allowed_origins:
             return []
-        if ANY in self.allowed_origins:
+        credentials = [ALLOW_CREDENTIALS] if self.allow_credentials else []
+        if ANY in self.allowed_origins and not credentials:
             return [(ALLOW_ORIGIN, b"*")]
         vary = (b"vary", b"origin")
-        return [(ALLOW_ORIGIN, origin), vary] if origin.decode("latin-1") in self.allowed_origins else [vary]
+        if ANY in self.allowed_origins or origin.decode("latin-1") in self.allowed_origins:
+            return [(ALLOW_ORIGIN, origin), *credentials, vary]
+        return [vary]
 
     def is_foreign(self, origin: bytes | None, host: bytes | None) -> bool:
         """True for a request by a page of another origin that isn't allowed."""
@@ -42,4 +51,10 @@ class CorsPolicy:
         """Wrap `app` so that browsers' preflight requests are answered and responses get CORS headers."""
         if not self.allowed_origins:
             return app
-        return CORSMiddleware(app, allow_origins=self.allowed_origins, allow_methods=[ANY], allow_headers=[ANY])
+        return CORSMiddleware(
+            app,
+            allow_origins=self.allowed_origins,
+            allow_methods=self.allowed_methods,
+            allow_headers=self.allowed_headers,
+            allow_credentials=self.allow_credentials,
+        )

@@ -69,7 +69,7 @@ class Lifecycle:
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
-        """Wait until no request is running, and at least for `at_least_s`. The listener stays open meanwhile."""
+        """Wait until no request is running, and at least for `at_least_s`; meanwhile new requests still get a 503."""
         await asyncio.sleep(at_least_s)
         await self._idle.wait()
 
@@ -126,7 +126,7 @@ class DrainMiddleware:
         try:
             await self._lifecycle.check_accepting(receive)
         except Unavailable as error:
-            await error_reply(error)(scope, receive, closing)
+            await error_reply(error, path=scope["path"])(scope, receive, closing)
         else:
             await self._count(scope, receive, closing)
 

@@ -2,6 +2,9 @@
 
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 
@@ -35,7 +38,33 @@ def bind(host: str | None, port: int, *, shared: bool = False, flag: str = "--po
     return sock
 
 
-def cannot_listen(host: str | None, port: int, error: Exception, *, flag: str = "--port") -> StartupError:
+@contextmanager
+def bound_unix(path: Path) -> Iterator[socket.socket]:
+    """Bind a Unix socket that doesn't listen yet, and delete its file at the end. Raises StartupError.
+
+    A socket on which no server listens is replaced, as a killed server leaves its file behind.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            if path.is_socket() and not _has_listener(path):
+                path.unlink()
+            sock.bind(str(path))
+        except OSError as error:
+            raise cannot_listen(path, 0, error) from error
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _has_listener(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
+def cannot_listen(host: Path | str | None, port: int, error: Exception, *, flag: str = "--port") -> StartupError:
+    if isinstance(host, Path):
+        return StartupError(f"cannot listen on {host}: {error}. Choose another file with --uds.")
     return StartupError(f"cannot listen on {host or ALL_ADDRESSES}:{port}: {error}. Choose another port with {flag}.")
 
 

@@ -34,8 +34,10 @@ class CancellableResponse(Response):
         self._work: asyncio.Task[None] | None = None
         self._ended_by: Exception | None = None
         self._has_started = False
+        self._path = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._path = scope["path"]
         work = self._work = asyncio.create_task(self._run(send))
         self._in_flight.add(self)
         try:
@@ -64,7 +66,7 @@ class CancellableResponse(Response):
         if error is not None:
             log_failure(error, self._request_id)
             if not self._has_started:
-                await send_error(send, describe(error))
+                await send_error(send, describe(error), path=self._path)
 
     async def _start(self, send: Send, status: int, headers: Headers) -> None:
         self._has_started = True

@@ -5,9 +5,11 @@ whatever files and flags they came from. Replicas with equal fingerprints comput
 """
 
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 
 if TYPE_CHECKING:
     from octavo_server.api.client import EngineClient
@@ -30,12 +32,20 @@ class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
     eos_token_id: int | None = None
     chat_template: str | None = None
     special_tokens: dict[str, str] = {}
+    chat_template_kwargs: dict[str, Any] = {}
+    excludes_unused_tools: bool = False
     cache_isolation: bool = False
     adapters: dict[str, str] = {}
     fingerprint: str = ""
 
 
-def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolation: bool) -> KVModelCard:
+def model_card(
+    client: "EngineClient",
+    models: tuple[str, ...],
+    *,
+    cache_isolation: bool,
+    defaults: RenderDefaults = NO_DEFAULTS,
+) -> KVModelCard:
     ready, tokenizer, template = client.ready_info, client.tokenizer, client.chat_template
     card = KVModelCard(
         models=models,
@@ -47,6 +57,8 @@ def model_card(client: "EngineClient", models: tuple[str, ...], *, cache_isolati
         eos_token_id=tokenizer.eos_token_id,
         chat_template=template.source if template else None,
         special_tokens=template.special_tokens if template else {},
+        chat_template_kwargs=dict(defaults.kwargs),
+        excludes_unused_tools=defaults.excludes_unused_tools,
         cache_isolation=cache_isolation,
     )
     fingerprint = sha256(write_card(card)).hexdigest()[:FINGERPRINT_CHARS]

@@ -1,4 +1,4 @@
-"""Fields of every response and chunk, and the token counts of one HTTP request.
+"""Fields that every response and chunk has, and the token counts (`usage`) of one HTTP request.
 
 `cached_tokens` is always sent, since routers and users evaluate it. A field that is UNSET is not sent.
 """
@@ -28,10 +28,10 @@ class Usage(Struct):
 
 
 class RequestTimes(Struct):
-    """Times of a request, with --enable-per-request-metrics, under vLLM's names; null if there are too few tokens.
+    """Times of a request, sent if --enable-per-request-metrics is set, under vLLM's names; null for too few tokens.
 
-    Measured by the engine core's clock. The time to the first token starts when the request is scheduled, so it
-    doesn't include the queue time. For several sequences the times are those of the last one to end.
+    They are measured by the engine core's clock. The time to the first token starts when the request is scheduled, so
+    it doesn't include the queue time. A request with several sequences has the times of the last sequence to end.
     """
 
     time_to_first_token_ms: float | None
@@ -47,13 +47,13 @@ class Answer(Struct, kw_only=True):
     model: str
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    metrics: RequestTimes | UnsetType = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
 
 
 class FullAnswer(Answer, kw_only=True):
-    """A response that isn't streamed: it has all of vLLM's fields, null if unused. Here `metrics` may be null, too."""
+    """A response that is not streamed: it has all of vLLM's fields, null where they are unused."""
 
-    metrics: RequestTimes | None = None  # type: ignore[assignment]
+    metrics: RequestTimes | UnsetType | None = None
     service_tier: None = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None

@@ -1,4 +1,4 @@
-"""`python -m octavo_server.openai.api_server`: the same as `octavo serve`, for scripts written for vLLM's module."""
+"""`python -m octavo_server.openai.api_server` runs `octavo serve`, for scripts written for vLLM's module."""
 
 import sys
 

@@ -69,11 +69,11 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
 
     @property
     def echoed(self) -> str:
-        """Text that `echo` puts before the answer: the last message if its role is "assistant"."""
+        """Text that `echo` puts before the answer: that of the last message if its role is "assistant", else empty."""
         return self.final_message_text if self.echo else ""
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as sent, without nulls; `ChatTemplate.render` converts them for templates."""
+        """The messages as the client sent them, without fields that are null; `ChatTemplate.render` converts them."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
 
 

@@ -37,7 +37,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def is_echo_only(self) -> bool:
-        """True if only the prompt is requested; the engine then generates one token, which is hidden."""
+        """True if only the echoed prompt is requested; the engine then generates one token, which is not returned."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property

@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, TypeVar
 from pydantic import BaseModel, Field
 
 Entry = TypeVar("Entry")
-#: A list that reports only its first wrong entry: pydantic would build an error of some hundred bytes for each.
+#: A list of which only the first wrong entry is reported: pydantic would build an error of some hundred bytes for each.
 Entries = Annotated[list[Entry], Field(fail_fast=True)]
 
 
 class ValidatedByEntry(BaseModel):
-    """`ENTRY_MODELS`: field -> model of its entries. `parse_request` validates each entry on its own."""
+    """A body with large lists. `ENTRY_MODELS`: list field -> model of its entries, each validated on its own."""
 
     ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {}

@@ -23,7 +23,7 @@ class MalformedRequest(InvalidRequest):
 
 
 class RequestTooLarge(OctavoError):
-    """`is_all`: the whole size is known, as it was declared; a chunked body is not read to its end."""
+    """The body exceeds the limit. `is_all`: `num_bytes` is the whole body's declared size, not the part read so far."""
 
     def __init__(self, num_bytes: int, *, limit: int, is_all: bool) -> None:
         size = f"{num_bytes} bytes" if is_all else f"at least {num_bytes} bytes"
@@ -34,7 +34,7 @@ class RequestTooLarge(OctavoError):
 
 
 class RequestTimeout(OctavoError):
-    """The client was too slow to send its request."""
+    """The client did not send its whole request in time."""
 
 
 class Unauthorized(OctavoError):
@@ -42,7 +42,7 @@ class Unauthorized(OctavoError):
 
 
 class Forbidden(OctavoError):
-    """The API key is valid, but not for this route."""
+    """The API key is valid, but has no right to use this route."""
 
 
 class NotStored(OctavoError):
@@ -53,16 +53,21 @@ class NotStored(OctavoError):
         )
 
 
+class NotEnabled(OctavoError):
+    def __init__(self, route: str, flag: str) -> None:
+        super().__init__(f"{route} is switched off: start the server with {flag}.")
+
+
 class GenerationFailed(OctavoError):
-    """The engine ended a request with finish reason "error"; the client may retry it."""
+    """The engine ended a request with finish reason "error"; the client may send the request again."""
 
 
 class ReplicaLost(OctavoError):
-    """The replica that a router had sent the request to has failed or sent an invalid response."""
+    """The replica to which a router sent the request failed, or sent an invalid response."""
 
 
 class ReplicaTimeout(OctavoError):
-    """The replica that a router had sent the request to did not answer in time."""
+    """The replica to which a router sent the request did not answer in time."""
 
 
 class ErrorInfo(BaseModel):
@@ -91,7 +96,7 @@ class ApiError:
         return msgspec.json.encode(self.envelope())
 
 
-#: The first match wins, so a subclass precedes its base class.
+#: Class of the exception, HTTP status, `type` in the body. The first match counts: subclasses precede their base class.
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (MalformedRequest, 400, "Bad Request"),
     (InvalidRequest, 400, "BadRequestError"),
@@ -99,6 +104,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
     (NotStored, 404, "NotFoundError"),
+    (NotEnabled, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
     (RequestTooLarge, 413, "RequestTooLargeError"),
     (Overloaded, 429, "RateLimitError"),
@@ -131,7 +137,7 @@ _MESSAGES = dict.fromkeys(("model_type", "dict_type"), "Input should be an objec
 
 
 def _shortened(message: str) -> str:
-    """Cut out the middle: messages may quote values of any length that clients sent, such as a model's name."""
+    """Cut out the middle of a long message, which may quote a value of any length, such as a model's name."""
     if len(message) <= MAX_MESSAGE_CHARS:
         return message
     half = MAX_MESSAGE_CHARS // 2
@@ -139,10 +145,10 @@ def _shortened(message: str) -> str:
 
 
 def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
-    """Error that names each wrong field once, though a union of types reports a failure per member.
+    """Convert pydantic's error to one that names each wrong field once, though pydantic reports a failure for each
+    member of a union. `where`: path of the validated value.
 
-    `where`: path of the validated value. pydantic describes all failures or none, so if there are more than
-    `MAX_DESCRIBED_ERRORS` the message only has their number.
+    pydantic describes all failures or none, so above `MAX_DESCRIBED_ERRORS` failures the message only has their number.
     """
     if error.error_count() > MAX_DESCRIBED_ERRORS:
         fields = f"{where or 'The body'} has {error.error_count()} fields with wrong names or types"
@@ -156,7 +162,7 @@ def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
 
 
 def _field(location: tuple[int | str, ...], where: str) -> str:
-    """Path such as `messages[0].content`, without the names that pydantic gives to the members of a union."""
+    """Path of a field, such as `messages[0].content`, without the names that pydantic adds for members of a union."""
     parts = [f"[{p}]" if isinstance(p, int) else f".{p}" for p in location if isinstance(p, int) or _is_field_name(p)]
     return (where + "".join(parts)).removeprefix(".")
 

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 from octavo_server.openai.entries import Entries, ValidatedByEntry
 from octavo_server.openai.structured import StructuredFields
 
-#: Fields that have the same name in `SamplingParams`.
+#: Body fields that have the same name in `SamplingParams`.
 _SAME_NAME = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs"),
@@ -24,7 +24,7 @@ _SAME_NAME = (
 )
 INT32_MAX = 2**31 - 1
 MAX_REPORTED_KEYS = 10
-#: Keys of generation_config.json that replace unset fields.
+#: Keys of generation_config.json whose values replace unset body fields.
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -83,7 +83,7 @@ class GenerationFields(StructuredFields, SamplingFields):
     return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
-        """Check rules between fields. Raises InvalidRequest."""
+        """Check rules that concern several fields. Raises InvalidRequest."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options can only be set with stream=true.", param="stream_options")
         if self.stream and self.prompt_logprobs is not None:

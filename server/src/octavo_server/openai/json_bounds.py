@@ -14,7 +14,7 @@ from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.config import RequestLimits
 
-#: An unclosed string extends to the end, so that no body causes repeated backtracking.
+#: Pattern of a string. An unclosed string extends to the end, so that no body causes repeated backtracking.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"?'
 _STRINGS = re.compile(_STRING, re.DOTALL)
 #: A run has at most 4096 strings, so that skipping them takes less than a millisecond.
@@ -24,7 +24,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: one l
 
 
 def check_json(body: bytes, limits: RequestLimits) -> None:
-    """Raises InvalidRequest."""
+    """Check the number of values and the depth of a body. Raises InvalidRequest."""
     num_open = body.count(b"[") + body.count(b"{")
     if num_open <= limits.max_json_depth and num_open + body.count(b",") <= limits.max_json_values:
         return
@@ -42,7 +42,7 @@ def check_json(body: bytes, limits: RequestLimits) -> None:
 
 
 def _structure(body: bytes) -> Iterator[bytes]:
-    """Yield the commas and brackets outside of strings, run by run."""
+    """Yield the commas and brackets outside of strings, in runs, one after another."""
     for run in _RUNS.finditer(body):
         yield _STRINGS.sub(b"", run[0]).translate(None, _NOT_STRUCTURE)
 

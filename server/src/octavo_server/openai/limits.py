@@ -1,6 +1,6 @@
-"""Limits of one request: each error names the limit, the value, the field and the flag that raises the limit.
+"""Checks the limits of one request; each error names the limit, the value, the field and the flag that sets the limit.
 
-These checks protect memory and time that a request would cost before the engine checks context and vocabulary.
+These checks come before a request is tokenised and before the engine checks it, since both cost memory and time.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,10 @@ _COUNTED = {
     "messages": "max_messages",
     "input": "max_messages",
     "prompt": "max_prompts",
+    "system": "max_content_parts",
     "tools": "max_tools",
     "stop": "max_stop_strings",
+    "stop_sequences": "max_stop_strings",
     "stop_token_ids": "max_stop_token_ids",
     "bad_words": "max_bad_words",
     "logit_bias": "max_logit_bias",
@@ -36,12 +38,12 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
         _check_count(f"the content of {name}", _num_parts(body.get(name)), limits, "max_content_parts", param=name)
     n = body.get("n")
     _check_count("n", n if isinstance(n, int | float) else 1, limits, "max_n")
-    for name in ("stop", "bad_words"):
+    for name in ("stop", "stop_sequences", "bad_words"):
         _check_lengths(name, body.get(name), limits)
 
 
 def check_chars(text: str, limits: RequestLimits) -> None:
-    """Check the length of a text: tokenising takes microseconds and some hundred bytes of memory per character."""
+    """Check the length of a text: tokenising takes microseconds and some hundred bytes of memory for each character."""
     if len(text) > limits.max_prompt_chars:
         raise InvalidRequest(
             f"The text has {len(text)} characters, the limit is {limits.max_prompt_chars}: send less"
@@ -51,7 +53,7 @@ def check_chars(text: str, limits: RequestLimits) -> None:
 
 
 def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
-    """Check before tokenising: a text longer than `max_model_len` times the longest token can't fit the context."""
+    """Check a text before tokenising: if it is longer than `max_model_len` longest tokens, it can't fit the context."""
     if len(text) > max_model_len * longest_token:
         at_least = -(-len(text) // longest_token)
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=1, num_input=at_least)

@@ -20,7 +20,7 @@ ALL = -1  # the number of top log-probabilities that stands for the whole vocabu
 
 
 class LogprobWriter:
-    """`as_ids`: tokens are written as "token_id:123" (return_tokens_as_token_ids)."""
+    """Formats log-probabilities. `as_ids`: write tokens as "token_id:123" (return_tokens_as_token_ids)."""
 
     def __init__(self, codec: "TextCodec", *, num_top: int, as_ids: bool) -> None:
         self._codec = codec
@@ -31,7 +31,7 @@ class LogprobWriter:
         return ChatLogprobs([self._chat_token(position) for position in positions])
 
     def completion(self, positions: Sequence[PositionLogprobs | None], offset: int) -> CompletionLogprobs:
-        """Columns of generated tokens; None positions are skipped. `offset`: characters before the first token."""
+        """Columns of generated tokens, without positions that are None. `offset`: text offset of the first token."""
         columns = CompletionLogprobs([], [], [], [])
         for position in positions:
             if position is not None:

@@ -7,7 +7,8 @@ from octavo_engine.wire.sampling import SamplingParams
 
 
 class RenderedRequest(Struct, kw_only=True):
-    """`sampling_params` is resolved: `max_tokens` fits the free context; an unset `seed` stays unset."""
+    """`sampling_params` is complete: defaults are filled in, and `max_tokens` fits the free context; only an unset
+    `seed` stays unset."""
 
     request_id: str
     model: str

@@ -1,4 +1,4 @@
-"""Renders a chat request to the text of its prompt. Replicas and routers share it, so their prompts can't differ."""
+"""Renders a chat request to the text of its prompt; replicas and routers share this code, so prompts can't differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest
 
-#: Arguments of the template's renderer that `chat_template_kwargs` may not replace.
+#: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-#: Fields that chat templates use under the same name.
+#: Fields of a request that chat templates use under the same name.
 TEMPLATE_FIELDS = ("documents",)
 
 
@@ -33,7 +33,7 @@ class ChatRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderOptions:
-    """Everything that a prompt depends on besides the conversation."""
+    """All inputs of the prompt's text and tokens besides the messages."""
 
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -42,27 +42,41 @@ class RenderOptions:
     add_special_tokens: bool = False
 
 
-def render_options(body: ChatCompletionRequest) -> RenderOptions:
-    """Raises InvalidRequest."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderDefaults:
+    """Settings of a server: values for templates, and whether `tool_choice: none` hides the tools from the prompt."""
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    excludes_unused_tools: bool = False
+
+
+NO_DEFAULTS = RenderDefaults()
+
+
+def render_options(body: ChatCompletionRequest, defaults: RenderDefaults = NO_DEFAULTS) -> RenderOptions:
+    """Options of a chat request. Raises InvalidRequest if `chat_template_kwargs` sets a reserved argument."""
     continues = bool(body.continue_final_message)
+    hides_tools = defaults.excludes_unused_tools and body.tool_choice == "none"
     return RenderOptions(
-        tools=body.described_tools(),
+        tools=None if hides_tools else body.described_tools(),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
-        kwargs=_template_kwargs(body),
+        kwargs={**defaults.kwargs, **_template_kwargs(body)},
         add_special_tokens=bool(body.add_special_tokens),
     )
 
 
-def render_messages(template: ChatRenderer | None, body: ChatCompletionRequest) -> str:
-    """Raises InvalidRequest."""
-    return render_conversation(template, body.conversation(), render_options(body))
+def render_messages(
+    template: ChatRenderer | None, body: ChatCompletionRequest, defaults: RenderDefaults = NO_DEFAULTS
+) -> str:
+    """Render the messages of a chat request. Raises InvalidRequest if that is impossible."""
+    return render_conversation(template, body.conversation(), render_options(body, defaults))
 
 
 def render_conversation(
     template: ChatRenderer | None, conversation: list[dict[str, Any]], options: RenderOptions
 ) -> str:
-    """Raises InvalidRequest."""
+    """Render a conversation. Raises InvalidRequest if the model has no template, or the template rejects it."""
     if template is None:
         raise InvalidRequest(NO_TEMPLATE, param="messages")
     return template.render(

@@ -20,7 +20,8 @@ Piece = TypeVar("Piece", bound=BaseModel)
 
 
 def parse_request(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
-    """Raises MalformedRequest (not JSON, not UTF-8, or a wrong type) and InvalidRequest for a value beyond `limits`."""
+    """Parse a body into `kind`. Raises MalformedRequest (not JSON, not UTF-8, or a wrong type) and InvalidRequest (a
+    value beyond `limits`)."""
     check_json(raw, limits)
     try:
         body = from_json(raw)
@@ -33,7 +34,7 @@ def parse_request(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
 
 
 def validate_request(body: dict[str, Any], kind: type[Body]) -> Body:
-    """Validate a body, replacing the entries of its lists by their models. Raises MalformedRequest."""
+    """Validate a body; replace the entries of its `ENTRY_MODELS` fields by their models. Raises MalformedRequest."""
     pieces = kind.ENTRY_MODELS if issubclass(kind, ValidatedByEntry) else {}
     for name, entry_kind in pieces.items():
         entries = body.get(name)

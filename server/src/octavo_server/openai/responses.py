@@ -1,7 +1,7 @@
 """`/v1/responses`: the body of a request, and its conversion to a chat request. The server stores no responses.
 
-Fields that need stored responses or tools run by the server are rejected with a remedy; fields that only tune features
-without an effect here (cache keys, tiers, obfuscation) are accepted.
+Fields that need stored responses, or tools that the server runs, are rejected with a remedy; fields that tune features
+which this server lacks (cache keys, tiers, obfuscation) are accepted.
 """
 
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation
 from octavo_server.openai.structured import StructuredOutputsBody
 
-#: Fields that a chat request has under the same name.
+#: Fields that this body and a chat request both have, under the same name.
 _SAME_NAME = (
     *SamplingFields.model_fields,
     *("parallel_tool_calls", "chat_template_kwargs", "structured_outputs", "include_stop_str_in_output"),
@@ -61,7 +61,7 @@ class ReasoningConfig(BaseModel):
 
 
 class AnyTool(BaseModel):
-    """A tool of any type, so that the error for one that isn't a function can name it."""
+    """A tool of any type, so that the error for a tool that isn't a function can name its type."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -139,7 +139,7 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequest("input must hold a text or at least one item.", param="input")
 
     def as_chat(self) -> ChatCompletionRequest:
-        """The same request for the chat API. Raises InvalidRequest, which names the field of `/v1/responses`."""
+        """Convert this request to a chat request. Raises InvalidRequest, which names the field of `/v1/responses`."""
         values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         values["messages"] = conversation(self.instructions, self.input)
         values["tools"] = self._functions()

@@ -105,7 +105,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 class ResponseStreamEvent(Struct, kw_only=True):
-    """Any event of a stream; fields that its type does not have are UNSET."""
+    """An event of any type in a stream; the fields that events of its type don't have are UNSET."""
 
     type: str
     sequence_number: int = 0

@@ -12,16 +12,16 @@ from pydantic import BaseModel, ConfigDict
 
 from octavo_server.openai.entries import Entries
 
-#: Kind of a content part -> the field of its text.
+#: Type of a content part -> the field that holds its text.
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
-#: Role -> role that chat templates support.
+#: Role in an item -> role for the chat template, where they differ.
 _ROLES = {"developer": "system"}
 
 Message = dict[str, Any]
 
 
 class InputItem(BaseModel):
-    """The required fields depend on `type`; an item without `type` is a message."""
+    """An item of the input. Its `type` determines which fields it must have; an item without `type` is a message."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,7 +35,7 @@ class InputItem(BaseModel):
 
 
 def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> list[Message]:
-    """Chat messages of the input. Raises InvalidRequest, which names the item."""
+    """Convert the input to chat messages. Raises InvalidRequest, which names the item."""
     messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
@@ -69,7 +69,8 @@ def _message(item: InputItem, where: str, reasoning: str) -> Message:
 
 
 def _assistant_for_calls(messages: list[Message], reasoning: str) -> list[Message]:
-    """Calls of the latest assistant message; a new message if the latest has another role or new reasoning precedes."""
+    """Return the list of calls of the last message; first append an assistant message if the last one has another role,
+    or if reasoning precedes the call."""
     if not messages or messages[-1]["role"] != "assistant" or reasoning:
         messages.append({"role": "assistant", "content": None, **_reasoning_fields(reasoning)})
     calls: list[Message] = messages[-1].setdefault("tool_calls", [])
@@ -77,7 +78,7 @@ def _assistant_for_calls(messages: list[Message], reasoning: str) -> list[Messag
 
 
 def _reasoning_fields(reasoning: str) -> Message:
-    """The reasoning under both names that templates use."""
+    """Fields with the reasoning, under both names that chat templates use."""
     return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
 
 

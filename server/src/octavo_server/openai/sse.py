@@ -1,4 +1,4 @@
-"""Server-sent events in OpenAI's form: `data: {json}` frames, and `[DONE]` last, also after an error.
+"""Server-sent events in OpenAI's form: `data: {json}` frames, of which the last is `[DONE]`, also after an error.
 
 Chunks are msgspec structs: encoding one costs about a microsecond; a pydantic model would cost fifty.
 """

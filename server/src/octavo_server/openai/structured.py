@@ -25,7 +25,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Some clients send a JSON schema as `schema` with the type "json_object"."""
+    """OpenAI's `response_format`; some clients send a JSON schema as `schema` with the type "json_object"."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -45,7 +45,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputsBody(BaseModel):
-    """`disable_fallback` has no effect: there is only one grammar library, so no fallback exists."""
+    """vLLM's `structured_outputs`. `disable_fallback` has no effect: the engine has only one grammar library."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -71,7 +71,7 @@ class StructuredFields(BaseModel):
     guided_whitespace_pattern: str | None = None
 
     def shape(self) -> StructuredOutputs | None:
-        """The structured output that the body requests, if any. Raises InvalidRequest if two fields request one."""
+        """Return the structured output that the body requests, if any. Raises InvalidRequest if several fields do."""
         asked = {name: shape for name, shape in self._shapes().items() if shape}
         if len(asked) > 1:
             fields = " and ".join(asked)
@@ -84,7 +84,7 @@ class StructuredFields(BaseModel):
         return StructuredOutputs(**shape)
 
     def _shapes(self) -> dict[str, dict[str, Any]]:
-        """Field -> arguments of `StructuredOutputs`; empty if the field requests none."""
+        """Field -> arguments of `StructuredOutputs`, empty if the field requests no structured output."""
         shapes: dict[str, dict[str, Any]] = {}
         if self.response_format is not None:
             shapes["response_format"] = self.response_format.shape()

@@ -12,7 +12,7 @@ from octavo_server.openai.tools import Tool
 
 
 class TokenizeRequest(LenientModel):
-    """Either `prompt`, or `messages`, which the chat template renders."""
+    """Body of `/tokenize`: it has either `prompt`, or `messages`, which the chat template renders."""
 
     ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
 

@@ -10,7 +10,8 @@ from octavo_server.output_parsing.tool_use import Mode, ToolSettings, ToolUse, t
 
 
 class ToolFunction(BaseModel):
-    """`strict` has no effect: calls that a named tool or "required" forces always follow the schema."""
+    """A function that the model may call. `strict` has no effect: a call that `tool_choice` forces (by "required" or a
+    name) always follows the schema of `parameters`, any other call is not constrained."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -27,7 +28,7 @@ class Tool(BaseModel):
     function: ToolFunction
 
     def described(self) -> dict[str, Any]:
-        """The tool in the form that chat templates expect."""
+        """The tool as a dict in the form that chat templates expect."""
         return {"type": self.type, **self.model_dump(exclude_none=True)}
 
 
@@ -52,7 +53,7 @@ class ToolFields(BaseModel):
         return None if self.tools is None else [tool.described() for tool in self.tools]
 
     def tool_use(self, settings: ToolSettings) -> ToolUse:
-        """Raises InvalidRequest."""
+        """Check `tools` and `tool_choice`. Raises InvalidRequest if they are invalid or not allowed by `settings`."""
         mode: Mode | None = "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
         return tool_use(self.described_tools(), mode, name, parallel=self.parallel_tool_calls, settings=settings)
@@ -75,7 +76,7 @@ class CalledFunctionDelta(Struct):
 
 
 class ToolCallDelta(Struct):
-    """Only the first chunk of a call has `id`, `type` and the name."""
+    """Part of a tool call in a chunk; only the first part of a call has `id`, `type` and the name."""
 
     index: int
     function: CalledFunctionDelta

@@ -1,6 +1,6 @@
 """Rejects known body fields that this version does not support, with a 400 that names the field.
 
-A value without an effect (null, an empty list, `best_of` equal to `n`) is accepted.
+A value that requests nothing (null, an empty list, `best_of` equal to `n`) is accepted.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from octavo_server.openai.fields import LenientModel
 
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 
-#: Fields that are rejected unless their value is empty.
+#: Body fields that are rejected unless their value is empty.
 _REFUSED = (
     *(
         "structural_tag",

@@ -17,14 +17,14 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserConfig:
-    """`reasoning` None: reasoning is not separated from the text. `shows_reasoning` False: reasoning is dropped."""
+    """`reasoning` None: reasoning, if any, stays part of the text. `shows_reasoning` False: reasoning is dropped."""
 
     tools: ToolUse
     reasoning: ReasoningStart | None = None
     shows_reasoning: bool = True
 
     def new_parser(self, token_id: TokenId) -> OutputParser | None:
-        """Parser of one answer; None if the whole answer is text."""
+        """Make the parser of one answer; None if the whole answer is text."""
         calls, reasoning = self.tools.new_parser(), self.reasoning
         if calls is None and reasoning is None:
             return None

@@ -1,7 +1,7 @@
 """Events of a parsed answer, in the order in which the model generates them: text, reasoning and tool calls.
 
-A streamed response sends each event; a plain response joins them. Every parser obeys one law: the joined events do
-not depend on how the text was split into chunks.
+A streamed response sends each event; a plain response joins all events. Every parser must ensure that the joined events
+do not depend on how the text was split into chunks.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Find the end of a JSON value that arrives in chunks, without building the value.
+"""Finds the end of a JSON value that arrives in chunks, without building the value.
 
 The scanner repairs two mistakes that models make within strings, so that the text can be parsed: control characters
-without an escape (newlines in code), and backslashes before characters that need none (`\\'`, `\\d`).
+without an escape (newlines in code), and backslashes before characters that JSON does not escape (`\\'`, `\\d`).
 """
 
 import re
@@ -25,7 +25,7 @@ class JsonScanner:
         self._after_backslash = False
 
     def scan(self, text: str, pos: int) -> tuple[str, int]:
-        """The repaired text of the value from `pos` on, and the position after it."""
+        """Return the repaired text of the part of the value that begins at `pos`, and the position after that part."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
             if self._after_backslash:
@@ -41,7 +41,7 @@ class JsonScanner:
         return "".join(pieces), pos
 
     def held_back(self) -> str:
-        """The backslash that is still held back when the value breaks off, or an empty string."""
+        """The backslash that `scan` has not returned yet, or an empty string, for a text that ends within the value."""
         return "\\" if self._after_backslash else ""
 
     def _mark(self, char: str) -> str:

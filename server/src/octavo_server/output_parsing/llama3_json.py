@@ -1,8 +1,7 @@
 """`llama3_json` (Llama 3.1, 3.2, 3.3): `{"name": ..., "parameters": {...}}`, separated by semicolons.
 
-Only the object itself marks a call (`<|python_tag|>` may precede it), so JSON that is part of the text must not be
-taken for a call: an object is a call only if it has a name and arguments and, after other text, only if a tool has
-that name.
+A call has no markers, except that `<|python_tag|>` may precede it, so JSON that is part of the text must not be taken
+for a call: an object is a call only if it has a name and arguments; after other text, a tool must also have that name.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps

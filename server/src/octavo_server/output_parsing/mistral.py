@@ -17,7 +17,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 def new_mistral_id() -> str:
-    """Nine letters or digits: Mistral's templates reject any other id."""
+    """Make an id of nine letters or digits: Mistral's templates reject any other id."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))
 
 

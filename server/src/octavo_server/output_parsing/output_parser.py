@@ -19,9 +19,9 @@ from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
 
 class OutputParser:
-    """`reasoning` separates the reasoning, `calls` parses the text after it.
+    """Parses one answer: `reasoning` separates the reasoning from the text, `calls` parses the text.
 
-    `ends_with_calls`: an answer with calls has the finish reason "tool_calls".
+    `ends_with_calls`: an answer with calls gets the finish reason "tool_calls" instead of "stop".
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class OutputParser:
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """None if reasoning is not separated from the text."""
+        """Number of reasoning tokens so far; None if reasoning is not separated from the text."""
         return None if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
     def push(self, text: str, token_ids: Sequence[int] = ()) -> list[OutputEvent]:
-        """`token_ids`: the tokens of the text, used only to count reasoning tokens."""
+        """Parse the next chunk; return the events that became certain. `token_ids`: tokens of `text`, to count them."""
         if self._reasoning is None:
             return self._parse([TextDelta(text)])
         if self._reasoning_tokens is not None:
@@ -60,7 +60,7 @@ class OutputParser:
         return parts if self._calls is None else merge_adjacent([*parts, *self._visible(self._calls.finish())])
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """OpenAI's finish reason for the engine's."""
+        """Convert the engine's finish reason to OpenAI's."""
         has_called = self._calls is not None and self._calls.num_calls > 0
         return "tool_calls" if reason == "stop" and has_called and self._ends_with_calls else reason
 

@@ -1,4 +1,4 @@
-"""Find the end of an argument's value in a call in Python notation, and convert the value to JSON.
+"""Finds the end of an argument's value in a call in Python notation, and converts the value to JSON.
 
 No code is run: `ast.literal_eval` parses literals; any other source text becomes a JSON string.
 """
@@ -14,7 +14,7 @@ _JSON_WORDS = ("true", "false", "null")
 
 
 class PythonScanner:
-    """Scans one value up to the comma or bracket after it, which is not part of the value."""
+    """Scans one value, up to the comma or closing bracket that follows the value and is not part of it."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -23,7 +23,8 @@ class PythonScanner:
         self._after_backslash = False
 
     def scan(self, text: str, pos: int) -> tuple[str, int]:
-        """The text of the value from `pos` on, and the position after it. Newlines within strings are escaped."""
+        """Return the text of the part of the value that begins at `pos`, with escaped newlines within strings, and the
+        position after that part."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
             if self._after_backslash:

@@ -1,6 +1,6 @@
 """`pythonic` (Llama 3.2 and 4, ToolACE): the whole answer is a Python list of calls, `[weather(city="Oslo"), now()]`.
 
-Arguments have names, and each value is emitted as JSON once it is complete. The text after the list stays text.
+Each argument has a name, and its value is emitted as JSON once it is complete. Text after the list is emitted as text.
 """
 
 import json
@@ -42,7 +42,7 @@ class PythonicParser(ToolCallParser):
                 return
 
     def _parse_call(self) -> Steps[bool]:
-        """Parse one call; False, without an event, if it is not a call with named arguments."""
+        """Parse one call; return False, and emit no event, if the text is not a call with named arguments."""
         name = yield from self.consume_run(_NAME)
         if not name or not (yield from self.accept_token("(")):
             return False
@@ -77,7 +77,7 @@ class PythonicParser(ToolCallParser):
         return keyword if has_equals else ""
 
     def _parse_literal(self) -> Steps[bool]:
-        """Parse one value; False if the text ends within it, after emitting its unfinished source text."""
+        """Parse one value. If the text ends within the value, emit its source text so far and return False."""
         scanner, pieces = PythonScanner(), []
         while True:
             text, self._pos = scanner.scan(self._buffer, self._pos)

@@ -15,7 +15,7 @@ SWITCH = "enable_thinking"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStart:
-    """State in which the answers of one request start. `is_open`: they start within reasoning."""
+    """State in which the answers of one request start. `is_open`: the answers start within reasoning."""
 
     is_open: bool
 
@@ -25,7 +25,8 @@ class ReasoningStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """`always`: every answer starts with reasoning. `has_switch`: `chat_template_kwargs` may turn reasoning off."""
+    """`always`: answers start with reasoning whatever the prompt. `has_switch`: `enable_thinking` in
+    `chat_template_kwargs` may turn reasoning off."""
 
     always: bool = False
     has_switch: bool = False
@@ -33,7 +34,8 @@ class ReasoningFormat:
     def reasoning_start(
         self, prompt: str, *, continued: str, template_kwargs: Mapping[str, Any]
     ) -> ReasoningStart | None:
-        """None if answers have no reasoning. `continued`: start of the answer within the prompt, or empty."""
+        """Return the state in which answers to `prompt` start, or None if answers have no reasoning. `continued`: the
+        part of the prompt that is the start of the answer (continue_final_message), or empty."""
         if self.has_switch and template_kwargs.get(SWITCH) is False:
             return None
         tail = continued if START in continued or END in continued else prompt.rstrip()[-len(END) :]

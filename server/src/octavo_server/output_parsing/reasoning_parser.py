@@ -11,14 +11,15 @@ START, END = "<think>", "</think>"
 
 
 class ReasoningParser(StreamingParser):
-    """`is_open`: the answer starts with reasoning, with or without `<think>`; without `</think>` all is reasoning."""
+    """`is_open`: the answer starts with reasoning, with or without `<think>`, and all of it is reasoning if there is no
+    `</think>`."""
 
     def __init__(self, *, is_open: bool) -> None:
         super().__init__()
         self.is_open = is_open
         self.is_thinking = is_open
-        self._at_edge = False  # only newlines since the last marker
-        self._newlines = ""  # of reasoning; emitted only if more reasoning follows
+        self._at_edge = False  # True if only newlines have followed the last marker
+        self._newlines = ""  # newlines at the end of the reasoning; emitted only if more reasoning follows
 
     def parse(self) -> Steps[None]:
         yield from self.skip_space()

@@ -1,6 +1,6 @@
 """Counts the reasoning tokens of an answer: the tokens between the two markers, if each marker is one token.
 
-If the markers are not single tokens, all tokens of a chunk that starts within reasoning count, which may be a few more.
+If the markers are not single tokens, all tokens of each chunk that starts within reasoning are counted: a few too many.
 """
 
 from collections.abc import Sequence

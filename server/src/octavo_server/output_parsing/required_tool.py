@@ -1,7 +1,7 @@
 """Parsers of answers that a grammar forces to be calls, independent of the format that the model was trained on.
 
-For `tool_choice` "required" the answer is a JSON list of calls, for a named tool only its arguments. `tool_schema`
-builds the schema of both.
+For `tool_choice` "required" the answer is a JSON list of calls; for a named tool it is the JSON object of the tool's
+arguments. The module `tool_schema` builds both schemas.
 """
 
 from collections.abc import Callable

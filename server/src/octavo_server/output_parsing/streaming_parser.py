@@ -1,8 +1,8 @@
 """`StreamingParser`: parses a text that arrives in chunks, by a generator that waits when it needs more text.
 
 A subclass writes `parse` as if the whole text were present, with `yield from` before each look ahead. Its decisions
-never depend on how the text was split, because each look ahead waits until its result is certain. Text whose meaning
-is still open is kept, so that it can be emitted as text if it turns out not to be a call.
+never depend on how the text was split, because each look ahead waits until its result is certain. Text that may be part
+of a call is kept, so that it can be emitted as text if it turns out not to be a call.
 """
 
 import re
@@ -13,23 +13,23 @@ from typing import TypeVar
 from octavo_server.output_parsing.events import OutputEvent, merge_adjacent
 
 T = TypeVar("T")
-#: A step that may wait for more text and returns a T.
+#: A generator that yields while it waits for more text and returns a T.
 Steps = Generator[None, None, T]
 
-#: Most characters of an answer that may be parsed twice because the start of a call was not one. Beyond it the rest of
-#: the answer is text: an answer made only of such starts would cost the square of its length.
+#: Number of characters of an answer that may be parsed twice because they looked like a call and were none. Beyond it
+#: the rest of the answer is text: parsing an answer of such starts would take time proportional to its squared length.
 MAX_REREAD = 1 << 16
 
 _SPACE = re.compile(r"\s*")
 
 
 class StreamingParser(ABC):
-    """`push` and `finish` return the events that became certain. After `finish` no text is held back."""
+    """`push` and `finish` return the events that became certain by the new text; `finish` holds no text back."""
 
     def __init__(self) -> None:
         self._buffer = ""
         self._pos = 0  # index of the next character to parse
-        self._kept = 0  # characters from here to `_pos` may still become text
+        self._kept = 0  # index of the first kept character; those from here to `_pos` may still become text
         self._ended = False
         self._num_reread = 0
         self._events: list[OutputEvent] = []
@@ -61,21 +61,21 @@ class StreamingParser(ABC):
         """Emit text that is neither a marker nor part of a call."""
 
     def wait_for_text(self) -> Steps[bool]:
-        """Wait for the next chunk; False at the end of the text."""
+        """Wait for the next chunk; return False if the text has ended."""
         if self._ended:
             return False
         yield
         return not self._ended
 
     def peek_char(self) -> Steps[str]:
-        """The next character, without consuming it; "" at the end of the text."""
+        """Return the next character without consuming it, or "" at the end of the text."""
         while self._pos == len(self._buffer):
             if not (yield from self.wait_for_text()):
                 break
         return self._buffer[self._pos : self._pos + 1]
 
     def accept_token(self, token: str) -> Steps[bool]:
-        """Consume `token` if the text continues with it."""
+        """Consume `token` and return True if the text continues with it, else return False."""
         while True:
             ahead = self._buffer[self._pos : self._pos + len(token)]
             if ahead == token:
@@ -102,7 +102,8 @@ class StreamingParser(ABC):
         self._kept = self._pos
 
     def reject_call(self, num_read: int, *, hidden: bool = False) -> None:
-        """Go back to the first `num_read` kept characters, as there is no call; emit them as text unless `hidden`."""
+        """Handle kept text that is no call: emit its first `num_read` characters as text, or drop them if `hidden`, and
+        parse the rest again."""
         self._num_reread += self._pos - self._kept - num_read
         self._pos = self._kept + num_read
         if not hidden:
@@ -110,7 +111,8 @@ class StreamingParser(ABC):
         self.commit()
 
     def emit_text_until(self, *markers: str) -> Steps[str]:
-        """Emit the text before the first marker; consume, keep and return the marker, or return "" at the end."""
+        """Emit the text before the first of `markers`; consume and return that marker, whose text is kept. Return "" if
+        the text ends without a marker."""
         pattern = re.compile("|".join(map(re.escape, markers)))
         while self._num_reread <= MAX_REREAD:
             match = pattern.search(self._buffer, self._pos)

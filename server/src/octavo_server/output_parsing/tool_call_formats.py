@@ -17,7 +17,8 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """Format in which a model writes calls: the parser of one answer, and the ids that the model's template accepts."""
+    """Format in which a model writes calls. `parser_type`: parser of one answer. `new_id`: makes an id for a call, of a
+    kind that the model's template accepts."""
 
     parser_type: type[ToolCallParser]
     new_id: Callable[[], str] = new_call_id

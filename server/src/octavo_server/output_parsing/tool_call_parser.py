@@ -1,7 +1,7 @@
 """`ToolCallParser`: base of the parsers of all tool call formats: text around calls, and calls written as JSON.
 
-No generated text is lost: text that looked like a call and is none becomes text, and a call that breaks off keeps the
-arguments generated so far. White space around calls is emitted only if text follows it.
+No generated text is lost: characters that looked like a call and are none become text, and a call that breaks off keeps
+the arguments generated so far. White space around calls is emitted only if text follows it.
 """
 
 import json
@@ -19,7 +19,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 @dataclass(slots=True, kw_only=True)
 class _JsonCall:
-    """State of a call while its members are parsed. It opens once its name is known and its arguments start."""
+    """State of a call while its members are parsed. The call opens (is reported) once its name is known and its
+    arguments start. `early_arguments`: arguments that preceded the name."""
 
     accepts_key: Callable[[str], bool]
     accepts_name: Callable[[str], bool]
@@ -29,7 +30,7 @@ class _JsonCall:
 
 
 class ToolCallParser(StreamingParser):
-    """`markers`: strings around calls; special tokens among them must not be dropped from the text."""
+    """`markers`: strings that stand around calls; the detokenizer must keep those of them that are special tokens."""
 
     markers: ClassVar[tuple[str, ...]] = ()
 
@@ -78,7 +79,7 @@ class ToolCallParser(StreamingParser):
         accepts_name: Callable[[str], bool] = lambda name: True,
         needs_arguments: bool = False,
     ) -> Steps[bool]:
-        """Parse `{"name": ..., "arguments": {...}}`; False if it is not a call, with the text still kept."""
+        """Parse `{"name": ..., "arguments": {...}}`; return False, and keep the text, if it is not a call."""
         call = _JsonCall(accepts_key=accepts_key, accepts_name=accepts_name)
         if not (yield from self.accept_token("{")):
             return False
@@ -96,7 +97,7 @@ class ToolCallParser(StreamingParser):
         return call.is_open
 
     def parse_json_calls(self) -> Steps[bool]:
-        """Parse a JSON list of calls; False if it has none. The text after the last call is not consumed."""
+        """Parse a JSON list of calls; return False if it has no call. The text after the last call is not consumed."""
         num_before = self.num_calls
         yield from self.accept_token("[")
         while True:
@@ -114,7 +115,7 @@ class ToolCallParser(StreamingParser):
         return True
 
     def _parse_member(self, call: _JsonCall) -> Steps[bool]:
-        """Parse one member and the comma after it; False if the call ends or is malformed here."""
+        """Parse one member of the call's object, and a comma after it; False if it is malformed or the text ends."""
         key = yield from self._parse_key()
         if key is None or not (call.is_open or call.accepts_key(key)):
             return False
@@ -147,7 +148,7 @@ class ToolCallParser(StreamingParser):
         self.add_arguments(arguments)
 
     def parse_arguments(self) -> Steps[None]:
-        """Emit an object as it arrives, and any other value once it is complete."""
+        """Parse the arguments of a call: emit an object as it arrives, and any other value once it is complete."""
         if (yield from self.peek_char()) != "{":
             self.add_arguments((yield from self._complete_arguments()))
             return
@@ -162,7 +163,8 @@ class ToolCallParser(StreamingParser):
                 return
 
     def _complete_arguments(self) -> Steps[str]:
-        """Some models write null for no arguments, or a string that holds the JSON text of the arguments."""
+        """Parse the arguments to their end and return them as JSON text. Some models write null for no arguments, or a
+        string that contains the JSON text of the arguments."""
         written = yield from self._parse_value()
         if written == "null":
             return "{}"

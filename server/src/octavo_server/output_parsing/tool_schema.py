@@ -1,25 +1,23 @@
 """JSON Schemas that force tool calls: a list of calls of the given tools, or the arguments of one of them.
 
-References in a tool's schema (`#/$defs/...`) are relative to that schema, so they are rewritten for its new place. Its
-`$schema`, which is valid only at the root, moves to the root if all tools have the same.
+References in a tool's schema (`#/$defs/...`) are relative to that schema, so they are rewritten for its place in the
+new schema. A tool's `$schema`, which is valid only at the root, moves to the root if all tools have the same `$schema`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Keywords whose values are data, not schemas.
+#: Keywords of JSON Schema whose values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "examples"})
-#: Keywords whose value maps names, not keywords, to schemas.
+#: Keywords of JSON Schema whose value maps names, not keywords, to schemas.
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-#: Keywords that may allow more properties than `properties` lists.
+#: Keywords of JSON Schema that may allow more properties than `properties` lists.
 _COMPOSED = frozenset({"additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf"})
 
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema of the arguments; it allows only the properties that the tool describes, unless it says otherwise.
-
-    `strict`, which some clients write here and not beside `parameters`, has no effect: the schema is always enforced.
-    """
+    """Schema of a tool's arguments. It forbids properties that the tool does not list, unless the tool's own schema has
+    a keyword that allows them. It omits `strict`, which some clients write here: a schema is always enforced."""
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
     schema.pop("strict", None)
     if "properties" in schema and not _COMPOSED & schema.keys():

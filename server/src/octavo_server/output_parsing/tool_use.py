@@ -24,7 +24,7 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """The server's flags about tools."""
+    """Values of the flags --tool-call-parser and --enable-auto-tool-choice."""
 
     parser: str | None = None
     allows_auto: bool = False
@@ -32,7 +32,8 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`tools` as chat templates get them: `{"type": "function", "function": {...}}`. `name` is set in mode "named"."""
+    """`tools` have the form that chat templates expect: `{"type": "function", "function": {...}}`. `name`: function
+    that must be called, in mode "named"."""
 
     mode: Mode = "none"
     tools: tuple[dict[str, Any], ...] = ()
@@ -41,7 +42,8 @@ class ToolUse:
     call_format: ToolCallFormat | None = None
 
     def structured_outputs(self) -> StructuredOutputs | None:
-        """Structured output that forces calls, if any. Raises InvalidRequest, which names a tool with a bad schema."""
+        """Structured output that forces the model to call, if `mode` demands it. Raises InvalidRequest, which names the
+        tool, for an unsupported schema."""
         if self.mode in ("required", "named"):
             self._check_schemas()
         if self.mode == "required":
@@ -51,7 +53,7 @@ class ToolUse:
         return None
 
     def new_parser(self) -> ToolCallParser | None:
-        """Parser of one answer; None if the answer can't hold calls."""
+        """Make the parser of one answer; None if the answer can't have calls."""
         new_id = self.call_format.new_id if self.call_format else new_call_id
         if self.mode == "required":
             return RequiredToolParser(new_id)
@@ -65,7 +67,7 @@ class ToolUse:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Strings that must stay in the parsed text even if they are special tokens."""
+        """Strings that the parser needs in the text even if they are special tokens."""
         return self.call_format.parser_type.markers if self.mode == "auto" and self.call_format else ()
 
     def _check_schemas(self) -> None:
@@ -93,7 +95,7 @@ def tool_use(
     parallel: bool | None,
     settings: ToolSettings,
 ) -> ToolUse:
-    """`mode` None: the request has no tool_choice. Raises InvalidRequest."""
+    """Check `tools` and `tool_choice` of a request. `mode` None: it has no tool_choice. Raises InvalidRequest."""
     if not tools:
         if mode in (None, "none") or (mode == "auto" and tools is not None):
             return ToolUse()

@@ -196,8 +196,8 @@ class Router:
         return Waiting(sum(counts.values()) - sum(held.values()), held)
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
-    return error_reply(error)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return error_reply(error, path=request.scope["path"])
 
 
 class RouterServer(DrainingServer):

@@ -18,12 +18,13 @@ from octavo_server.up.console import Console, LineSplitter
 COMMAND: tuple[str, ...] = (sys.executable, "-P", "-m", "octavo_server.up.child_main")
 NUM_LAST_LINES = 12
 READ_BYTES = 65536
-OUTPUT_GRACE_S = 1.0  # after its exit: a descendant may still hold its output open
+OUTPUT_GRACE_S = 1.0  # seconds to read output after the child's exit: a descendant may hold the pipe open forever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """`args`: of `octavo`. `env`: added to the environment of this process. `url`: address of its server."""
+    """A process to start. `args`: arguments of `octavo`. `env`: variables added to those of this process. `url`:
+    address of the child's server."""
 
     name: str
     args: tuple[str, ...]
@@ -64,13 +65,13 @@ class Child:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def signal(self, sig: int) -> None:
-        """Send a signal to the child itself, which stops its own descendants."""
+        """Send a signal to the child's process only, which stops its own descendants."""
         if not self.ended.done():
             with suppress(ProcessLookupError):
                 self._process.send_signal(sig)
 
     def kill(self) -> None:
-        """Kill the child and its process group."""
+        """Kill the child's process group: the child and its descendants."""
         if not self.ended.done():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

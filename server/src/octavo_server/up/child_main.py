@@ -1,7 +1,7 @@
 """Main module of the children of `octavo up`: runs an `octavo` command that does not outlive its parent.
 
 `python -m octavo_server.up.child_main PARENT COMMAND ...`. The kernel kills the process when its parent exits for any
-reason; each descendant watches its own parent and exits, too.
+reason; each descendant watches its own parent and exits when that parent exits.
 """
 
 import ctypes

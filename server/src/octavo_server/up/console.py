@@ -22,7 +22,7 @@ class Console:
         }
 
     def show(self, name: str, line: str) -> None:
-        """Print a line; a closed output is ignored, so that the processes keep serving."""
+        """Print a line of the process `name`; drop it if the terminal is closed, so that the processes keep serving."""
         shown = f'{{"source": {json.dumps(name)}, {line[1:]}' if _is_json(line) else f"{self._prefixes[name]} {line}"
         with suppress(BrokenPipeError):
             self._stream.write(shown + "\n")
@@ -51,7 +51,7 @@ class LineSplitter:
         return map(_text, whole)
 
     def rest(self) -> Iterator[str]:
-        """The last line, if it has no line end."""
+        """Return the text after the last line end, once the output has ended."""
         rest, self._pending = self._pending, b""
         return map(_text, [rest] if rest else [])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestService:
-    """One InferenceService. `args`, `env`: of each of its engines."""
+    """One InferenceService. `args`, `env`: arguments and environment variables of each of its engines."""
 
     name: str
     served_names: tuple[str, ...]
@@ -16,7 +16,8 @@ class ManifestService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestServices:
-    """`keys`: tenant -> API key; None if no key is required. `notes`: settings without an effect on one machine."""
+    """All services of a manifest. `keys`: tenant -> API key; None if no key is required. `notes`: lines for the log
+    about settings that have no effect on one machine."""
 
     services: tuple[ManifestService, ...]
     keys: dict[str, str] | None = field(repr=False)

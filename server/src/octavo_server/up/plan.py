@@ -1,4 +1,4 @@
-"""Plans the processes of `octavo up` and their arguments. Pure: ports, resources and the secret are inputs."""
+"""Plans the processes of `octavo up` and their arguments. Pure: it gets ports, resources and the secret as inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ ROUTER = "router"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """One engine. `args`: of `octavo serve`. `env`: from a manifest. `position`: index among all engines."""
+    """One engine. `args`: arguments of `octavo serve`. `env`: environment variables that a manifest sets. `position`:
+    index among all engines."""
 
     name: str
     args: tuple[str, ...]
@@ -26,8 +27,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """`route_args`: as they were typed. `secret`: empty if no API key is required; the engines then answer any client
-    on this machine, and requests have no tenant."""
+    """Input of the plan. `route_args`: arguments of `octavo route`. `secret`: the router's secret, empty if no API key
+    is required; the engines then answer any client on this machine, and requests have no tenant."""
 
     engines: tuple[EngineOptions, ...]
     route_args: tuple[str, ...]
@@ -47,7 +48,7 @@ class Plan:
 
 
 def plan_children(options: UpOptions) -> Plan:
-    """Processes to start. Typed arguments come last, so that they take precedence."""
+    """Plan the processes to start. Arguments that the user typed come last, so that they take precedence."""
     replicas = tuple(_replica(engine, options) for engine in options.engines)
     host = () if options.host is None else ("--host", options.host)
     args = ("route", *host, "--port", str(options.port), *_each("--replica", [replica.url for replica in replicas]))

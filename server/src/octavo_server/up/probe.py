@@ -23,7 +23,7 @@ class Probe:
         await self._session.close()
 
     async def wait_ready(self, url: str, path: str) -> None:
-        """Poll until the path returns 200. It has no time limit: the caller watches the process and cancels."""
+        """Poll the path until its status is 200, without a time limit: the caller watches the process and cancels."""
         while (await self._get(url + path))[0] != 200:
             await asyncio.sleep(PERIOD_S)
 

@@ -3,8 +3,8 @@
 The first replica starts alone, so that the others find its downloads, compiled kernels and measurements. A process that
 ends after it has served is restarted with growing delays; one that can't start, or keeps ending, stops everything.
 
-After a signal the router stops first, once its running requests have finished, then the replicas, which have no
-requests left. A process that exceeds its time limit, or runs at a second signal, is killed. All children have ended
+After a signal the router stops first, once its running requests have finished, then the replicas, which then have no
+requests. A process that exceeds its time limit, or still runs at a second signal, is killed. All children have ended
 when `run` returns.
 """
 
@@ -29,12 +29,13 @@ ALIVE_PATH = "/health"
 
 
 class ChildFailed(Exception):
-    """A process can't be kept running; the message has its name and the reason."""
+    """A process could not start or keeps ending; the message has its name and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpLimits:
-    """`stop_s`: seconds for the router to stop, and again for the replicas."""
+    """Time limits: `start_s` until a process is ready, `admit_s` until the router has then admitted all replicas,
+    `stop_s` for the router to stop and again for the replicas."""
 
     start_s: float = 1800.0
     admit_s: float = 60.0
@@ -42,7 +43,7 @@ class UpLimits:
 
 
 class Supervisor:
-    """`on_serving` is called once, when the router has admitted every replica."""
+    """Runs the processes of a plan. `on_serving` is called once, when the router has admitted every replica."""
 
     def __init__(self, plan: Plan, console: Console, limits: UpLimits, *, on_serving: Callable[[], None]) -> None:
         self._plan = plan
@@ -79,7 +80,7 @@ class Supervisor:
         (self._kill_requested if self._stop_requested.is_set() else self._stop_requested).set()
 
     async def _work(self) -> None:
-        """Start all processes and keep them running. Raises an exception group of ChildFailed."""
+        """Start all processes and keep them running. Raises an exception group with each ChildFailed."""
         first, *others = self._plan.replicas
         async with Probe() as probe, asyncio.TaskGroup() as keepers:
 
@@ -111,7 +112,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
 
     async def _wait_ready(self, child: Child, probe: Probe) -> float | None:
-        """Time at which the child was ready; None if it ended before."""
+        """Wait until the child is ready; return the time, or None if the child ended before."""
         path = (
             ALIVE_PATH if child.spec is self._plan.router else READY_PATH
         )  # the router is only ready once it has replicas
@@ -143,7 +144,8 @@ class Supervisor:
         await self._end([child for child in children if child not in routers])
 
     def _end_signal(self, child: Child) -> signal.Signals:
-        """SIGINT after Ctrl-C, to skip the shutdown delay; SIGTERM if the child is starting: SIGINT would fail it."""
+        """Signal that stops a child: after Ctrl-C, SIGINT, which skips the shutdown delay, if the child is ready; else
+        SIGTERM, as SIGINT makes a starting child fail."""
         is_ctrl_c = bool(self._signals) and self._signals[0] == signal.SIGINT
         return signal.SIGINT if is_ctrl_c and self._ready[child.spec.name].is_set() else signal.SIGTERM
 
@@ -167,7 +169,7 @@ async def _ended(children: Sequence[Child]) -> None:
 
 
 def _failure(work: "asyncio.Task[None]") -> BaseException | None:
-    """The ChildFailed of `work`, if any. Raises any other exception."""
+    """Return the first ChildFailed of the task `work`, None while it runs. Raises any other exception of the task."""
     if not work.done():
         return None
     error = work.exception()

@@ -102,7 +102,7 @@ def _length(value: Any) -> int | None:
 
 
 def load_of(text: str) -> ReplicaLoad:
-    """Read the running and the waiting requests from Prometheus text: the sum of all samples of vLLM's two metrics."""
+    """Sum vLLM's metrics of running and of waiting requests in Prometheus text, each over all its samples."""
     sums = {RUNNING: 0.0, WAITING: 0.0}
     for line in text.splitlines():
         name = line.partition("{")[0].partition(" ")[0]

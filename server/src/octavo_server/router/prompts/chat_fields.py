@@ -11,14 +11,16 @@ import msgspec
 from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
-from octavo_server.openai.rendering import TEMPLATE_FIELDS, RenderOptions, render_options
+from octavo_server.openai.rendering import NO_DEFAULTS, TEMPLATE_FIELDS, RenderDefaults, RenderOptions, render_options
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
 _OPTIONS = frozenset(
-    {"tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"}
+    {
+        *("tools", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+        "add_special_tokens",
+    }
 ).union(TEMPLATE_FIELDS)
-_PLAIN = RenderOptions()
 #: Most bytes of memory for each byte of a cache key: 1 for the byte, 4 for a character of text in the cached value.
 WIDEST_TEXT = 1 + 4
 #: Most bytes of memory for each JSON value: an empty object takes 64 bytes, its place in a list 8.
@@ -27,19 +29,23 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class ChatFields:
-    def __init__(self, *, max_bytes: int) -> None:
+    """`defaults`: those of the replicas."""
+
+    def __init__(self, *, max_bytes: int, defaults: RenderDefaults = NO_DEFAULTS) -> None:
+        self._defaults = defaults
+        self._plain = RenderOptions(kwargs=defaults.kwargs)
         self._messages: TwoQueueCache[bytes, dict[str, Any]] = TwoQueueCache(max_bytes)
         self._options: TwoQueueCache[bytes, RenderOptions] = TwoQueueCache(max_bytes)
 
     def options(self, body: Mapping[str, Any]) -> RenderOptions:
         """Rendering options of a chat request. Raises InvalidRequest or ValidationError if they are invalid."""
         if _OPTIONS.isdisjoint(body):
-            return _PLAIN
+            return self._plain
         given = {name: body[name] for name in _OPTIONS if name in body}
         key = _to_json(given)
         known = self._options.get(key)
         if known is None:
-            known = render_options(validate_request({"messages": [], **given}, ChatCompletionRequest))
+            known = render_options(validate_request({"messages": [], **given}, ChatCompletionRequest), self._defaults)
             self._options.put(key, known, _size(key))
         return known
 

@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
 from octavo_server.openai.fields import INT32_MAX
 
-Kind = Literal["chat", "completion", "responses"]
+Kind = Literal["chat", "completion", "responses", "messages"]
+#: `invocation`: the body's shape decides between chat and completion.
+RouteKind = Kind | Literal["invocation"]
 
 CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
@@ -37,6 +39,12 @@ class Prompt(NamedTuple):  # constructed three times as fast as a frozen datacla
     is_exact: bool = False
     max_tokens: int | None = None  # output limit of the request; None if it sets none
     num_outputs: int = 1
+
+
+def kind_of_body(kind: RouteKind, body: Mapping[str, Any]) -> Kind:
+    if kind == "invocation":
+        return "completion" if body.get("messages") is None else "chat"
+    return kind
 
 
 def estimate(kind: Kind, body: Mapping[str, Any]) -> Prompt:
@@ -97,7 +105,7 @@ def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:
     if kind == "completion":
         first = _prompts(kind, body)[:1]
         return [prompt if isinstance(prompt, str) else " ".join(map(str, prompt[:OPENING_CHARS])) for prompt in first]
-    texts = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
+    texts = _system(kind, body)
     for message in _messages(kind, body):
         texts.append(_content(message))
         if isinstance(message, str) or message.get("role") == "user":
@@ -109,9 +117,13 @@ def _prompts(kind: Kind, body: Mapping[str, Any]) -> list[str | list[Any]]:
     """Prompts of a completion (texts and lists of token ids), or the text of each message of a conversation."""
     if kind == "completion":
         return _split(body.get("prompt"))
-    instructions = body.get("instructions")
-    first = [instructions] if isinstance(instructions, str) else []
-    return [*first, *map(_content, _messages(kind, body))]
+    return [*_system(kind, body), *map(_content, _messages(kind, body))]
+
+
+def _system(kind: Kind, body: Mapping[str, Any]) -> list[str]:
+    """Text that precedes the messages of a conversation, if any."""
+    text = _content({"content": body.get("system" if kind == "messages" else "instructions")})
+    return [text] if text else []
 
 
 def _split(prompt: Any) -> list[str | list[Any]]:
@@ -125,7 +137,7 @@ def _split(prompt: Any) -> list[str | list[Any]]:
 
 
 def _messages(kind: Kind, body: Mapping[str, Any]) -> list[Any]:
-    given = body.get("messages" if kind == "chat" else "input")
+    given = body.get("input" if kind == "responses" else "messages")
     if isinstance(given, str):
         return [given]
     return [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []

@@ -17,11 +17,12 @@ from octavo_engine.wire.errors import InvalidRequest, OctavoError
 from octavo_engine.wire.hashing import scoped_root, tenant_salt
 from pydantic import ValidationError
 
+from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
-from octavo_server.openai.rendering import RenderOptions, render_conversation, render_options
+from octavo_server.openai.rendering import RenderDefaults, RenderOptions, render_conversation, render_options
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.chat_fields import ChatFields
@@ -30,6 +31,11 @@ from octavo_server.router.prompts.prompt import Kind, Prompt, affinity_of, estim
 from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()
+#: Kinds of requests that become chat requests.
+_OTHER_CHATS: dict[str, type[ResponsesRequest] | type[MessagesRequest]] = {
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
 MAX_BYTES = 64 * 1024 * 1024
 #: Characters per token of the context length; a longer text can't fit the context, so it is not tokenised.
 MAX_CHARS_PER_TOKEN = 32
@@ -49,7 +55,10 @@ class PromptHasher:
         self.card = card
         self._template = template
         self._max_chars = card.max_model_len * MAX_CHARS_PER_TOKEN
-        self._fields = ChatFields(max_bytes=max_bytes // 16)
+        self._defaults = RenderDefaults(
+            kwargs=card.chat_template_kwargs, excludes_unused_tools=card.excludes_unused_tools
+        )
+        self._fields = ChatFields(max_bytes=max_bytes // 16, defaults=self._defaults)
         self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
         splitter = SafeSplitter.from_tokenizer(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptHashCache(tokenizer, splitter, block_size=card.block_size, max_bytes=max_bytes)
@@ -97,9 +106,9 @@ class PromptHasher:
             raise InvalidRequest("Truncated prompts are not hashed.", param="truncate_prompt_tokens")
         if kind == "completion":
             return self._completion(body, root)
-        if kind == "responses":
-            chat = validate_request(dict(body), ResponsesRequest).as_chat()
-            return [self._chat(chat.conversation(), render_options(chat), root)]
+        if kind != "chat":
+            chat = validate_request(dict(body), _OTHER_CHATS[kind]).as_chat()
+            return [self._chat(chat.conversation(), render_options(chat, self._defaults), root)]
         return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
     def _chat(self, messages: object, options: RenderOptions, root: bytes) -> Blocks:
@@ -136,7 +145,7 @@ def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> st
     """Return a text that contains the special tokens which occur in this model's prompts."""
     texts = [card.chat_template or "", *card.special_tokens.values()]
     with suppress(InvalidRequest):
-        texts.append(render_conversation(template, [*_PROBE], RenderOptions()))
+        texts.append(render_conversation(template, [*_PROBE], RenderOptions(kwargs=card.chat_template_kwargs)))
     return "\n".join(texts)
 
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from octavo_server.config import RequestLimits
 from octavo_server.http.request_threads import INLINE_BYTES, RequestThreads
 from octavo_server.openai.json_bounds import check_json
-from octavo_server.router.prompts.prompt import Kind, Prompt, estimate
+from octavo_server.router.prompts.prompt import Prompt, RouteKind, estimate, kind_of_body
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 
 
@@ -45,7 +45,8 @@ class PromptSource:
         """Parse a body. Raises InvalidRequest if it has more values or deeper nesting than the limits allow."""
         return await self._threads.parse(self._parse, raw)
 
-    async def hash_prompt(self, kind: Kind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
+    async def hash_prompt(self, route: RouteKind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
+        kind = kind_of_body(route, fields.body)
         hasher = self._hasher_for(model) if fields.is_plain else None
         make = partial(estimate, kind, fields.body)
         if hasher is not None:

@@ -12,6 +12,7 @@ from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.wire.errors import OctavoError
 from starlette.types import Receive, Scope, Send
 
+from octavo_server.anthropic.errors import error_body
 from octavo_server.config import RequestLimits
 from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.cors import CorsPolicy
@@ -103,7 +104,7 @@ class Downstream:
             self.is_done = True
         elif not self.has_started:
             described = describe(error)
-            body = described.body()
+            body = error_body(described, self.scope["path"])
             await self.start(described.status, error_head(described, body))
             await self.finish(body)
         elif self.framer is not None and not self.is_done:

@@ -26,11 +26,11 @@ from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
-from octavo_server.router.prompts.prompt import Kind, Prompt
+from octavo_server.router.prompts.prompt import Prompt, RouteKind
 from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
-from octavo_server.router.proxy.request import KINDS, ProxyRequest
+from octavo_server.router.proxy.request import DIALECTS, KINDS, ProxyRequest
 from octavo_server.router.proxy.retries import Retries, RetryBudget, retry_reason
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
@@ -52,7 +52,7 @@ REASONS = (
     (Unavailable, "unavailable"),
 )
 #: Where the router checks API keys or sends its own key, the client's key is not forwarded.
-NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization"}
+NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization", b"x-api-key"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class ProxyHandler:
         raw = await downstream.read_body(self.settings.limits, reservation)
         downstream.watch_disconnect()
         kind = KINDS.get(scope["path"])
-        downstream.dialect = "events" if kind == "responses" else "chunks"
+        downstream.dialect = DIALECTS.get(kind, "chunks")
         model, prompt = await self._read(kind, raw, tenant, observer)
         without, extra = self._own_headers(downstream.headers, tenant, observer)
         request = ProxyRequest(
@@ -152,7 +152,9 @@ class ProxyHandler:
         del raw
         await self.handle(request, downstream)
 
-    async def _read(self, kind: Kind | None, raw: bytes, tenant: str, observer: RequestObserver) -> tuple[str, Prompt]:
+    async def _read(
+        self, kind: RouteKind | None, raw: bytes, tenant: str, observer: RequestObserver
+    ) -> tuple[str, Prompt]:
         """Return the request's model and prompt. The parsed body takes many times the memory of `raw` and is freed."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)

@@ -4,24 +4,30 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES
 from octavo_server.http.body import BodyReservation
 from octavo_server.router.upstream.headers import Headers, request_head
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.request_observer import RequestObserver
-    from octavo_server.router.prompts.prompt import Kind, Prompt
+    from octavo_server.router.prompts.prompt import Prompt, RouteKind
+    from octavo_server.router.proxy.sse import Dialect
 
 
 #: Routes of requests with a prompt to hash -> kind of the prompt.
-KINDS: "Mapping[str, Kind]" = {
+KINDS: "Mapping[str, RouteKind]" = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/responses": "responses",
+    MESSAGES: "messages",
+    "/invocations": "invocation",
 }
+#: Kind of the prompt -> form of a stream's frames; "chunks" for others.
+DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messages": "messages"}
 #: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/embeddings"}
+    | {"/v1/embeddings", COUNT_TOKENS, "/v1/chat/completions/batch"}
 )
 
 

@@ -3,16 +3,20 @@
 import re
 from typing import Literal
 
+from octavo_server.anthropic.errors import error_event
 from octavo_server.openai import sse
 from octavo_server.openai.errors import describe
 
 #: A longer frame is relayed in pieces. Real frames are far shorter.
 MAX_FRAME_BYTES = 1024 * 1024
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
-_LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+_LAST_EVENTS = (
+    *(b"event: response.completed", b"event: response.incomplete", b"event: response.failed"),
+    b"event: message_stop",
+)
 
-#: `chunks`: chat and text completions. `events`: the Responses API, whose events have names.
-Dialect = Literal["chunks", "events"]
+#: `chunks`: chat and text completions. `events`: the Responses API, whose events have names. `messages`: Anthropic's.
+Dialect = Literal["chunks", "events", "messages"]
 
 
 class SSEFramer:
@@ -46,6 +50,8 @@ class SSEFramer:
     def failure(self, error: Exception) -> bytes:
         if self.dialect == "chunks":
             return sse.error_frame(error) + sse.DONE
+        if self.dialect == "messages":
+            return error_event(error)
         described = describe(error)
         found = _SEQUENCE_NUMBER.findall(self._latest)
         number = int(found[-1]) + 1 if found else 0

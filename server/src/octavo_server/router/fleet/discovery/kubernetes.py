@@ -109,7 +109,10 @@ class KubernetesDiscovery:
                 except ApiRefusal as error:
                     self._handle_refusal(error)
                 except (aiohttp.ClientError, msgspec.MsgspecError, TimeoutError, OSError, ValueError) as error:
-                    logger.warning("the Kubernetes API failed: %s; the replicas stay unchanged", error or "no answer")
+                    logger.warning(
+                        "the Kubernetes API failed: %s; the router keeps the replicas that it found before",
+                        error or "no answer",
+                    )
                 await asyncio.sleep(self._backoff.next_wait_s(lasted_s=clock() - began_s))
 
     async def _follow(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
@@ -143,7 +146,9 @@ class KubernetesDiscovery:
             self._version = ""
             return
         hint = ": the service account must be allowed to list and watch endpointslices" if error.code == 403 else ""
-        logger.warning("the Kubernetes API failed: %s%s; the replicas stay unchanged", error, hint)
+        logger.warning(
+            "the Kubernetes API failed: %s%s; the router keeps the replicas that it found before", error, hint
+        )
 
     async def _read(self, session: aiohttp.ClientSession) -> bytes:
         async with asyncio.timeout(ANSWER_S), self._get(session, {}) as answer:

@@ -1,0 +1,60 @@
+"""`PromptShares`: divides the tokens and the time of one step between its prompts, so that none holds up the others.
+
+The first prompt, in the order of service, keeps half of the step if it needs that much. A later prompt gets what is
+left if two steps can finish it, and otherwise half of that, so that prompts after it get a share, too. The remainder
+goes to the first prompt. Times are predicted from `StepCosts`, an input, so equal inputs give equal shares.
+"""
+
+from octavo_engine.wire.plan import SeqStep, StepCosts
+
+#: Tokens of all prompts in a step while costs are unmeasured: enough to measure them.
+UNMEASURED_TOKENS = 128
+#: Least time of prompts, relative to the rest of the step: prompts advance even if decodes alone exceed the limit.
+MIN_SHARE = 1.0
+#: The same for a prompt that delays no other sequence, so that only a sixteenth of its time is overhead...
+MIN_SHARE_ALONE = 15.0
+#: ...but at most this multiple of the limit: requests that arrive meanwhile wait for the end of the step.
+MAX_STEPS_ALONE = 10
+
+
+class PromptShares:
+    """The shares of one step. `max_step_s`: the limit on the step. `decodes`: what it computes besides prompts.
+
+    The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`.
+    """
+
+    def __init__(self, max_step_s: float, costs: StepCosts, decodes: list[SeqStep]) -> None:
+        self._costs = costs
+        self._max_step_s = max_step_s
+        self._rest_s = costs.step_s + sum([costs.chunk_s(step.start, step.num_tokens) for step in decodes])
+        self._left_s = max(max_step_s - self._rest_s, MIN_SHARE * self._rest_s)
+        self._reserved_s = 0.0
+
+    def reserve_first(self, start: int, todo: int, budget: int) -> int:
+        """Reserve up to half of the step for the first prompt; return how many tokens of `budget` that takes."""
+        self._reserved_s = min(self._costs.chunk_s(start, todo), self._left_s / 2)
+        self._left_s -= self._reserved_s
+        return min(todo, -(-budget // 2))
+
+    def later(self, start: int, todo: int, budget: int) -> int:
+        """Return how many of `todo` tokens from `start` on a later prompt may compute; 0 if no time is left."""
+        if self._left_s <= 0:
+            return 0
+        short = todo <= budget and self._costs.chunk_s(start, todo) <= 2 * self._left_s
+        seconds, tokens = (self._left_s, budget) if short else (self._left_s / 2, -(-budget // 2))
+        return min(todo, self._within(start, seconds, tokens))
+
+    def spend(self, start: int, num_tokens: int) -> None:
+        self._left_s -= self._costs.chunk_s(start, num_tokens)
+
+    def first(self, start: int, todo: int, budget: int, *, alone: bool) -> int:
+        """Return how many tokens the first prompt computes, at least one. `alone`: no other sequence is delayed."""
+        left_s = max(self._left_s, 0.0) + self._reserved_s
+        if alone:
+            left_s = max(left_s, min(MIN_SHARE_ALONE * self._rest_s, MAX_STEPS_ALONE * self._max_step_s))
+        return min(todo, self._within(start, left_s, budget))
+
+    def _within(self, start: int, seconds: float, budget: int) -> int:
+        if not self._costs.prefill_token_s:
+            return budget
+        return min(budget, max(1, self._costs.tokens_within(start, seconds)))

@@ -1,0 +1,61 @@
+"""Methods of vLLM's `LLM` that this version lacks: each raises InvalidRequest, which names the reason and a remedy."""
+
+from typing import Any, NoReturn
+
+from octavo_engine.wire.errors import InvalidRequest
+
+_POOLING = "this version runs generative models only: use generate or chat"
+_SLEEP = "an engine keeps its weights until shutdown: call shutdown and create another LLM"
+_WORKERS = "the engine has no worker processes, and its model is private"
+_PROFILE = "there is no profiler: run the script under a profiler such as py-spy"
+_WEIGHTS = "weights are loaded only once: create another LLM"
+
+
+class UnsupportedMethods:
+    """The base of `LLM` that refuses by name, so that a script does not end with an AttributeError."""
+
+    def encode(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("encode", _POOLING)
+
+    def embed(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("embed", _POOLING)
+
+    def classify(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("classify", _POOLING)
+
+    def score(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("score", _POOLING)
+
+    def reward(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("reward", _POOLING)
+
+    def sleep(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("sleep", _SLEEP)
+
+    def wake_up(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("wake_up", _SLEEP)
+
+    def release_kv_cache_memory(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("release_kv_cache_memory", _SLEEP)
+
+    def collective_rpc(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("collective_rpc", _WORKERS)
+
+    def apply_model(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("apply_model", _WORKERS)
+
+    def start_profile(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("start_profile", _PROFILE)
+
+    def stop_profile(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("stop_profile", _PROFILE)
+
+    def init_weight_transfer_engine(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("init_weight_transfer_engine", _WEIGHTS)
+
+    def update_weights(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("update_weights", _WEIGHTS)
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise InvalidRequest(f"LLM.{name} is not supported: {reason}.", param=name)

@@ -1,0 +1,123 @@
+"""Plans a model's memory before it is loaded: type, longest request and KV cache, for a start and for a dry run alike.
+
+The model is built on torch's meta device, which has shapes but no memory. Type and length depend on the memory limit of
+the machine or its container, not on the memory that is free at the moment, so that equal pods make equal choices.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.layers.linear import Linear
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model
+from octavo_engine.runner.device import Device
+from octavo_engine.runner.memory import (
+    KVSize,
+    MemoryInfo,
+    ModelMemory,
+    fits_limit,
+    fitting_len,
+    kv_bytes_by_limit,
+    set_kv_bytes,
+    size,
+    size_kv,
+)
+from octavo_engine.sources.model_config import context_length
+from octavo_engine.wire.errors import StartupError
+
+_LOGGER = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """`memory`: before loading. `model`: its needs in `dtype`."""
+
+    dtype: torch.dtype
+    max_model_len: int
+    model: ModelMemory
+    kv: KVSize
+    memory: MemoryInfo
+
+
+def plan_memory(config: EngineConfig, device: Device, model_config: ModelConfig) -> MemoryPlan:
+    """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit."""
+    longest, memory = _longest(config, model_config), device.memory()
+    dtype = _DTYPES.get(config.dtype) or device.default_dtype(model_config)
+    model = _model_memory(config, device, model_config, dtype, longest)
+    may_halve = config.dtype == "auto" and dtype == torch.float32
+    if may_halve and not fits_limit(config, model, memory, max_model_len=longest):
+        _LOGGER.info(
+            "dtype auto: bfloat16, as float32 leaves no room for requests of %d tokens in %s of memory; "
+            "--dtype float32 selects it anyway",
+            *(longest, size(memory.total_bytes)),
+        )
+        dtype = torch.bfloat16
+        model = _model_memory(config, device, model_config, dtype, longest)
+    max_model_len = longest
+    if config.max_model_len is None:
+        max_model_len = fitting_len(config, model, memory, longest=longest)
+        _log_length(config, model, memory, max_model_len, longest)
+    if max_model_len < longest:  # RoPE's table, which counts as weights, becomes smaller
+        model = _model_memory(config, device, model_config, dtype, max_model_len)
+    kv = size_kv(config, model, memory, max_model_len=max_model_len)
+    _warn_if_cut(config, model, memory, kv)
+    return MemoryPlan(dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory)
+
+
+def planned_weights_bytes(model: Model) -> int:
+    """Return the bytes of the packed weights: a tied head may become a copy, a weight may be kept in two layouts."""
+    linears = (module for module in model.modules() if isinstance(module, Linear))
+    return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)
+
+
+def _longest(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the user's length, or the model's own. Raises StartupError above the model's length."""
+    wanted, longest = config.max_model_len, context_length(model)
+    if wanted is None:
+        return longest
+    if wanted < 1:
+        raise StartupError(f"--max-model-len must be at least 1, got {wanted}.")
+    if wanted > longest:
+        raise StartupError(f"--max-model-len {wanted} exceeds the model's length of {longest}: use at most {longest}.")
+    return wanted
+
+
+def _model_memory(
+    config: EngineConfig, device: Device, model_config: ModelConfig, dtype: torch.dtype, longest: int
+) -> ModelMemory:
+    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest)
+    bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
+    return ModelMemory(
+        weights_bytes=planned_weights_bytes(model),
+        bytes_per_block=bytes_per_block,
+        set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
+    )
+
+
+def _log_length(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, chosen: int, longest: int) -> None:
+    if chosen == longest:
+        _LOGGER.info("max_model_len auto: %d tokens, the model's own length", longest)
+        return
+    kv_bytes = model.set_kv_bytes
+    _LOGGER.info(
+        "max_model_len auto: %d of the model's %d tokens, as many as %s of KV cache hold at %s a token; weights take "
+        "%s of %s of memory; --max-model-len sets another length",
+        *(chosen, longest, size(kv_bytes_by_limit(config, model, memory) if kv_bytes is None else kv_bytes)),
+        f"{model.bytes_per_block / config.block_size / 1024:.1f} KiB",
+        *(size(model.weights_bytes), size(memory.total_bytes)),
+    )
+
+
+def _warn_if_cut(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv: KVSize) -> None:
+    wanted = kv_bytes_by_limit(config, model, memory)
+    is_share = config.gpu_memory_utilization is not None and model.set_kv_bytes is None
+    if is_share and wanted > memory.available_bytes - model.weights_bytes:
+        _LOGGER.warning(
+            "the KV cache gets %s instead of %s, as only %s of %s of memory are available; "
+            "--gpu-memory-utilization is a share of all memory",
+            *map(size, (kv.kv_bytes, wanted, memory.available_bytes, memory.total_bytes)),
+        )

@@ -1,0 +1,48 @@
+"""Errors in the form of Anthropic's API, `{"type": "error", "error": {"type", "message"}}`, on the routes of messages.
+
+The status decides the type; `openai.errors` decides the status and the message of every exception.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel
+
+from octavo_server.anthropic.routes import is_messages_path
+from octavo_server.openai.errors import ApiError, describe
+from octavo_server.openai.sse import named_frame
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class MessagesError(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesErrorResponse(BaseModel):
+    type: Literal["error"] = "error"
+    error: MessagesError
+
+
+def messages_error(error: ApiError) -> dict[str, Any]:
+    default = "invalid_request_error" if error.status < 500 else "api_error"
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, default), "message": error.message}}
+
+
+def error_event(error: Exception) -> bytes:
+    """Last frame of a stream of events that failed after it had started."""
+    return named_frame("error", messages_error(describe(error)))
+
+
+def error_body(error: ApiError, path: str) -> bytes:
+    """JSON body of an error, in the form of the API that `path` belongs to."""
+    return msgspec.json.encode(messages_error(error)) if is_messages_path(path) else error.body()

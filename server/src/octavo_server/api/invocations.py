@@ -1,0 +1,50 @@
+"""`POST /invocations`, as SageMaker calls it: a body with `messages` is a chat request, one with `prompt` a completion.
+
+The endpoint of that shape reads the body again, so fields, limits, errors and streams can't differ.
+"""
+
+from functools import partial
+
+from fastapi import APIRouter
+from octavo_engine.wire.errors import InvalidRequest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from octavo_server.api.chat import create_chat_completion
+from octavo_server.api.completions import create_completion
+from octavo_server.api.context import ApiContext, context_of
+from octavo_server.api.openapi import accepts
+from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.openai.chat import ChatCompletion
+from octavo_server.openai.invocations import InvocationRequest, InvocationShape
+
+router = APIRouter()
+
+
+@router.post(
+    "/invocations",
+    **accepts(InvocationRequest, "Answer a chat or completion request", answer=ChatCompletion, streams=True),
+)
+async def invoke(request: Request) -> Response:
+    context = context_of(request)
+    context.check_queue(request)
+    (raw, shape), _ = await read_body(request, partial(_parse, context))
+    endpoint = create_completion if shape.messages is None else create_chat_completion
+    return await endpoint(_with_body(request, raw))
+
+
+def _parse(context: ApiContext, raw: bytes) -> tuple[bytes, InvocationShape]:
+    shape = parse_body(context, InvocationShape, raw)
+    if shape.messages is None and shape.prompt is None:
+        raise InvalidRequest("The body needs messages (a chat request) or prompt (a completion).", param="messages")
+    return raw, shape
+
+
+def _with_body(request: Request, raw: bytes) -> Request:
+    """The same request with its body not read yet."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return Request(request.scope, receive)

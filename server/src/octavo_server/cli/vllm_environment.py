@@ -1,0 +1,31 @@
+"""Environment variables of `vllm serve` that `octavo serve` and `octavo route` read, and the check of their values."""
+
+import os
+
+from octavo_engine.log_format import LOGGING_LEVELS
+from octavo_engine.vllm_environment import ENGINE_VARIABLES, LOGGING_LEVEL, unused_variables
+from octavo_engine.wire.errors import StartupError
+
+KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
+SERVER_VARIABLES = ENGINE_VARIABLES | {"VLLM_API_KEY", KEEP_ALIVE_VARIABLE, READY_TIMEOUT_VARIABLE}
+
+
+def unused_server_variables() -> list[str]:
+    """Log lines about variables of vLLM without effect: one line, or none. Raises StartupError for a wrong level."""
+    level = os.environ.get(LOGGING_LEVEL, "INFO")
+    if level.upper() not in LOGGING_LEVELS:
+        raise StartupError(f"${LOGGING_LEVEL} is {level!r}: set it to one of {', '.join(LOGGING_LEVELS)}, or unset it.")
+    return unused_variables(os.environ, SERVER_VARIABLES)
+
+
+def seconds_of_environment(name: str) -> float | None:
+    """Value of a variable; None if it is unset or empty. Raises StartupError."""
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        value = -1.0
+    if value is not None and not 0 <= value < float("inf"):
+        raise StartupError(f"${name} is {text!r}, which is no number of seconds: set it to 0 or more, or unset it.")
+    return value

@@ -1,0 +1,96 @@
+"""Flags of `vllm serve` for which Octavo has no setting: accepted, if no output depends on them, or refused.
+
+The engine's are listed in `octavo_engine.vllm_args`, the HTTP server's here. A start names those without effect.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from octavo_engine.vllm_args import ALWAYS_ON, ENGINE_ARGUMENTS, OLD_SWITCH, SETTING, SWITCH
+from octavo_engine.vllm_argument import VllmArgument, describe_unused, find_unused
+
+_NO_PLUGIN: dict[str, Any] = {"missing": "the server runs no code of others."}
+_OFF = VllmArgument(fulfilled=(False,), is_switch=True)
+
+SERVER_ARGUMENTS: dict[str, VllmArgument] = {
+    **dict.fromkeys(("enable_prompt_tokens_details", "enable_request_id_headers"), ALWAYS_ON),
+    "enable_server_load_tracking": ALWAYS_ON,
+    "disable_log_requests": replace(ALWAYS_ON, note="--enable-log-requests logs requests"),
+    **dict.fromkeys(("enable_log_deltas", "enable_offline_docs", "enable_flash_late_interaction"), SWITCH),
+    **dict.fromkeys(("log_error_stack", "cohere_is_reasoning_model"), SWITCH),
+    **dict.fromkeys(("h11_max_incomplete_event_size", "h11_max_header_count", "cohere_format"), SETTING),
+    **dict.fromkeys(("data_parallel_supervisor_port", "dp_supervisor_probe_interval_s"), SETTING),
+    **dict.fromkeys(("dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"), SETTING),
+    "disable_frontend_multiprocessing": OLD_SWITCH,
+    "chat_template_content_format": VllmArgument(
+        fulfilled=("auto", "string"), missing="chat templates get the contents of messages as text."
+    ),
+    "middleware": VllmArgument(is_list=True, **_NO_PLUGIN),
+    "tool_parser_plugin": VllmArgument(fulfilled=("",), **_NO_PLUGIN),
+    "tool_server": VllmArgument(missing="the server runs no tools.", remedy="run tools in the client."),
+    "trust_request_chat_template": replace(
+        _OFF, missing="requests can't bring chat templates.", remedy="give --chat-template a file."
+    ),
+    "log_config_file": VllmArgument(missing="loggers can't be configured.", remedy="see --log-format."),
+    "enable_ssl_refresh": replace(_OFF, missing="certificates are read at the start.", remedy="restart to renew them."),
+    "fingerprint_mode": VllmArgument(fulfilled=("full",), missing="system_fingerprint has one form."),
+    "fingerprint_value": VllmArgument(missing="system_fingerprint has one form."),
+    "tokens_only": replace(_OFF, missing="all endpoints are served."),
+    "headless": replace(_OFF, missing="each engine has its own HTTP server.", remedy="see octavo up --replicas N."),
+    "grpc": replace(_OFF, missing="the API is HTTP."),
+}
+
+TABLE: Mapping[str, VllmArgument] = ENGINE_ARGUMENTS | SERVER_ARGUMENTS
+
+
+def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the tables that the parser doesn't have yet."""
+    group = parser.add_argument_group(
+        "vLLM's other flags",
+        "Flags of `vllm serve` that change no output here are accepted, and the log names them once. Others are "
+        "refused with the reason.",
+    )
+    taken = parser._option_string_actions
+    missing = {name: argument for name, argument in TABLE.items() if _flag(name) not in taken}
+    parser.set_defaults(vllm_arguments=frozenset(missing))
+    for name, argument in missing.items():
+        flags = [_flag(name), *argument.flags]
+        if argument.is_switch:
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, help=argparse.SUPPRESS)
+        else:
+            nargs = "+" if argument.is_list else None
+            group.add_argument(*flags, type=json_or_text, nargs=nargs, help=argparse.SUPPRESS)
+
+
+def vllm_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's arguments that were given, for `resolve_config`."""
+    return _given(args, ENGINE_ARGUMENTS)
+
+
+def check_server_arguments(args: argparse.Namespace) -> None:
+    """Raises StartupError for a flag of the HTTP server with a refused value."""
+    list(find_unused(SERVER_ARGUMENTS, _given(args, SERVER_ARGUMENTS)))
+
+
+def unused_flags(args: argparse.Namespace) -> list[str]:
+    """Log lines about flags that were accepted without effect."""
+    return describe_unused(find_unused(TABLE, _given(args, TABLE)), as_flags=True)
+
+
+def _given(args: argparse.Namespace, table: Mapping[str, VllmArgument]) -> dict[str, Any]:
+    added: frozenset[str] = args.vllm_arguments
+    return {n: value for n in table if n in added and (value := getattr(args, n)) is not None}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
