@@ -12,7 +12,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 #: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 #: Fields of a request that chat templates use under the same name.
-TEMPLATE_FIELDS = ("documents",)
+TEMPLATE_FIELDS = ("documents", "reasoning_effort")
 
 
 class ChatRenderer(Protocol):
@@ -92,8 +92,5 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     kwargs: Mapping[str, Any] = body.chat_template_kwargs or {}
     if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
         raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
-    extra = body.model_extra or {}
-    named = {name: extra[name] for name in TEMPLATE_FIELDS if extra.get(name) is not None}
-    if body.reasoning_effort is not None:
-        named["reasoning_effort"] = body.reasoning_effort
+    named = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name, None)) is not None}
     return {**named, **kwargs}
