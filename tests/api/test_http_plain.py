@@ -53,8 +53,8 @@ async def send_raw(server, *requests):
 
 def post(**fields):
     body = json.dumps({"model": MODEL, "prompt": "a", **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
+    head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def test_a_stream_to_http_1_0_is_unchunked_and_ends_with_the_connection(server):

@@ -49,7 +49,7 @@ async def test_only_small_bodies_are_parsed_on_the_event_loop(served, parsed_in)
         await routed.routable(MODEL, 1)
         for num_bytes, is_large in ((SMALL, False), (LARGE, True)):
             path, body = hostile_body("long text", num_bytes)
-            answer = await routed.http.post(path, content=body)
+            answer = await routed.http.post(path, content=body, headers={"content-type": "application/json"})
             assert answer.status_code == (400 if is_large else 200)
             at_router, at_engine = parsed_in[-2:]
             for thread in (at_router, at_engine):
@@ -60,7 +60,7 @@ async def test_only_small_bodies_are_parsed_on_the_event_loop(served, parsed_in)
 async def test_every_shape_gets_a_short_response_and_leaves_no_memory(served):
     for name in SHAPES:
         path, body = hostile_body(name, LARGE)
-        answer = await served.http.post(path, content=body)
+        answer = await served.http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code in (200, 400, 404), (name, answer.text)
         assert len(answer.content) < 4000, name
     assert served.server.config.app.state.context.body_budget.num_bytes == 0
@@ -94,7 +94,7 @@ async def test_bodies_beyond_the_budget_are_refused(tmp_path):
     ):
         await routed.routable(MODEL, 1)
         for http in (served.http, routed.http):
-            answer = await http.post(path, content=body)
+            answer = await http.post(path, content=body, headers={"content-type": "application/json"})
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "--max-body-memory" in answer.json()["error"]["message"]
             assert (await http.post(COMPLETION, json={"prompt": "a"})).status_code == 200

@@ -10,6 +10,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
 TEXT = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+UNFINISHED = HEAD + b"Content-Length: 100\r\n\r\n{"
 LIMIT = 100_000
 
 
@@ -26,7 +28,7 @@ async def still_serves(served):
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"])
 async def test_a_declared_size_beyond_the_limit_is_refused(served, path):
-    answer = await served.http.post(path, content=b"x" * (LIMIT + 1))
+    answer = await served.http.post(path, content=b"x" * (LIMIT + 1), headers={"content-type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (413, "RequestTooLargeError", 413)
     assert f"The request body has {LIMIT + 1} bytes; the limit is {LIMIT}: send less" in error["message"]
@@ -43,7 +45,7 @@ async def test_a_chunked_body_beyond_the_limit_is_refused(served):
             sent += 1000
             yield b" " * 1000
 
-    answer = await served.http.post(TEXT, content=chunks())
+    answer = await served.http.post(TEXT, content=chunks(), headers={"content-type": "application/json"})
     assert answer.status_code == 413
     assert sent == 1_000_000
     read = re.search(rf"has at least (\d+) bytes; the limit is {LIMIT}: ", answer.json()["error"]["message"])
@@ -53,12 +55,16 @@ async def test_a_chunked_body_beyond_the_limit_is_refused(served):
 
 async def test_a_body_of_exactly_the_limit_is_accepted(served):
     body = b'{"prompt": "a"}'
-    assert (await served.http.post(TEXT, content=body + b" " * (LIMIT - len(body)))).status_code == 200
+    assert (
+        await served.http.post(
+            TEXT, content=body + b" " * (LIMIT - len(body)), headers={"content-type": "application/json"}
+        )
+    ).status_code == 200
 
 
 async def test_a_body_that_never_ends_is_timed_out(served):
     reader, writer = await connect(served)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    writer.write(UNFINISHED)
     answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
@@ -70,7 +76,7 @@ async def test_a_body_that_never_ends_is_timed_out(served):
 async def test_a_client_that_vanishes_within_its_body_leaves_no_request(served, caplog):
     with caplog.at_level(logging.DEBUG, "octavo_server"):
         _, writer = await connect(served)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(UNFINISHED)
         await writer.drain()
         while (await served.http.get("/drain")).json()["running"] != 1:
             await asyncio.sleep(0.001)

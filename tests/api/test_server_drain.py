@@ -90,7 +90,9 @@ async def test_a_request_that_is_still_being_read_is_waited_for(served):
         yield b'"max_tokens": 3}'
 
     half = asyncio.Event()
-    sending = asyncio.create_task(served.http.post(TEXT, content=slowly()))
+    sending = asyncio.create_task(
+        served.http.post(TEXT, content=slowly(), headers={"content-type": "application/json"})
+    )
     while (await served.http.get("/drain")).json()["running"] != 1:
         await asyncio.sleep(0.001)
     await served.stop()

@@ -29,7 +29,7 @@ async def test_full_queue_gives_a_429_with_retry_after(tmp_path, path):
     async with serving(engine, queue=queue(max_num_queued_reqs=1)) as served:
         running = await held_request(served)
         for body in (b'{"prompt": "b"}', b"not even read"):
-            answer = await served.http.post(path, content=body)
+            answer = await served.http.post(path, content=body, headers={"content-type": "application/json"})
             error = answer.json()["error"]
             assert (answer.status_code, error["type"], error["code"]) == (429, "RateLimitError", 429)
             assert int(answer.headers["retry-after"]) >= 1

@@ -97,7 +97,7 @@ async def test_stream_gives_the_same_result_for_every_split(qwen, num_first):
 
 async def test_hidden_reasoning_is_not_returned(qwen):
     message = (await ask(qwen, include_reasoning=False))["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert {k: v for k, v in message.items() if v is not None} == {"role": "assistant", "content": "Yes."}
     joined, _, deltas = await stream(qwen, include_reasoning=False)
     assert joined["content"] == "Yes."
     assert not any("reasoning" in delta for delta in deltas)
@@ -106,7 +106,7 @@ async def test_hidden_reasoning_is_not_returned(qwen):
 async def test_reasoning_can_be_turned_off(qwen):
     qwen.engine.replies = ["Yes."]
     message = (await ask(qwen, chat_template_kwargs={"enable_thinking": False}))["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert {k: v for k, v in message.items() if v is not None} == {"role": "assistant", "content": "Yes."}
 
 
 async def test_answer_without_reasoning_has_only_text(qwen):

@@ -110,7 +110,7 @@ REFUSED = {
     "empty prompt": (TEXT, {"prompt": ""}, 400),
     "no such token": (TEXT, {"prompt": [100_000]}, 400),
     "too long": (TEXT, {"prompt": "a" * 600}, 400),
-    "no room for the output": (CHAT, {"messages": HELLO, "max_tokens": 512}, 400),
+    "no output": (CHAT, {"messages": HELLO, "max_tokens": 0}, 400),
     "a value out of range": (CHAT, {"messages": HELLO, "temperature": 3}, 400),
     "no messages": (CHAT, {"messages": []}, 400),
     "ill-typed": (CHAT, {"messages": 5}, 400),

@@ -13,7 +13,7 @@ from octavo_testing.server import ScriptedClient, serving
 
 LIMITS = RequestLimits(request_timeout_s=0.2)
 MAX_BACKLOG_BYTES = 256 * 1024
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -45,7 +45,8 @@ def large_stream():
 
 def post(path, fields):
     body = json.dumps(fields).encode()
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (path.encode(), len(body)) + body
 
 
 async def test_an_unread_stream_is_aborted_and_bounded_in_memory(engine, caplog):

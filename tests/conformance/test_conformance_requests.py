@@ -9,6 +9,7 @@ from octavo_testing.conformance import conforms
 from octavo_testing.target import REAL_MODEL
 from openai import AuthenticationError, BadRequestError, NotFoundError
 
+JSON_TYPE = "Content-Type: application/json\r\n"
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 CONTEXT = re.compile(
@@ -60,27 +61,41 @@ def test_errors_have_openai_s_body(tiny):
 
 
 @pytest.mark.real_model
-@conforms(4, "An unknown model gets a 404 NotFoundError; without `model` the first served name answers", how="openai")
+@conforms(4, "An unknown model gets a 404 NotFoundError; `model` of an answer is the first served name", how="openai")
 def test_model_names_are_checked(real):
     with pytest.raises(NotFoundError, match=re.escape("The model `gpt-9` does not exist.")):
         real.openai.chat.completions.create(model="gpt-9", messages=HELLO)
     assert real.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}).json()["model"] == REAL_MODEL
-    assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == "org/alias"
+    assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == REAL_MODEL
 
 
 @conforms(5, "A prompt beyond the context gets a 400 with vLLM's text, which agents parse", how="openai")
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
-        tiny.openai.completions.create(model="tiny", prompt=ids("x" * 250), max_tokens=30, stream=stream)
+        tiny.openai.completions.create(model="tiny", prompt=ids("x" * 260), max_tokens=30, stream=stream)
     error = caught.value
     assert (error.type, error.param) == ("BadRequestError", "input_tokens")
     assert error.body["message"] == (
         "This model's maximum context length is 256 tokens. However, you requested 30 output tokens and your prompt "
-        "contains at least 250 input tokens, for a total of at least 280 tokens. Please reduce the length of the input "
-        "prompt or the number of requested output tokens. (parameter=input_tokens, value=250)"
+        "contains at least 260 input tokens, for a total of at least 290 tokens. Please reduce the length of the input "
+        "prompt or the number of requested output tokens. (parameter=input_tokens, value=260)"
     )
-    assert CONTEXT.search(error.message).groups() == ("256", "30", "250")
+    assert CONTEXT.search(error.message).groups() == ("256", "30", "260")
+
+
+@conforms(9, "`max_tokens` beyond the context is cut to what fits", how="openai")
+def test_an_output_limit_beyond_the_context_is_cut(tiny):
+    answer = tiny.openai.completions.create(
+        model="tiny", prompt=ids("x" * 250), max_tokens=30, extra_body={"ignore_eos": True}
+    )
+    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (6, "length")
+
+
+@conforms(2, "A body of another content type than application/json gets a 400", how="HTTP")
+def test_bodies_must_be_json(tiny):
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert tiny.http.post(TEXT, content=b'{"prompt": "a"}', headers=form).status_code == 400
 
 
 @conforms(
@@ -122,8 +137,6 @@ def test_api_keys_are_checked(tiny):
     assert tiny.openai.with_options(api_key="sk-other-0123456789").models.list().data[0].id == "tiny"
     with httpx.Client(base_url=tiny.url) as nobody:
         assert nobody.post(CHAT, json={"messages": HELLO}).status_code == 401
-        asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-        assert nobody.options(CHAT, headers=asked).status_code == 200
         assert [nobody.get(path).status_code for path in ("/health", "/version", "/metrics")] == [200, 200, 200]
         assert nobody.post("/tokenize", json={"prompt": "a"}).status_code == 401
     with httpx.Client(base_url=tiny.url, headers={"Authorization": "Bearer sk-other-0123456789"}) as tenant:
@@ -227,7 +240,7 @@ def test_disconnect_aborts_a_plain_response(real):
     before = aborted(real.metrics())
     host, port = real.url.removeprefix("http://").split(":")
     body = b'{"prompt": "Count:", "max_tokens": 1500, "ignore_eos": true}'
-    head = f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: {host}\r\n{JSON_TYPE}Content-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head + body)
         real.metrics_when(lambda m: m["vllm:num_requests_running"] == 1)

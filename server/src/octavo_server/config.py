@@ -62,7 +62,7 @@ class HttpSettings:
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
     otlp_traces_endpoint: str | None = None
-    allowed_origins: tuple[str, ...] | None = None  # for CORS; None: all origins if the server needs keys, else none
+    allowed_origins: tuple[str, ...] = ()  # for CORS
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False

@@ -180,7 +180,7 @@ def test_stats_count_used_slots() -> None:
     sim.add("a", [1] * 6, n=2)
     sim.tick()
     stats = sim.scheduler.stats()
-    assert (stats.in_use_blocks, stats.kv_used_slots, stats.batched_tokens) == (2, 6, 6)
+    assert (stats.in_use_blocks, stats.kv_used_slots, stats.batched_tokens) == (2, 6, 8)
     sim.tick()
     stats = sim.scheduler.stats()
     assert (stats.in_use_blocks, stats.kv_used_slots) == (3, 10)

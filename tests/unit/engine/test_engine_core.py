@@ -179,7 +179,7 @@ def test_block_changes_are_published_before_a_step_runs():
     core.add(make_request("fills", "0123456789ab", params=scripted("x")))
     ended = core.step()
     assert published == [((1, 11, 0), (3, 0)), "runs"]
-    assert (ended.kv, ended.stats.prefill_backlog_tokens, ended.stats.batched_tokens) == (None, 0, 12)
+    assert (ended.kv, ended.stats.prefill_backlog_tokens, ended.stats.batched_tokens) == (None, 0, 13)
     run(core)
     published.clear()
     core.add(make_request("evicts", "abcdefghijkl", params=scripted("x")))

@@ -37,7 +37,7 @@ def identify(policy, path, headers=(), *, method="GET", port=8000):
         ("/v1/models/org/name", "client"),
         ("/v1/responses/id/cancel", "client"),
         ("/v1/modelsx", None),
-        ("/drain/", None),
+        ("/drain/", "admin"),
         ("", None),
         ("/kv/events", "router"),
     ],

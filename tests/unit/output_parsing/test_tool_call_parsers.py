@@ -159,12 +159,13 @@ def test_required_answer_gives_its_calls(answer, calls):
 
 
 @pytest.mark.parametrize(
-    ("answer", "arguments"), [('{"a": {"b": "}"}}', '{"a": {"b": "}"}}'), ("", ""), ('{"a', '{"a')]
+    ("answer", "arguments"),
+    [('{"a": {"b": "}"}}', ['{"a": {"b": "}"}}']), ("{}", ["{}"]), ('{"a', ['{"a']), ("", []), ("{", [])],
 )
 def test_named_answer_gives_its_arguments(answer, arguments):
     joined = join_events(assert_same_for_all_splits(lambda: NamedToolParser(numbered_ids(), "f"), answer))
-    assert [(call.name, call.arguments) for call in joined.calls] == [("f", arguments)]
-    assert joined.text is None
+    assert [(call.name, call.arguments) for call in joined.calls] == [("f", text) for text in arguments]
+    assert (joined.text or "") == ("" if arguments else answer)
 
 
 @pytest.mark.parametrize(("name", "beginning"), [("llama3_json", '{"id":[{"id":{'), ("hermes", '<tool_call>{"x":[')])

@@ -79,6 +79,7 @@ class Committer:
 
     def _count_first_token(self, seq: Sequence) -> None:
         seq.first_token_s = self._state.now
+        self._state.counters.batched_tokens += 1  # the step computed the prompt and generated a token besides
         if seq.key[-1] == 0:  # the sequence that computed the prompt
             self._state.counters.prompt_tokens += seq.num_prompt
 

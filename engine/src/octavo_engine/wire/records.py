@@ -106,7 +106,7 @@ class EngineStats:
     kv_used_slots: int = 0
     prefill_backlog_tokens: int = 0
     steps: int = 0
-    batched_tokens: int = 0  # tokens of the latest step
+    batched_tokens: int = 0  # tokens of the latest step: computed prompt tokens plus generated tokens
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
     preemptions: int = 0

@@ -180,8 +180,8 @@ class SamplingParams:
         for param in ("logprobs", "prompt_logprobs"):
             value = getattr(self, param)
             _check(value is None or (_is_int(value) and value >= -1), param, "-1 (the whole vocabulary) or more", value)
-        ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**64)
-        _check(ok, "seed", "a 64-bit integer", self.seed)
+        ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63)
+        _check(ok, "seed", f"in [{-(2**63)}, {2**63 - 1}]", self.seed)
         interval, budget = self.stream_interval, self.thinking_token_budget
         _check(interval is None or interval >= 1, "stream_interval", "at least 1", interval)
         _check(budget is None or budget >= 0, "thinking_token_budget", "-1 (no limit) or more", budget)

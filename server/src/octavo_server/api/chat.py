@@ -12,6 +12,7 @@ from starlette.responses import Response
 from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
@@ -34,7 +35,8 @@ async def create_chat_completion(request: Request) -> Response:
     writer = ChatWriter(context, turn.meta, turn.body, turn.generation, output_parsing=turn.output_parsing)
     if turn.body.stream:
         return SSEResponse(context.in_flight, turn.meta.id, writer.frames(), writer.state.headers)
-    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
+    headers = with_load(request, context.client, writer.state.headers)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def _prepare(
     prompt = _prompt_of(context, body)
     params = body.sampling_params(
         context.client.default_sampling_params,
-        max_tokens=_output_limit(context, body, prompt),
+        max_tokens=_output_limit(context, body),
         logprobs=body.num_logprobs,
     )
     output_parsing = OutputParserConfig(
@@ -93,13 +95,11 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
     return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 
-def _output_limit(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> int | None:
-    """Most tokens of the answer: the request's limit; else the model's default, at most the context that the prompt
-    leaves free; None without either, which stands for the whole free context."""
+def _output_limit(context: ApiContext, body: ChatCompletionRequest) -> int | None:
+    """Most tokens of the answer: the request's limit; else the model's default; None without either, which stands for
+    the whole free context. The generation cuts a limit to the free context."""
     default = context.client.default_sampling_params.get("max_tokens")
-    if body.output_limit is not None or default is None:
-        return body.output_limit
-    return max(1, min(int(default), context.client.max_model_len - len(prompt.token_ids)))
+    return default if body.output_limit is None else body.output_limit
 
 
 async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_bytes: int) -> PromptInput:
@@ -108,5 +108,6 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
     text = render_messages(context.client.chat_template, body, context.render_defaults)
-    ids = context.tokenize_prompt(text, add_special_tokens=bool(body.add_special_tokens))
-    return PromptInput(token_ids=ids, text=text)
+    special, may_exceed = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
+    ids = context.tokenize_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
+    return PromptInput(token_ids=body.truncate(ids, max_model_len=context.client.max_model_len), text=text)

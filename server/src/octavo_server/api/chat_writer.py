@@ -1,6 +1,6 @@
 """Writes a chat response, whole or as chunks. An answer with reasoning or calls gets one chunk per event."""
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from octavo_server.api.answer_state import ChoiceState
 from octavo_server.api.context import ApiContext, ResponseMeta
@@ -61,7 +61,7 @@ class ChatWriter(BaseResponseWriter):
             choices=[self._full_choice(choice) for choice in self.state.choices],
             usage=self.state.usage(),
             system_fingerprint=meta.fingerprint,
-            prompt_logprobs=UNSET if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
+            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
             prompt_token_ids=self._prompt_token_ids(),
         )
 
@@ -87,6 +87,8 @@ class ChatWriter(BaseResponseWriter):
             last.logprobs = self._choice_logprobs(choice)
         if choice.finish_reason is not None:
             last.finish_reason, last.stop_reason = choice.finish_reason, choice.stop_reason
+        for chunk in chunks:
+            chunk.choices[0].token_ids = None
         if self.returns_ids:
             last.token_ids = choice.token_ids
         return chunks
@@ -107,7 +109,7 @@ class ChatWriter(BaseResponseWriter):
             self._choice_logprobs(choice),
             choice.finish_reason,
             choice.stop_reason,
-            choice.token_ids if self.returns_ids else UNSET,
+            choice.token_ids if self.returns_ids else None,
         )
 
     def _message(self, choice: ChoiceState) -> AnswerMessage:
@@ -116,16 +118,16 @@ class ChatWriter(BaseResponseWriter):
         joined = join_events(choice.parts)
         calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
         text = joined.text if calls or joined.reasoning else joined.text or ""
-        reasoning = joined.reasoning if choice.parser.emits_reasoning else UNSET
-        return AnswerMessage(
-            self._role, text, tool_calls=calls or UNSET, reasoning=reasoning, reasoning_content=reasoning
-        )
+        message = AnswerMessage(self._role, text, tool_calls=calls or UNSET)
+        if choice.parser.emits_reasoning:
+            message.reasoning = message.reasoning_content = joined.reasoning
+        return message
 
     def _choice_logprobs(self, choice: ChoiceState) -> ChatLogprobs | None:
         return self._logprobs.chat(choice.logprobs) if self._wants_logprobs else None
 
-    def _prompt_token_ids(self) -> list[int] | UnsetType:
-        return self.generation.prompts[0].token_ids if self.returns_ids else UNSET
+    def _prompt_token_ids(self) -> list[int] | None:
+        return self.generation.prompts[0].token_ids if self.returns_ids else None
 
 
 def _delta(part: OutputEvent) -> DeltaMessage:

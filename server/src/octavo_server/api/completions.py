@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from fastapi import APIRouter
-from msgspec import UNSET
+from msgspec import structs
 from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from octavo_server.api.answer_state import ChoiceState
 from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
+from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.api.writer import BaseResponseWriter
@@ -19,6 +20,8 @@ from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.completion import (
     Completion,
     CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
     CompletionLogprobs,
     CompletionRequest,
     Prompt,
@@ -38,7 +41,8 @@ async def create_completion(request: Request) -> Response:
     writer = CompletionWriter(context, meta, body, generation)
     if body.stream:
         return SSEResponse(context.in_flight, meta.id, writer.frames(), writer.state.headers)
-    return CancellableJSONResponse(context.in_flight, meta.id, writer.body, writer.state.headers)
+    headers = with_load(request, context.client, writer.state.headers)
+    return CancellableJSONResponse(context.in_flight, meta.id, writer.body, headers)
 
 
 async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionRequest, Generation]:
@@ -66,12 +70,14 @@ def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingPa
 
 
 async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Prompt) -> PromptInput:
+    text, may_exceed = (prompt if isinstance(prompt, str) else None), body.truncate_prompt_tokens is not None
     if isinstance(prompt, str):
         special = True if body.add_special_tokens is None else body.add_special_tokens
-        return PromptInput(token_ids=await context.encode_prompt(prompt, add_special_tokens=special), text=prompt)
-    if not body.echo:
-        return PromptInput(token_ids=prompt)
-    return PromptInput(token_ids=prompt, text=context.decode(prompt))
+        prompt = await context.encode_prompt(prompt, add_special_tokens=special, may_exceed=may_exceed)
+    ids = body.truncate(prompt, max_model_len=context.client.max_model_len)
+    if body.echo and (text is None or len(ids) < len(prompt)):
+        text = context.decode(ids)
+    return PromptInput(token_ids=ids, text=text)
 
 
 class CompletionWriter(BaseResponseWriter):
@@ -86,40 +92,50 @@ class CompletionWriter(BaseResponseWriter):
         self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=self.writes_token_ids)
 
     def full_response(self) -> Completion:
-        completion = self._completion([self._choice(choice) for choice in self.state.choices], with_usage=True)
-        completion.system_fingerprint = self.meta.fingerprint
-        return completion
-
-    def chunks(self, choice: ChoiceState) -> list[Completion]:
-        return [self._completion([self._choice(choice)], with_usage=False)]
-
-    def usage_chunk(self) -> Completion:
-        return self._completion([], with_usage=True)
-
-    def _completion(self, choices: list[CompletionChoice], *, with_usage: bool) -> Completion:
         meta = self.meta
-        completion = Completion(id=meta.id, created=meta.created, model=meta.model, choices=choices)
-        if with_usage:
-            completion.usage = self.state.usage()
-        return completion
+        return Completion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            choices=[self._full_choice(choice) for choice in self.state.choices],
+            usage=self.state.usage(),
+            system_fingerprint=meta.fingerprint,
+        )
 
-    def _choice(self, choice: ChoiceState) -> CompletionChoice:
+    def chunks(self, choice: ChoiceState) -> list[CompletionChunk]:
+        return [self._chunk([self._choice(choice)])]
+
+    def usage_chunk(self) -> CompletionChunk:
+        chunk = self._chunk([])
+        chunk.usage = self.state.usage()
+        return chunk
+
+    def _chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+        meta = self.meta
+        return CompletionChunk(id=meta.id, created=meta.created, model=meta.model, choices=choices)
+
+    def _full_choice(self, choice: ChoiceState) -> CompletionChoice:
+        prompt_logprobs = choice.prompt_logprobs if self._returns_prompt_logprobs else None
+        return CompletionChoice(
+            **structs.asdict(self._choice(choice)),
+            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
+        )
+
+    def _choice(self, choice: ChoiceState) -> CompletionChunkChoice:
         prompt = self.generation.prompts[choice.prompt_idx]
         opens = not choice.has_opened
         text = "" if self._hides_output else choice.text
         echo = prompt.text or "" if opens and self._echoes else ""
-        written = CompletionChoice(
+        written = CompletionChunkChoice(
             choice.index,
             echo + text,
             self._choice_logprobs(choice, prompt) if self._num_logprobs is not None else None,
             choice.finish_reason,
             choice.stop_reason,
         )
-        if self._returns_prompt_logprobs and choice.prompt_logprobs is not None:
-            written.prompt_logprobs = prompt_list(choice.prompt_logprobs, self.codec)
         if self.returns_ids:
             written.token_ids = [] if self._hides_output else choice.token_ids
-            written.prompt_token_ids = prompt.token_ids if opens else UNSET
+            written.prompt_token_ids = prompt.token_ids if opens else None
         return written
 
     def _choice_logprobs(self, choice: ChoiceState, prompt: PromptInput) -> CompletionLogprobs:

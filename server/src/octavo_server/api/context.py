@@ -100,12 +100,10 @@ class ApiContext:
         self.admission.check(request.scope["state"].get("tenant", ""))
 
     def resolve_model_name(self, asked: str | None) -> str:
-        """Check the `model` of a body; return the first served name if it is missing or empty. Raises ModelNotFound."""
-        if not asked:
-            return self.config.model_name
-        if asked not in self.config.served_model_names:
+        """Check the `model` of a body, which may be missing; return the first served name. Raises ModelNotFound."""
+        if asked and asked not in self.config.served_model_names:
             raise ModelNotFound(asked)
-        return asked
+        return self.config.model_name
 
     def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
         state = request.scope["state"]
@@ -124,7 +122,7 @@ class ApiContext:
     ) -> Generation:
         """Return the generation of a parsed request. It starts, and counts in metrics, when its deltas are read."""
 
-        def track(prompt: PromptInput) -> "RequestMetrics":
+        def track(prompt: PromptInput, params: "SamplingParams") -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
             return self.telemetry.track_request(
                 meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
@@ -148,14 +146,18 @@ class ApiContext:
         """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text."""
         return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
 
-    async def encode_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise a prompt in a thread. Raises ContextLengthExceeded, at once, if the text can't fit the context."""
-        tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens)
+    async def encode_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
+        """Tokenise a prompt in a thread. Raises ContextLengthExceeded, at once, if the text can't fit the context.
+
+        `may_exceed`: accept such a text, since the caller truncates the prompt.
+        """
+        tokenize = partial(self.tokenize_prompt, text, add_special_tokens=add_special_tokens, may_exceed=may_exceed)
         return await self.threads.run(tokenize, num_bytes=len(text))
 
-    def tokenize_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def tokenize_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
         """The same as `encode_prompt`, for callers that already run in a thread."""
-        check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
+        if not may_exceed:
+            check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         return self._tokenize(text, add_special_tokens)
 
     def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:

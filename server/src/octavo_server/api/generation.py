@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_engine.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -49,7 +50,7 @@ class Generation:
     cache_salt: str
     tenant: str
     admission: Admission
-    track: "Callable[[PromptInput], RequestMetrics]"
+    track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
@@ -58,7 +59,7 @@ class Generation:
 
     def resolved(self) -> list[SamplingParams]:
         """Sampling parameters that the engine would use for each prompt. Raises InvalidRequest as `deltas` does."""
-        return [self.client.resolve(p.token_ids, self.params, priority=self.priority) for p in self.prompts]
+        return [self.client.resolve(p.token_ids, self._fitted(p), priority=self.priority) for p in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
         """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
@@ -68,11 +69,12 @@ class Generation:
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
     async def _prompt_deltas(self, index: int) -> AsyncGenerator[GenerationDelta, None]:
-        track = self.track(self.prompts[index])
+        params = self._fitted(self.prompts[index])
+        track = self.track(self.prompts[index], params)
         engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
             with self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as admitted:
-                async with aclosing(self._outputs(index, engine_id, admitted.turn)) as outputs:
+                async with aclosing(self._outputs(index, engine_id, params, admitted.turn)) as outputs:
                     async for output in outputs:
                         if not admitted.has_started:
                             self._start(admitted, output)
@@ -102,13 +104,21 @@ class Generation:
             )
         admitted.start()
 
-    def _outputs(self, index: int, engine_id: str, turn: float) -> "AsyncGenerator[RequestOutput, None]":
+    def _fitted(self, prompt: PromptInput) -> SamplingParams:
+        """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
+        return fit_to_context(
+            prompt.params or self.params, len(prompt.token_ids), self.client.max_model_len, clamp=True
+        )
+
+    def _outputs(
+        self, index: int, engine_id: str, params: SamplingParams, turn: float
+    ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         limit_s = self.admission.limits.max_queue_time_s
         return self.client.generate(
             described,
-            prompt.params or self.params,
+            params,
             engine_id,
             kind="delta",
             priority=self.priority,

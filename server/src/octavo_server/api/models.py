@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
@@ -22,6 +22,8 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}", **answers("One served name", ModelObject, refusals=(401, 404)))
 async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
+    if not model:
+        return RedirectResponse(request.url.replace(path=request.url.path.removesuffix("/")))
     if model not in context.config.served_model_names:
         raise ModelNotFound(model)
     return json_reply(_card(context, model))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.http.body import ClientDisconnected
 from octavo_server.http.body import read_body as read_raw
+from octavo_server.openai.errors import MalformedRequest
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.unsupported import refuse_unsupported
@@ -27,10 +28,11 @@ MAX_LOGGED_FIELDS = 20
 async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
     """Return the parsed body and its size in bytes; the body itself is not kept.
 
-    Raises the errors of `parse`, RequestTooLarge or RequestTimeout beyond `RequestLimits`, ClientDisconnected, and
-    Unavailable if too many bodies are being read.
+    Raises the errors of `parse`, MalformedRequest for another type than JSON, RequestTooLarge or RequestTimeout beyond
+    `RequestLimits`, ClientDisconnected, and Unavailable if too many bodies are being read.
     """
     context = context_of(request)
+    check_content_type(request.headers.get("content-type", ""))
     with context.body_budget.reserve() as reservation:
         try:
             raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
@@ -39,6 +41,16 @@ async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple
             logger.debug("request %s: the client disconnected before the body was complete", request_id)
             raise
         return await context.threads.parse(parse, raw), len(raw)
+
+
+def check_content_type(kind: str) -> None:
+    """Check that a body is declared as JSON, as pages of other origins then ask before they send it (CORS).
+
+    Raises MalformedRequest.
+    """
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        declared = f"is of type {kind[:100]!r}" if kind else "has no content type"
+        raise MalformedRequest(f"The body {declared}: send JSON with the header 'Content-Type: application/json'.")
 
 
 def parse_body(context: ApiContext, kind: type[Body], raw: bytes) -> Body:

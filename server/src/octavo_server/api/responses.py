@@ -19,6 +19,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.errors import NotStored, malformed
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.openai.responses_answer import ResponseObject
+from octavo_server.openai.unsupported import refuse_unsupported
 
 router = APIRouter()
 NOT_FOUND = (401, 404)
@@ -49,6 +50,7 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
     body = parse_body(context, ResponsesRequest, raw)
     context.resolve_model_name(body.model)
+    refuse_unsupported(body)
     body.check()
     return body, _as_chat(body)
 

@@ -31,11 +31,13 @@ class BaseResponseWriter(ABC):
         self.returns_ids = bool(request.return_token_ids)
         asked = request.return_tokens_as_token_ids
         self.writes_token_ids = context.config.return_tokens_as_token_ids if asked is None else asked
-        self._stream_interval = context.config.stream_interval
+        self._stream_interval = max(context.config.stream_interval, request.stream_interval or 1)
         self._reports_times = context.config.enable_per_request_metrics
         options = request.stream_options
         self._ends_with_usage = context.config.enable_force_include_usage or bool(options and options.include_usage)
-        self.usage_everywhere = self._ends_with_usage and bool(options and options.continuous_usage_stats)
+        self.usage_everywhere = context.config.enable_force_include_usage or (
+            self._ends_with_usage and bool(options and options.continuous_usage_stats)
+        )
 
     async def body(self) -> bytes:
         async with aclosing(self.generation.deltas()) as deltas:
@@ -43,7 +45,7 @@ class BaseResponseWriter(ABC):
                 self.state.add(delta)
         response = self.full_response()
         if self._reports_times:
-            response.metrics = self.state.latest.times
+            response.metrics = self.state.latest.times or None
         return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:

@@ -22,7 +22,7 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "port": args.port,
         "uvicorn_log_level": args.uvicorn_log_level,
         **keys_of(args),
-        "allowed_origins": None if args.allowed_origins is None else tuple(args.allowed_origins),
+        "allowed_origins": tuple(args.allowed_origins or ()),
         "allowed_methods": tuple(args.allowed_methods),
         "allowed_headers": tuple(args.allowed_headers),
         "allow_credentials": args.allow_credentials,
@@ -60,8 +60,7 @@ def add_cors_flags(group: Any) -> None:
         *("--allowed-origins",),
         type=json_list,
         metavar="JSON",
-        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins. Default: all if '
-        "an API key is required, else none.",
+        help='Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins. Default: none.',
     )
     for flag, what in (("--allowed-methods", "Methods"), ("--allowed-headers", "Headers")):
         text = f"{what} of requests from those pages, as a JSON list. Default: all."

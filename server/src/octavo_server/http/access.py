@@ -70,8 +70,11 @@ ANONYMOUS = Identity()
 
 
 def kind_of(path: str) -> Kind | None:
-    """Kind of a route, None for a path that the table doesn't list. `path` is without the root path."""
-    kind = ROUTES.get(path)
+    """Kind of a route, None for a path that the table doesn't list. `path` is without the root path.
+
+    A path with a slash at its end has the kind of the path without it, to which the server redirects.
+    """
+    kind = ROUTES.get(path.removesuffix("/"))
     if kind is None:
         return next((kind for prefix, kind in PREFIXES.items() if path.startswith(prefix)), None)
     return kind

@@ -1,8 +1,7 @@
 """`CorsPolicy`: the web pages that may read responses (CORS). One rule for both servers.
 
-A server without keys lets no page read responses unless --allowed-origins names the page's origin: otherwise any page
-that a developer visits could use the server on the developer's machine. A server with keys lets every page read
-responses, as pages need a key.
+No page may read responses unless --allowed-origins names the page's origin, as in vLLM: otherwise any page that a
+developer visits could use the server on the developer's machine.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ class CorsPolicy:
 
     @classmethod
     def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
-        origins = settings.allowed_origins
-        if origins is None:
-            origins = (ANY,) if settings.needs_key else ()
-        return cls(origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials)
+        return cls(
+            settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
+        )
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         origin = next((value for name, value in headers if name == b"origin"), None)

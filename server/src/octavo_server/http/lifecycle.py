@@ -38,7 +38,8 @@ class Lifecycle:
         self.num_requests = 0
         self._in_flight = in_flight
         self._timeout_s = timeout_s
-        self._ender: asyncio.TimerHandle | None = None
+        self._ender: asyncio.Handle | None = None
+        self._deadline_s = 0.0  # by the loop's clock, once `_ender` is set
         self._idle = asyncio.Event()
         self._idle.set()
         self.on_change: Callable[[], None] = lambda: None
@@ -52,7 +53,9 @@ class Lifecycle:
         if not for_good:
             self._enter_state("draining")
         logger.info("draining: %d requests have %g s to finish", self.num_requests, self._timeout_s)
-        self._ender = asyncio.get_running_loop().call_later(self._timeout_s, self._end_all)
+        loop = asyncio.get_running_loop()
+        self._deadline_s = loop.time() + self._timeout_s
+        self._ender = loop.call_later(self._timeout_s, self._end_all)
 
     def resume(self) -> bool:
         """Accept requests again. Return False if the server is stopping."""
@@ -80,7 +83,7 @@ class Lifecycle:
         """Time left for running requests; None while new requests are accepted."""
         if self._ender is None:
             return None
-        return max(0.0, self._ender.when() - asyncio.get_running_loop().time())
+        return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
     async def check_accepting(self, receive: Receive) -> None:
         """Read the body and raise Unavailable while new requests are refused."""

@@ -24,7 +24,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class RequestTimes(Struct):
@@ -47,7 +47,16 @@ class Answer(Struct, kw_only=True):
     model: str
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    metrics: RequestTimes | UnsetType = UNSET
+    metrics: RequestTimes | UnsetType | None = UNSET
+
+
+class FullAnswer(Answer, kw_only=True):
+    """A response that is not streamed: it has all of vLLM's fields, null where they are unused."""
+
+    metrics: RequestTimes | UnsetType | None = None
+    service_tier: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
 
 
 def request_times(timing: "Timing", num_tokens: int) -> RequestTimes:

@@ -1,16 +1,18 @@
 """Bodies of `/v1/chat/completions`: request, response and chunks."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from octavo_engine.text.messages import content_text
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, Field
 
-from octavo_server.openai.answer import Answer
+from octavo_server.openai.answer import Answer, FullAnswer
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields, LenientModel
 from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ContentPart(LenientModel):
@@ -39,6 +41,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     def check(self) -> None:
         super().check()
@@ -95,8 +98,11 @@ class AnswerMessage(Struct):
     role: str
     content: str | None
     refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning: str | UnsetType | None = UNSET
+    reasoning: str | None = None
     reasoning_content: str | UnsetType | None = UNSET
 
 
@@ -106,14 +112,16 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
+    routed_experts: None = None
 
 
-class ChatCompletion(Answer, kw_only=True):
+class ChatCompletion(FullAnswer, kw_only=True):
     choices: list[ChatChoice]
     object: str = "chat.completion"
-    prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: None = None
 
 
 class DeltaMessage(Struct):
@@ -130,10 +138,10 @@ class ChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(Answer, kw_only=True):
     choices: list[ChunkChoice]
     object: str = "chat.completion.chunk"
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET

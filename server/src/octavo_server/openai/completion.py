@@ -1,14 +1,14 @@
-"""Bodies of `/v1/completions`: request and response; chunks have the same fields as a response.
+"""Bodies of `/v1/completions`: request, response and chunks.
 
 A prompt is a string, token ids, or a list of either; choice index = prompt index * n + sequence index.
 """
 
 from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 from octavo_engine.wire.errors import InvalidRequest
 
-from octavo_server.openai.answer import Answer
+from octavo_server.openai.answer import Answer, FullAnswer
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields
 
@@ -54,17 +54,26 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
-class CompletionChoice(Struct):
+class CompletionChunkChoice(Struct):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[int, Any] | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
-class Completion(Answer, kw_only=True):
+class CompletionChoice(CompletionChunkChoice, kw_only=True):
+    prompt_logprobs: list[dict[int, Any] | None] | None = None
+    routed_experts: None = None
+
+
+class CompletionChunk(Answer, kw_only=True):
+    choices: list[CompletionChunkChoice]
+    object: str = "text_completion"
+
+
+class Completion(FullAnswer, kw_only=True):
     choices: list[CompletionChoice]
     object: str = "text_completion"

@@ -6,7 +6,7 @@ fields are accepted, as in other OpenAI-compatible servers; `unsupported` reject
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
@@ -23,6 +23,7 @@ _SAME_NAME = (
     *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache"),
 )
 INT32_MAX = 2**31 - 1
+MAX_REPORTED_KEYS = 10
 #: Keys of generation_config.json whose values replace unset body fields.
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -74,6 +75,11 @@ class GenerationFields(StructuredFields, SamplingFields):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as fit before one output token.")
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Left, the default, keeps the last tokens."
+    )
+    stream_interval: int | None = Field(None, ge=1, description="Tokens per chunk of a stream, after its first.")
     return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
@@ -84,6 +90,19 @@ class GenerationFields(StructuredFields, SamplingFields):
             raise InvalidRequest("prompt_logprobs are not available with stream=true.", param="prompt_logprobs")
         if self.cache_salt == "":
             raise InvalidRequest("cache_salt must be a non-empty string, or left out.", param="cache_salt")
+
+    def truncate(self, token_ids: list[int], *, max_model_len: int) -> list[int]:
+        """Cut a prompt to `truncate_prompt_tokens`. Raises InvalidRequest if that exceeds the context."""
+        size = self.truncate_prompt_tokens
+        if size is None:
+            return token_ids
+        if size > max_model_len:
+            message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        if size == -1:
+            size = max_model_len - 1
+        first = 0 if self.truncation_side == "right" else max(len(token_ids) - size, 0)
+        return token_ids[first : first + size]
 
     def sampling_params(
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
@@ -96,7 +115,16 @@ class GenerationFields(StructuredFields, SamplingFields):
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
+    wrong = [key for key in biases if not _is_token_id(key)]
+    if wrong:
+        shown = ", ".join(repr(key[:50]) for key in wrong[:MAX_REPORTED_KEYS])
+        raise InvalidRequest(f"logit_bias keys must be token ids, got {shown}.", param="logit_bias")
+    return {int(token): bias for token, bias in biases.items()}
+
+
+def _is_token_id(key: str) -> bool:
     try:
-        return {int(token): bias for token, bias in biases.items()}
-    except ValueError as error:
-        raise InvalidRequest(f"logit_bias keys must be token ids: {error}.", param="logit_bias") from error
+        int(key)
+    except ValueError:
+        return False
+    return True

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_server.api.client import TextCodec
 
 FLOOR = -9999.0
+ALL = -1  # the number of top log-probabilities that stands for the whole vocabulary
 
 
 class LogprobWriter:
@@ -55,7 +56,9 @@ class LogprobWriter:
 
     def _chat_token(self, position: PositionLogprobs) -> TokenLogprob:
         chosen, entry = next(iter(position.items()))
-        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)[: self._num_top]
+        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+        if self._num_top != ALL:
+            del ranked[self._num_top :]
         top = [TopLogprob(self._token(t), _finite(e), list(self._codec.token_bytes(t))) for t, e in ranked]
         return TokenLogprob(self._token(chosen), _finite(entry), list(self._codec.token_bytes(chosen)), top)
 

@@ -92,6 +92,5 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     kwargs: Mapping[str, Any] = body.chat_template_kwargs or {}
     if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
         raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
-    extra = body.model_extra or {}
-    named = {name: extra[name] for name in TEMPLATE_FIELDS if extra.get(name) is not None}
+    named = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name, None)) is not None}
     return {**named, **kwargs}

@@ -9,13 +9,18 @@ from typing import Any, ClassVar, Literal
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.chat import ChatCompletionRequest, ReasoningEffort
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation
+from octavo_server.openai.structured import StructuredOutputsBody
 
 #: Fields that this body and a chat request both have, under the same name.
-_SAME_NAME = (*SamplingFields.model_fields, "parallel_tool_calls", "chat_template_kwargs")
+_SAME_NAME = (
+    *SamplingFields.model_fields,
+    *("parallel_tool_calls", "chat_template_kwargs", "structured_outputs", "include_stop_str_in_output"),
+    "include_reasoning",
+)
 #: The only value of `include` that has an effect.
 LOGPROBS = "message.output_text.logprobs"
 
@@ -25,6 +30,10 @@ _REFUSED = {
     "conversation": f"conversation is not supported: {_STATELESS}.",
     "background": f"background is not supported: {_STATELESS}, and read the response, streamed or not.",
     "prompt": "prompt is not supported: this server stores no prompt templates, send instructions and input.",
+    "previous_response": f"previous_response is not supported: {_STATELESS}.",
+    "previous_input_messages": f"previous_input_messages is not supported: {_STATELESS}.",
+    "enable_response_messages": "enable_response_messages is not supported: read the prompt from /v1/responses/render.",
+    "response_format": "response_format is a field of the chat API: send text.format.",
 }
 
 
@@ -48,7 +57,7 @@ class ReasoningConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    effort: str | None = None
+    effort: ReasoningEffort | None = None
 
 
 class AnyTool(BaseModel):
@@ -89,6 +98,9 @@ class ResponsesRequest(SamplingFields):
     previous_response_id: str | None = None
     background: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    include_stop_str_in_output: bool | None = None
+    include_reasoning: bool | None = None
 
     def echoed(self) -> dict[str, Any]:
         """Fields of the request that the response repeats."""
@@ -117,6 +129,9 @@ class ResponsesRequest(SamplingFields):
         for name, message in _REFUSED.items():
             if getattr(self, name, None) or extra.get(name):
                 raise InvalidRequest(message, param=name)
+        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+            message = "structured_outputs and text.format each request a structured output: send one of them."
+            raise InvalidRequest(message, param="structured_outputs")
         if self.truncation == "auto":
             message = "truncation 'auto' is not supported: shorten the input, or send 'disabled'."
             raise InvalidRequest(message, param="truncation")

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo_engine.wire.errors import InvalidRequest
 
-from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.fields import LenientModel
 
 _EMPTY: tuple[object, ...] = (None, "", [], {}, False)
 
@@ -22,24 +22,24 @@ _REFUSED = (
         "prompt_embeds",
         "mm_processor_kwargs",
     ),
-    *("audio", "web_search_options", "truncate_prompt_tokens", "chat_template", "kv_transfer_params"),
+    *("audio", "web_search_options", "chat_template", "kv_transfer_params"),
     *("thinking_token_budget", "repetition_detection", "logprob_token_ids", "vllm_xargs"),
 )
 
 _REPLACED = {"functions": "tools", "function_call": "tool_choice"}
 
 
-def _best_of(value: Any, request: GenerationFields) -> bool:
-    return bool(value == (request.n or 1))
+def _best_of(value: Any, request: LenientModel) -> bool:
+    return bool(value == (getattr(request, "n", None) or 1))
 
 
-_ALLOWED_IF: dict[str, Callable[[Any, GenerationFields], bool]] = {
+_ALLOWED_IF: dict[str, Callable[[Any, LenientModel], bool]] = {
     "best_of": _best_of,
     "modalities": lambda value, _: value == ["text"],
 }
 
 
-def refuse_unsupported(request: GenerationFields) -> None:
+def refuse_unsupported(request: LenientModel) -> None:
     for name, value in (request.model_extra or {}).items():
         if value in _EMPTY:
             continue

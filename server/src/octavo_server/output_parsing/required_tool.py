@@ -25,7 +25,16 @@ class NamedToolParser(ToolCallParser):
 
     def parse_calls(self) -> Steps[None]:
         yield from self.skip_space()
-        yield from self.peek_char()
-        self.start_call(self._name)
-        yield from self.parse_arguments()
+        if (yield from self._has_arguments()):
+            self.start_call(self._name)
+            yield from self.parse_arguments()
         yield from self.emit_rest_as_text()
+
+    def _has_arguments(self) -> Steps[bool]:
+        """False if the text ends at the opening brace: an answer of one token is no call."""
+        start = self._pos
+        yield from self.accept_token("{")
+        yield from self.skip_space()
+        ahead = yield from self.peek_char()
+        self._pos = start
+        return bool(ahead)

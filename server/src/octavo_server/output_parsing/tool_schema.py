@@ -17,8 +17,9 @@ _COMPOSED = frozenset({"additionalProperties", "patternProperties", "$ref", "all
 
 def arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """Schema of a tool's arguments. It forbids properties that the tool does not list, unless the tool's own schema has
-    a keyword that allows them."""
+    a keyword that allows them. It omits `strict`, which some clients write here: a schema is always enforced."""
     schema = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    schema.pop("strict", None)
     if "properties" in schema and not _COMPOSED & schema.keys():
         schema["additionalProperties"] = False
     return schema

@@ -102,6 +102,8 @@ class PromptHasher:
         Numbers of items are checked first, as the validation of a huge body would hold the GIL for long.
         """
         check_counts(body, DEFAULT_LIMITS)
+        if kind != "responses" and body.get("truncate_prompt_tokens") is not None:
+            raise InvalidRequest("Truncated prompts are not hashed.", param="truncate_prompt_tokens")
         if kind == "completion":
             return self._completion(body, root)
         if kind != "chat":
