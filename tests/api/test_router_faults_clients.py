@@ -70,8 +70,9 @@ def test_a_body_above_the_limit_is_refused_with_the_limit(http):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 1}', b"[" * 5000, b"\xff\xfe"])
 def test_invalid_requests_are_refused_as_a_replica_refuses_them(routed, http, content):
-    answer = http.post(TEXT, content=content)
-    assert (answer.status_code, answer.json()) == (400, direct(routed, TEXT, content=content).json())
+    sent = {"content": content, "headers": {"content-type": "application/json"}}
+    answer = http.post(TEXT, **sent)
+    assert (answer.status_code, answer.json()) == (400, direct(routed, TEXT, **sent).json())
 
 
 def test_an_unknown_model_is_not_found(routed, http):
@@ -108,7 +109,8 @@ def test_an_endless_head_closes_the_connection(routed):
 def test_large_headers_are_forwarded(routed):
     _, route = routed
     body = json.dumps(SMALL).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Filler: %s\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"X-Filler: %s\r\nContent-Length: %d\r\n\r\n"
     assert send_raw(route, head % (b"x" * 16384, len(body)) + body).startswith(b"HTTP/1.1 200 ")
 
 

@@ -532,8 +532,8 @@ async def test_a_failing_replica_gets_no_requests_until_a_probe_succeeds(scripte
     assert routed.router.balancer.breaker_state(bad.url.removeprefix("http://")) == "open"
 
 
-@pytest.mark.parametrize(("settings", "allowed"), [({}, None), ({"api_keys": ("k",)}, "*")])
-async def test_pages_may_read_responses_and_errors_of_a_router_with_keys(scripted, settings, allowed):
+@pytest.mark.parametrize(("settings", "allowed"), [({"api_keys": ("k",)}, None), ({"allowed_origins": ("*",)}, "*")])
+async def test_pages_of_allowed_origins_may_read_responses_and_errors(scripted, settings, allowed):
     await scripted.replica(ok)
     routed = await scripted.route(**settings)
     headers = {"origin": "http://page", "authorization": "Bearer k"}
