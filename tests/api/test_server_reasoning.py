@@ -166,10 +166,23 @@ async def test_structured_output_starts_after_reasoning_with_token_markers(tmp_p
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+async def test_a_budget_of_reasoning_tokens_is_bounded_by_the_markers(tmp_path, parser):
+    folder = write_byte_model(tmp_path, more_special_tokens=("<think>", "</think>"))
+    engine = ScriptedClient(folder, chat_template=QWEN)
+    start, end = (engine.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
+    async with serving(engine, reasoning_parser=parser) as served:
+        await ask(served, thinking_token_budget=3)
+    params = engine.requests[0].params
+    assert (params.thinking_token_budget, params.reasoning_end_token_id) == (3, end)
+    assert params.reasoning_start_token_id == (start if parser == "qwen3" else None)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"extra_body": {"thinking_token_budget": 3}}, "thinking_token_budget"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
     ],
 )

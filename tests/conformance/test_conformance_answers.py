@@ -94,6 +94,18 @@ def test_completions_have_logprobs(tiny):
     assert all(len(top) in (2, 3) for top in columns.top_logprobs[1:])
 
 
+@conforms(22, "`logprob_token_ids` asks for the log-probabilities of these tokens", how="openai")
+def test_logprobs_of_given_tokens(tiny):
+    asked = {"model": "tiny", "max_tokens": 1, "logit_bias": {"65": 100}, "extra_body": {"logprob_token_ids": [66, 67]}}
+    chat = tiny.openai.chat.completions.create(**asked, messages=HELLO, logprobs=True)
+    (token,) = chat.choices[0].logprobs.content
+    assert {top.token for top in token.top_logprobs} == {"A", "B", "C"}  # the chosen token stands beside the others
+    text = tiny.openai.completions.create(**asked, prompt="hi", logprobs=1)
+    assert set(text.choices[0].logprobs.top_logprobs[0]) == {"A", "B", "C"}
+    with pytest.raises(BadRequestError, match="logprob_token_ids needs logprobs"):
+        tiny.openai.chat.completions.create(**asked, messages=HELLO)
+
+
 @conforms(22, "Minus infinity is written as -9999.0", how="HTTP")
 async def test_minus_infinity_becomes_a_number(scripted):
     answer = await scripted.http.post(TEXT, json={"prompt": "hi", "logprobs": 3})

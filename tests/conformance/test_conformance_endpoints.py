@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from octavo_testing.conformance import conforms
 from octavo_testing.target import REAL_MODEL
 from openai import NotFoundError
@@ -68,6 +69,53 @@ def test_tokenize_returns_token_ids(real):
     asked = real.http.post("/tokenize", json={"messages": HELLO}).json()
     used = real.openai.chat.completions.create(model=REAL_MODEL, messages=HELLO, max_tokens=1).usage.prompt_tokens
     assert (asked["count"], asked["token_strs"]) == (used, None)
+
+
+@conforms("POST /v1/chat/completions/batch", "One choice for each of several conversations", how="HTTP")
+def test_a_batch_has_a_choice_for_each_conversation(tiny):
+    body = {"messages": [HELLO, CAPITAL], "max_tokens": 2}
+    answer = tiny.http.post("/v1/chat/completions/batch", json=body).json()
+    assert [(choice["index"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        (0, "length"),
+        (1, "length"),
+    ]
+
+
+@pytest.mark.real_model
+@conforms("POST /v1/messages", "Answers a conversation, streamed or not", how="anthropic")
+def test_messages_answer_a_conversation(real):
+    with Anthropic(base_url=real.url, api_key="none") as client:
+        fields = {"model": REAL_MODEL, "max_tokens": 16, "messages": CAPITAL, "extra_body": {"temperature": 0}}
+        message = client.messages.create(**fields)
+        with client.messages.stream(**fields) as stream:
+            streamed = "".join(stream.text_stream)
+    assert "Paris" in message.content[0].text
+    assert (streamed, message.stop_reason) == (message.content[0].text, "end_turn")
+
+
+@pytest.mark.real_model
+@conforms(
+    "POST /v1/messages/count_tokens",
+    "The number of input tokens of `/v1/messages`, cached ones included",
+    how="anthropic",
+)
+def test_count_tokens_is_what_a_message_uses(real):
+    with Anthropic(base_url=real.url, api_key="none") as client:
+        counted = client.messages.count_tokens(model=REAL_MODEL, messages=CAPITAL)
+        usage = client.messages.create(model=REAL_MODEL, messages=CAPITAL, max_tokens=1).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+@conforms("POST /invocations", "Answers as the endpoint does whose fields the body has", how="HTTP")
+def test_invocations_answer_as_the_endpoint_of_the_body(tiny):
+    bodies = {"chat.completion": {"messages": HELLO}, "text_completion": {"prompt": "hi"}}
+    answers = {kind: tiny.http.post("/invocations", json={**body, "max_tokens": 1}) for kind, body in bodies.items()}
+    assert {kind: answer.json()["object"] for kind, answer in answers.items()} == {kind: kind for kind in bodies}
+
+
+@conforms("GET /tokenizer_info", "404 without `--enable-tokenizer-info-endpoint`", how="HTTP")
+def test_tokenizer_info_needs_a_flag(tiny):
+    assert tiny.http.get("/tokenizer_info").status_code == 404
 
 
 @pytest.mark.real_model

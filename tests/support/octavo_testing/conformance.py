@@ -23,8 +23,10 @@ TESTS = ROOT / "tests" / "conformance"
 #: Topic -> numbers of its behaviours.
 TOPICS = {"Requests": range(1, 12), "Streams": range(12, 19), "Answers": range(19, 25)}
 ENDPOINTS = (
-    *("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/responses", "GET /v1/models"),
-    *("POST /tokenize", "POST /detokenize", "POST /v1/completions/render", "POST /v1/chat/completions/render"),
+    *("POST /v1/completions", "POST /v1/chat/completions", "POST /v1/chat/completions/batch", "POST /v1/responses"),
+    *("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /invocations", "GET /v1/models"),
+    *("POST /tokenize", "POST /detokenize", "GET /tokenizer_info"),
+    *("POST /v1/completions/render", "POST /v1/chat/completions/render"),
     *("GET /health", "GET /ready", "GET /ping", "GET /version", "GET /load", "GET /metrics", "GET /openapi.json"),
     *("POST /reset_prefix_cache", "POST /drain", "GET /debug/requests"),
 )
@@ -40,8 +42,8 @@ INTRODUCTION = """\
 
 Behaviour that clients written for OpenAI's API and for vLLM rely on, checked with Octavo {version}. A test in
 `tests/conformance` checks each row; a row names intended differences from vLLM. *Checked with* names the client
-(OpenAI's Python client or plain HTTP) and the server: `octavo serve` with SmolLM2-135M or a tiny model of random
-weights, or a scripted engine whose tokens the test chooses.
+(OpenAI's or Anthropic's Python client, or plain HTTP) and the server: `octavo serve` with SmolLM2-135M or a tiny
+model of random weights, or a scripted engine whose tokens the test chooses.
 """
 
 

@@ -29,7 +29,7 @@ REQUEST = EngineRequest(
         logit_bias={5: -1.5},
         allowed_token_ids=[1],
         bad_words_token_ids=[[1, 2]],
-        seed=2**63,
+        seed=2**63 - 1,
         extra_args={"x": [1, {"y": None}]},
     ),
     eos_token_id=0,

@@ -44,7 +44,7 @@ class ChatWriter(BaseResponseWriter):
         super().__init__(context, meta, request, generation)
         self._role = context.config.response_role
         self._wants_logprobs = bool(request.logprobs)
-        self._logprobs = LogprobWriter(self.codec, num_top=request.top_logprobs or 0, as_ids=self.writes_token_ids)
+        self._logprobs = LogprobWriter(self.codec, num_top=request.num_top_logprobs, as_ids=self.writes_token_ids)
         for choice in self.state.choices:
             choice.parser = output_parsing.new_parser(self.codec.token_id)
             if choice.parser is None:

@@ -58,6 +58,11 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def num_top_logprobs(self) -> int:
+        """Entries of `top_logprobs`; -1: all that the engine returns."""
+        return -1 if self.logprob_token_ids else self.top_logprobs or 0
+
+    @property
     def output_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 

@@ -20,7 +20,7 @@ _SAME_NAME = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p"),
     *("seed", "stop", "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "prompt_logprobs"),
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
-    *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache"),
+    *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache", "logprob_token_ids", "thinking_token_budget"),
 )
 INT32_MAX = 2**31 - 1
 MAX_REPORTED_KEYS = 10
@@ -71,6 +71,10 @@ class GenerationFields(StructuredFields, SamplingFields):
     include_stop_str_in_output: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: Entries[int] | None = Field(
+        None, description="With log-probabilities: those of these tokens, not of the most likely ones."
+    )
+    thinking_token_budget: int | None = Field(None, ge=-1, description="Most tokens of reasoning; -1: no limit.")
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -111,6 +115,10 @@ class GenerationFields(StructuredFields, SamplingFields):
         values |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             values["logit_bias"] = _token_biases(self.logit_bias)
+        if self.logprob_token_ids is not None:
+            if logprobs is None:
+                raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
+            logprobs = None  # the ids stand in its place
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)
 
 

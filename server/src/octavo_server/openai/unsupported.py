@@ -23,7 +23,7 @@ _REFUSED = (
         "mm_processor_kwargs",
     ),
     *("audio", "web_search_options", "chat_template", "kv_transfer_params"),
-    *("thinking_token_budget", "repetition_detection", "logprob_token_ids", "vllm_xargs"),
+    *("repetition_detection", "vllm_xargs"),
 )
 
 _REPLACED = {"functions": "tools", "function_call": "tool_choice"}

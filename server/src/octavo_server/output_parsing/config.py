@@ -44,20 +44,24 @@ class OutputParserConfig:
             message = f"tool_choice {self.tools.mode!r} and a structured output can't be combined: send one of the two."
             raise InvalidRequest(message, param="tool_choice")
         params.structured_outputs = params.structured_outputs or forced
-        if params.structured_outputs is not None and self.reasoning is not None:
-            self._start_after_reasoning(params, token_id, param="tool_choice" if forced else "response_format")
+        if params.structured_outputs is not None:
+            self._bound_reasoning(params, token_id, param="tool_choice" if forced else "response_format")
+        elif params.thinking_token_budget is not None:
+            self._bound_reasoning(params, token_id, param="thinking_token_budget")
         markers = [*self.tools.markers, *((START, END) if self.reasoning else ())]
         params.shown_special_token_ids = [i for i in map(token_id, markers) if i is not None]
 
-    def _start_after_reasoning(self, params: SamplingParams, token_id: TokenId, *, param: str) -> None:
-        assert self.reasoning is not None
+    def _bound_reasoning(self, params: SamplingParams, token_id: TokenId, *, param: str) -> None:
+        """Set the tokens around reasoning. Raises InvalidRequest, which names `param`, if the vocabulary lacks them."""
+        if self.reasoning is None:
+            return
         params.reasoning_end_token_id = token_id(END)
         params.reasoning_start_token_id = None if self.reasoning.is_open else token_id(START)
         if params.reasoning_end_token_id is None or not (self.reasoning.is_open or params.reasoning_start_token_id):
             raise InvalidRequest(
-                f"This model reasons before it answers, and its vocabulary has no tokens {START} and {END}, so a "
-                'structured output (response_format, structured_outputs, tool_choice "required" or named) can\'t '
-                "start after the reasoning: turn reasoning off by chat_template_kwargs "
+                f"This model reasons before it answers, and its vocabulary has no tokens {START} and {END}, so the end "
+                "of its reasoning is unknown to a structured output (response_format, structured_outputs, tool_choice "
+                '"required" or named) and to thinking_token_budget: turn reasoning off by chat_template_kwargs '
                 f'{{"{SWITCH}": false}}, if the model supports that.',
                 param=param,
             )
