@@ -464,6 +464,7 @@ async def test_models_are_the_union_and_other_names_are_not_found(scripted):
         "/tokenize",
         "/v1/messages",
         "/v1/messages/count_tokens",
+        "/v1/messages/render",
         "/invocations",
     ],
 )

@@ -60,6 +60,24 @@ async def test_each_rendered_prompt_is_the_input_of_the_engine(served, prompt):
     assert len({one["request_id"] for one in rendered}) == len(rendered)
 
 
+async def test_a_rendered_message_is_the_input_of_the_engine(served):
+    body = {"messages": HELLO, "system": "Be kind.", "max_tokens": 9, "stop_sequences": ["!"], "cache_salt": "mine"}
+    rendered = await post(served, "/v1/messages/render", body)
+    assert served.engine.requests == []
+    await post(served, "/v1/messages", body)
+    (request,) = served.engine.requests
+    assert (rendered["token_ids"], rendered["cache_salt"]) == (request.prompt_token_ids, request.cache_salt)
+    assert (rendered["sampling_params"]["max_tokens"], rendered["sampling_params"]["stop"]) == (9, ["!"])
+    assert rendered["request_id"].startswith("msg_")
+
+
+@pytest.mark.parametrize("body", [{"messages": HELLO}, {"messages": HELLO, "max_tokens": 1, "model": "gpt-x"}])
+async def test_rendering_a_message_rejects_with_anthropics_errors(served, body):
+    rendered, answered = [await served.http.post(path, json=body) for path in ("/v1/messages/render", "/v1/messages")]
+    assert (rendered.status_code, rendered.json()) == (answered.status_code, answered.json())
+    assert rendered.json()["type"] == "error"
+
+
 async def test_rendered_text_has_the_tokens_of_tokenize(served):
     (rendered,) = await post(served, TEXT + "/render", {"prompt": "hé"})
     assert rendered["token_ids"] == (await post(served, "/tokenize", {"prompt": "hé"}))["tokens"] == text_ids("hé")

@@ -25,6 +25,7 @@ WITH_BODY = (
     "POST /invocations",
     "POST /v1/chat/completions/batch",
     "POST /v1/messages/count_tokens",
+    "POST /v1/messages/render",
     "POST /v1/chat/completions/render",
     "POST /v1/completions/render",
     "POST /v1/responses/render",

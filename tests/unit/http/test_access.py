@@ -82,7 +82,7 @@ def test_each_caller_of_a_server_with_keys_and_a_secret_gets_its_routes(keys, he
 )
 def test_routes_of_messages_accept_x_api_key_and_others_do_not(keys, headers, identity):
     policy = AccessPolicy(keys=keys)
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+    for path in ("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"):
         assert identify(policy, path, headers) == identity
     if not isinstance(identity, Identity) or not identity.is_admin:
         assert identify(policy, "/v1/chat/completions", headers) == 401

@@ -13,7 +13,7 @@ from octavo_server.anthropic.answer import MessageObject, TokenCount
 from octavo_server.anthropic.errors import MessagesErrorResponse, error_event
 from octavo_server.anthropic.messages import CountTokensRequest, MessagesRequest
 from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES
-from octavo_server.api.chat import chat_turn, render_chat
+from octavo_server.api.chat import ChatTurn, chat_turn, render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.messages_writer import MessagesWriter
 from octavo_server.api.openapi import accepts
@@ -40,16 +40,22 @@ Body = TypeVar("Body", bound=CountTokensRequest)
     ),
 )
 async def create_message(request: Request) -> Response:
-    arrival_s = time.monotonic()
     context = context_of(request)
     context.check_queue(request)
+    turn = await read_message(request)
+    writer = MessagesWriter(context, turn)
+    if turn.body.stream:
+        return MessageStream(context.in_flight, turn.meta.id, writer)
+    return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
+
+
+async def read_message(request: Request) -> ChatTurn:
+    """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
+    arrival_s = time.monotonic()
+    context = context_of(request)
     chat, num_bytes = await read_body(request, partial(_parse, context, MessagesRequest))
     meta = context.new_response_meta("msg_", request, chat)
-    turn = await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
-    writer = MessagesWriter(context, turn)
-    if chat.stream:
-        return MessageStream(context.in_flight, meta.id, writer)
-    return CancellableJSONResponse(context.in_flight, meta.id, writer.body, writer.state.headers)
+    return await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 @router.post(

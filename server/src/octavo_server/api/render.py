@@ -10,10 +10,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.anthropic.errors import MessagesErrorResponse
+from octavo_server.anthropic.messages import MessagesRequest
+from octavo_server.anthropic.routes import RENDER
 from octavo_server.api.chat import read_chat
 from octavo_server.api.completions import read_completion
 from octavo_server.api.context import ResponseMeta
 from octavo_server.api.generation import Generation
+from octavo_server.api.messages import read_message
 from octavo_server.api.openapi import accepts
 from octavo_server.api.responses import read_response
 from octavo_server.json_responses import json_reply
@@ -49,6 +53,18 @@ async def render_completion(request: Request) -> Response:
 )
 async def render_response(request: Request) -> Response:
     _, turn = await read_response(request)
+    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
+    return json_reply(rendered)
+
+
+@router.post(
+    RENDER,
+    **accepts(
+        MessagesRequest, "Token ids of a message's prompt", answer=RenderedRequest, error=MessagesErrorResponse
+    ),
+)
+async def render_message(request: Request) -> Response:
+    turn = await read_message(request)
     (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 

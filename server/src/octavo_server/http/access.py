@@ -13,7 +13,7 @@ from typing import Literal
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, is_messages_path
+from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER, is_messages_path
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
 from octavo_server.http.cors import CorsPolicy
@@ -33,7 +33,8 @@ ROUTES: Mapping[str, Kind] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
     "/v1/chat/completions/batch": "client",
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
-    **dict.fromkeys(("/tokenize", "/detokenize", MESSAGES, COUNT_TOKENS, "/invocations", "/tokenizer_info"), "client"),
+    **dict.fromkeys((MESSAGES, RENDER, COUNT_TOKENS), "client"),
+    **dict.fromkeys(("/tokenize", "/detokenize", "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
     **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
     **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES
+from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER
 from octavo_server.http.body import BodyReservation
 from octavo_server.router.upstream.headers import Headers, request_head
 
@@ -27,7 +27,7 @@ DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messag
 #: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/embeddings", COUNT_TOKENS, "/v1/chat/completions/batch"}
+    | {"/v1/embeddings", RENDER, COUNT_TOKENS, "/v1/chat/completions/batch"}
 )
 
 
