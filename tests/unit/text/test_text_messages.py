@@ -17,6 +17,7 @@ from octavo_engine.wire.errors import InvalidRequest
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
         (["a", {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c"}], "a\nb\nc"),
         ([{"type": "refusal", "refusal": "no"}], "no"),
+        ([{"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "a"}], "Hm\na"),
     ],
 )
 def test_content_becomes_text(content: Any, text: str) -> None:

@@ -11,7 +11,11 @@ from typing import Any
 
 from octavo_engine.wire.errors import InvalidRequest
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+#: Type of a part -> its field with the text.
+_TEXT_PARTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **{"refusal": "refusal", "thinking": "thinking"},
+}
 
 
 class ToolArguments(dict[str, Any]):
