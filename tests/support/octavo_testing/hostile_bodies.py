@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import count, takewhile
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MESSAGES, BATCH = "/v1/messages", "/v1/chat/completions/batch"
+MESSAGES, BATCH, INVOCATIONS = "/v1/messages", "/v1/chat/completions/batch", "/invocations"
 _USER = b'"messages":[{"role":"user","content":"hi"}]'
 
 
@@ -33,6 +33,14 @@ def _long(before: bytes, filling: bytes, after: bytes) -> Callable[[int], bytes]
 def _nested(num_bytes: int) -> bytes:
     depth = (num_bytes - 64) // 2
     return b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
+
+
+def _nested_result(num_bytes: int) -> bytes:
+    """Tool results that hold each other, as deep as the size allows."""
+    unit, end = b'{"type":"tool_result","tool_use_id":"c","content":[', b"]}"
+    before, after = b'{"max_tokens":1,"messages":[{"role":"user","content":[', b"]}]}"
+    depth = (num_bytes - len(before) - len(after)) // (len(unit) + len(end))
+    return before + unit * depth + end * depth + after
 
 
 def _unknown_fields(num_bytes: int) -> bytes:
@@ -82,6 +90,22 @@ SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
         MESSAGES,
         _listed(b'{"max_tokens":1,"messages":[],"system":[', b'{"type":"text","text":"b"}', b"]}"),
     ),
+    "messages for Anthropic": (MESSAGES, _listed(b'{"max_tokens":1,"messages":[', b'{"role":"user","content":"b"}', b"]}")),
+    "tools for Anthropic": (
+        MESSAGES,
+        _listed(
+            b'{"max_tokens":1,"messages":[{"role":"user","content":"b"}],"tools":[',
+            b'{"name":"a","input_schema":{}}',
+            b"]}",
+        ),
+    ),
+    "nested results": (MESSAGES, _nested_result),
+    "nested objects for Anthropic": (MESSAGES, _long(b'{"max_tokens":1,"messages":', b'{"a":', b"")),
+    "invocation": (INVOCATIONS, _listed(b'{"messages":[', b'{"role":"a","content":"b"}', b"]}")),
+    "prompts of an invocation": (INVOCATIONS, _listed(b'{"prompt":[', b'"a"', b"]}")),
+    "invocation of wrong types": (INVOCATIONS, _listed(b'{"prompt":[', b"{}", b"]}")),
+    "nested invocation": (INVOCATIONS, _long(b'{"messages":', b"[", b"")),
+    "invocation without a prompt": (INVOCATIONS, _listed(b'{"x":[', b"{}", b"]}")),
     "conversations": (BATCH, _listed(b'{"messages":[', b'[{"role":"a","content":"b"}]', b"]}")),
     "messages of a batch": (BATCH, _listed(b'{"messages":[[', b'{"role":"a","content":"b"}', b"]]}")),
     "empty objects": (CHAT, _listed(b"{" + _USER + b',"x":[', b"{}", b"]}")),

@@ -11,9 +11,10 @@ from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.chat_batch import BatchChatRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.errors import MalformedRequest
+from octavo_server.openai.invocations import InvocationShape
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_testing.hostile_bodies import BATCH, CHAT, COMPLETION, MESSAGES, RESPONSES, SHAPES, hostile_body
+from octavo_testing.hostile_bodies import BATCH, CHAT, COMPLETION, INVOCATIONS, MESSAGES, RESPONSES, SHAPES, hostile_body
 from pydantic import ValidationError
 
 KINDS = {
@@ -22,6 +23,7 @@ KINDS = {
     RESPONSES: ResponsesRequest,
     MESSAGES: MessagesRequest,
     BATCH: BatchChatRequest,
+    INVOCATIONS: InvocationShape,
 }
 LIMITS = RequestLimits()
 NUM_BYTES = 64 * 1024
