@@ -37,6 +37,7 @@ _NO_LORA: dict[str, Any] = {
 }
 _NO_POOLING: dict[str, Any] = {"missing": "models generate text only; there are no embeddings, scores or rewards."}
 _NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
+_SHARED_STEPS = "prompts share each step, see --max-step-ms"
 _NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}
 _CONFIG_JSON: dict[str, Any] = {
     "missing": "the model's config.json is used as it is.",
@@ -57,7 +58,7 @@ _TUNING = (
     *("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_extra_vocab_size", "default_mm_loras"),
     *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
     *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
-    *("video_pruning_rate", "collect_detailed_traces", "show_hidden_metrics_for_version", "additional_config"),
+    *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
     *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port", "master_addr", "master_port"),
     *("distributed_timeout_seconds", "cpu_distributed_timeout_seconds"),
 )
@@ -105,8 +106,9 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "allowed_media_domains": replace(SETTING, is_list=True),
     "async_scheduling": replace(SWITCH, fulfilled=(False,)),
     "disable_custom_all_reduce": replace(SWITCH, fulfilled=(True,)),
-    "max_num_partial_prefills": replace(SETTING, fulfilled=(1,)),
-    "max_long_partial_prefills": replace(SETTING, fulfilled=(1,)),
+    "max_num_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
+    "max_long_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
+    "show_hidden_metrics_for_version": replace(SETTING, note="old names are always exposed"),
     # Always so, or never.
     "enforce_eager": replace(ALWAYS_ON, note="there are no CUDA graphs"),
     "scheduler_reserve_full_isl": ALWAYS_ON,
@@ -149,7 +151,9 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "tokenizer_revision": VllmArgument(
         missing="the tokenizer has the revision of the model.", remedy="download it and give --tokenizer its folder."
     ),
-    "skip_tokenizer_init": _values(False, missing="the engine needs its tokenizer.", is_switch=True),
+    "skip_tokenizer_init": replace(
+        SWITCH, fulfilled=(False,), note="the tokenizer is loaded, and outputs have text"
+    ),
     "hf_overrides": _values({}, **_CONFIG_JSON),
     "hf_config_path": VllmArgument(**_CONFIG_JSON),
     "rope_scaling": _values({}, **_CONFIG_JSON),

@@ -90,7 +90,10 @@ SHAPES: Mapping[str, tuple[str, Callable[[int], bytes]]] = {
         MESSAGES,
         _listed(b'{"max_tokens":1,"messages":[],"system":[', b'{"type":"text","text":"b"}', b"]}"),
     ),
-    "messages for Anthropic": (MESSAGES, _listed(b'{"max_tokens":1,"messages":[', b'{"role":"user","content":"b"}', b"]}")),
+    "messages for Anthropic": (
+        MESSAGES,
+        _listed(b'{"max_tokens":1,"messages":[', b'{"role":"user","content":"b"}', b"]}"),
+    ),
     "tools for Anthropic": (
         MESSAGES,
         _listed(

@@ -73,6 +73,17 @@ def test_an_argument_without_effect_passes(name):
             {"structured_outputs_config": {"backend": "auto", "disable_fallback": True}},
             ["accepted without effect here: --structured-outputs-config.disable_fallback"],
         ),
+        (
+            {"max_num_partial_prefills": 4, "show_hidden_metrics_for_version": "0.31"},
+            [
+                "accepted without effect here: --max-num-partial-prefills (prompts share each step, see "
+                "--max-step-ms), --show-hidden-metrics-for-version (old names are always exposed)"
+            ],
+        ),
+        (
+            {"skip_tokenizer_init": True},
+            ["accepted without effect here: --skip-tokenizer-init (the tokenizer is loaded, and outputs have text)"],
+        ),
         ({"num_scheduler_steps": 8}, ["deprecated by vLLM and without effect here, leave out: --num-scheduler-steps"]),
         ({"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}}, []),
     ],

@@ -14,7 +14,16 @@ from octavo_server.openai.errors import MalformedRequest
 from octavo_server.openai.invocations import InvocationShape
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_testing.hostile_bodies import BATCH, CHAT, COMPLETION, INVOCATIONS, MESSAGES, RESPONSES, SHAPES, hostile_body
+from octavo_testing.hostile_bodies import (
+    BATCH,
+    CHAT,
+    COMPLETION,
+    INVOCATIONS,
+    MESSAGES,
+    RESPONSES,
+    SHAPES,
+    hostile_body,
+)
 from pydantic import ValidationError
 
 KINDS = {

@@ -21,6 +21,8 @@ from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
         ({"flat_logprobs": True}, "flat_logprobs"),
         ({"prompt_logprob_start": 3}, "prompt_logprob_start"),
         ({"prompt_logprob_token_ids": [3]}, "prompt_logprob_token_ids"),
+        ({"stop_token_ids": [1, "x"]}, "stop_token_ids"),
+        ({"stop_token_ids": "abc"}, "stop_token_ids"),
         ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
     ],
 )

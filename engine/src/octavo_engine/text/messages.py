@@ -14,7 +14,8 @@ from octavo_engine.wire.errors import InvalidRequest
 #: Type of a part -> its field with the text.
 _TEXT_PARTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
-    **{"refusal": "refusal", "thinking": "thinking"},
+    "refusal": "refusal",
+    "thinking": "thinking",
 }
 
 

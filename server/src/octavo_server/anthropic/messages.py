@@ -1,4 +1,4 @@
-"""Bodies of `/v1/messages`, `/v1/messages/render` and `/v1/messages/count_tokens`, and their conversion to chat requests.
+"""Bodies of `/v1/messages`, its `/render` and its `/count_tokens`, and their conversion to chat requests.
 
 Tools that Anthropic's servers run and content that isn't text are rejected by name. Fields that only tune features
 without an effect here (`metadata`, `service_tier`, `thinking`, `cache_control`) are accepted.

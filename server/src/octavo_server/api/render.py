@@ -59,9 +59,7 @@ async def render_response(request: Request) -> Response:
 
 @router.post(
     RENDER,
-    **accepts(
-        MessagesRequest, "Token ids of a message's prompt", answer=RenderedRequest, error=MessagesErrorResponse
-    ),
+    **accepts(MessagesRequest, "Token ids of a message's prompt", answer=RenderedRequest, error=MessagesErrorResponse),
 )
 async def render_message(request: Request) -> Response:
     turn = await read_message(request)
