@@ -3,7 +3,7 @@
 import octavo_engine
 import pytest
 from octavo_engine import LLM, BeamSearchParams, EngineArgs, TokensPrompt
-from octavo_engine.offline_metrics import Counter, Gauge
+from octavo_engine.offline_metrics import Counter, Gauge, Histogram
 from octavo_testing.scripted import EOS, LOADER, scripted, text_ids, write_byte_model
 
 CHAT = [{"role": "user", "content": "hello"}]
@@ -80,7 +80,7 @@ def test_the_tokenizer_has_the_names_of_transformers(llm):
 
 
 def test_metrics_count_tokens_under_vllms_names(llm):
-    before = {metric.name: metric.value for metric in llm.get_metrics()}
+    before = {metric.name: metric.value for metric in llm.get_metrics() if isinstance(metric, Counter)}
     llm.generate("abc", scripted("xy"), use_tqdm=False)
     after = {metric.name: metric for metric in llm.get_metrics()}
     assert isinstance(after["vllm:num_requests_running"], Gauge)
@@ -88,6 +88,28 @@ def test_metrics_count_tokens_under_vllms_names(llm):
     assert after["vllm:generation_tokens"].value - before["vllm:generation_tokens"] == 3
     assert after["vllm:prompt_tokens"].value - before["vllm:prompt_tokens"] == 3
     assert after["vllm:prompt_tokens"].labels["engine"] == "0"
+
+
+def test_metrics_have_histograms_of_requests_and_steps(arguments):
+    llm = LLM(loader=LOADER, **arguments)
+    llm.generate(["abc", "de"], scripted("xy", n=2, max_tokens=9), use_tqdm=False)
+    metrics = llm.get_metrics()
+    found = {metric.name.removeprefix("vllm:"): metric for metric in metrics if isinstance(metric, Histogram)}
+    expected = {
+        "request_prompt_tokens": (2, 5), "request_generation_tokens": (2, 12), "request_params_n": (2, 4),
+        "request_max_num_generation_tokens": (2, 6), "request_params_max_tokens": (2, 18),
+        "request_num_preemptions": (4, 0), "request_prefill_kv_computed_tokens": (2, 5),
+    }  # fmt: skip
+    assert {name: (found[name].count, found[name].sum) for name in expected} == expected
+    assert found["request_prompt_tokens"].buckets.items() >= {"1.0": 0, "2.0": 1, "5.0": 2, "+Inf": 2}.items()
+    assert found["iteration_tokens_total"].sum == 5 + 12
+    counts = {name: found[name].count for name in ("inter_token_latency_seconds", "time_to_first_token_seconds")}
+    assert counts == {"inter_token_latency_seconds": 8, "time_to_first_token_seconds": 2}
+    for name in ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time"):
+        assert found[f"{name}_seconds"].sum >= 0
+    ended = [metric for metric in metrics if metric.name == "vllm:request_success"]
+    assert {metric.labels["finished_reason"]: metric.value for metric in ended}["stop"] == 4
+    llm.shutdown()
 
 
 @pytest.mark.parametrize(

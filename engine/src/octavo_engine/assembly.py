@@ -164,6 +164,10 @@ class RequestAssembly:
     def finished(self) -> bool:
         return self._num_open == 0
 
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._prompt_output.num_cached_tokens
+
     def push(self, out: SeqOutput, now: float) -> bool:
         """Add a record; return True if the caller must abort this (request, index) in the engine core."""
         self._prompt_output.push(out, self.tokenizer if self.request.params.detokenize else None)

@@ -16,7 +16,7 @@ from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
 from octavo_engine.offline_beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from octavo_engine.offline_metrics import MetricValue, read_metrics
+from octavo_engine.offline_metrics import MetricValue, OfflineMetrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods
 from octavo_engine.outputs import RequestOutput
@@ -58,6 +58,7 @@ class LLM(UnsupportedMethods):
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
         self._frontend.max_model_len = self.ready_info.max_model_len
+        self._metrics = OfflineMetrics(self.ready_info.max_model_len)
         self._ids = itertools.count()
         self._enqueued: list[RequestAssembly] = []
 
@@ -160,8 +161,8 @@ class LLM(UnsupportedMethods):
         return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)
 
     def get_metrics(self) -> list[MetricValue]:
-        """Return gauges and counters under vLLM's names."""
-        return read_metrics(self.stats, self.config.model)
+        """Return gauges, counters and histograms under vLLM's names."""
+        return self._metrics.read(self.stats, self.config.model)
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return 1: the engine runs on one device."""
@@ -236,16 +237,25 @@ class LLM(UnsupportedMethods):
                     interrupt.check()
                     self._core.wait_for_work(MAX_WAIT_S)
                     for finished in self._dispatch(self._core.step(), unfinished):
-                        bar.add(unfinished.pop(finished))
+                        ended = unfinished.pop(finished)
+                        bar.add(ended)
+                        self._metrics.record_end(ended, time.monotonic())
         finally:
             for request_id in unfinished:
                 self._core.abort(request_id)
+                self._metrics.record_abort(request_id)
 
     def _dispatch(self, core: CoreOutputs, unfinished: dict[str, RequestAssembly]) -> list[str]:
         now = time.monotonic()
+        if core.stats is not None:
+            self._metrics.record_step(core.stats)
         for out in core.outputs:
             assembly = unfinished.get(out.request_id)
-            if assembly is not None and assembly.push(out, now):
+            if assembly is None:
+                continue
+            if assembly.sequences[out.index].finish_reason is None:
+                self._metrics.record_tokens(out, now)
+            if assembly.push(out, now):
                 self._core.abort(out.request_id, out.index)
         touched = dict.fromkeys(out.request_id for out in core.outputs)
         return [request_id for request_id in touched if request_id in unfinished and unfinished[request_id].finished]
