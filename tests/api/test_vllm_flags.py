@@ -79,6 +79,33 @@ async def test_unused_tools_are_described_unless_excluded(client, excludes, prom
     assert client.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False) == prompt
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/chat/completions/render"])
+async def test_a_request_brings_a_template_only_if_the_server_trusts_it(client, path):
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "chat_template": "{{ eos_token }}{{ messages[0].content }}!",
+    }
+    async with serving(client) as served:
+        answer = await served.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+        assert "--trust-request-chat-template" in answer.json()["error"]["message"]
+    async with serving(client, trust_request_chat_template=True) as served:
+        answer = (await served.http.post(path, json=body)).json()
+        broken = await served.http.post(path, json={**body, "chat_template": "{% if %}"})
+    ids = answer.get("tokens") or answer.get("token_ids") or client.requests[0].prompt_token_ids
+    assert client.tokenizer.decode(ids, skip_special_tokens=False) == "<|endoftext|>hi!"
+    assert (broken.status_code, broken.json()["error"]["param"]) == (400, "chat_template")
+
+
+async def test_a_router_does_not_hash_a_prompt_of_another_template(client):
+    body = {"messages": [{"role": "user", "content": "a long enough message" * 9}]}
+    async with serving(client) as served:
+        hasher = PromptHasher.from_card(read_card(served.server._context.model_card))
+    assert hasher.hash_prompt("chat", body, "").is_exact
+    estimated = hasher.hash_prompt("chat", {**body, "chat_template": "{{ messages[0].content }}"}, "")
+    assert (estimated.is_exact, estimated.hashes) == (False, ())
+
+
 async def test_a_router_hashes_with_the_replicas_defaults(client):
     text = "a long enough message for some blocks" * 4
     bodies = [

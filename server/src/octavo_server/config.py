@@ -103,6 +103,7 @@ class ServerConfig(HttpSettings):
     return_tokens_as_token_ids: bool = False
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     exclude_tools_when_tool_choice_none: bool = False
+    trust_request_chat_template: bool = False
     reasoning_parser: str | None = None
     tools: ToolSettings = field(default_factory=ToolSettings)
     disable_log_stats: bool = False

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Environment
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
@@ -30,6 +30,18 @@ _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token",
 _TESTS_CONTENT = re.compile(r"""\bcontent(["']\])? is (not )?none""", re.IGNORECASE)
 #: Marks the end of the last message, with private-use characters that no message contains by accident.
 _END_MARK = "\ue0f0octavo\ue0f1"
+
+
+class EdgeTokens(Protocol):
+    """The tokenizer's tokens at the beginning and the end of a text."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def token_str(self, token_id: int) -> str: ...
 
 
 class ChatTemplate:
@@ -135,7 +147,7 @@ def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | 
         raise StartupError(hint) from error
 
 
-def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
+def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: EdgeTokens) -> dict[str, str]:
     """Return the text of special tokens by role, with the names that templates use."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     found = {role: tokenizer.token_str(token_id) for role, token_id in ids.items() if token_id is not None}

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter
+from octavo_engine.text.template import ChatTemplate, special_tokens
+from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +19,7 @@ from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
-from octavo_server.openai.rendering import render_messages
+from octavo_server.openai.rendering import ChatRenderer, render_messages
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 
@@ -107,7 +109,18 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    text = render_messages(context.client.chat_template, body, context.render_defaults)
+    text = render_messages(_template_of(context, body), body, context.render_defaults)
     special, may_exceed = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
     ids = context.tokenize_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
     return PromptInput(token_ids=body.truncate(ids, max_model_len=context.client.max_model_len), text=text)
+
+
+def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRenderer | None:
+    """The request's chat template, else the model's. Raises InvalidRequest if the request's is not trusted or valid."""
+    client = context.client
+    if not body.chat_template:
+        return client.chat_template
+    if not context.config.trust_request_chat_template:
+        message = "chat_template needs a server with --trust-request-chat-template: leave it out."
+        raise InvalidRequest(message, param="chat_template")
+    return ChatTemplate(body.chat_template, special_tokens(client.tokenizer_config, client.tokenizer))

@@ -29,6 +29,12 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
         help='No description of tools in the prompt of a request with tool_choice "none". Default: off.',
     )
     group.add_argument(
+        "--trust-request-chat-template",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="Render a conversation with the chat_template of its request. Default: refuse such a request.",
+    )
+    group.add_argument(
         "--default-chat-template-kwargs",
         type=json_object,
         default={},
@@ -65,6 +71,7 @@ def template_settings_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "default_chat_template_kwargs": kwargs,
         "exclude_tools_when_tool_choice_none": args.exclude_tools_when_tool_choice_none,
+        "trust_request_chat_template": args.trust_request_chat_template,
     }
 
 

@@ -31,9 +31,6 @@ SERVER_ARGUMENTS: dict[str, VllmArgument] = {
     "middleware": VllmArgument(is_list=True, **_NO_PLUGIN),
     "tool_parser_plugin": VllmArgument(fulfilled=("",), **_NO_PLUGIN),
     "tool_server": VllmArgument(missing="the server runs no tools.", remedy="run tools in the client."),
-    "trust_request_chat_template": replace(
-        _OFF, missing="requests can't bring chat templates.", remedy="give --chat-template a file."
-    ),
     "log_config_file": VllmArgument(missing="loggers can't be configured.", remedy="see --log-format."),
     "enable_ssl_refresh": replace(_OFF, missing="certificates are read at the start.", remedy="restart to renew them."),
     "fingerprint_mode": VllmArgument(fulfilled=("full",), missing="system_fingerprint has one form."),

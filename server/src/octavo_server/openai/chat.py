@@ -39,6 +39,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None

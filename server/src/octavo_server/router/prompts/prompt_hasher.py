@@ -104,6 +104,8 @@ class PromptHasher:
         check_counts(body, DEFAULT_LIMITS)
         if kind != "responses" and body.get("truncate_prompt_tokens") is not None:
             raise InvalidRequest("Truncated prompts are not hashed.", param="truncate_prompt_tokens")
+        if kind == "chat" and body.get("chat_template"):
+            raise InvalidRequest("Prompts of other chat templates are not hashed.", param="chat_template")
         if kind == "completion":
             return self._completion(body, root)
         if kind != "chat":
