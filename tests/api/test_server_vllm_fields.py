@@ -41,6 +41,27 @@ async def test_an_output_limit_beyond_the_context_is_cut(served, path, field):
     assert request.params.max_tokens == CONTEXT - len(request.prompt_token_ids)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
+@pytest.mark.parametrize(
+    ("generation", "limits"),
+    [
+        ({"override_generation_config": {"max_new_tokens": 10}}, [5, 10]),
+        ({"generation_config": "FOLDER"}, [5, 7]),
+        ({"generation_config": "FOLDER", "override_generation_config": {"max_new_tokens": 9}}, [5, 9]),
+        ({"generation_config": "vllm"}, [5, 50]),
+        ({"generation_config": "auto"}, [5, 50]),
+    ],
+)
+async def test_the_server_s_generation_config_limits_outputs(tmp_path, path, generation, limits):
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    config = {name: str(tmp_path) if value == "FOLDER" else value for name, value in generation.items()}
+    name = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    async with serving(ScriptedClient(write_byte_model(tmp_path), **config)) as served:
+        for asked in (5, 50):
+            await post(served, path, **{name: asked})
+        assert [request.params.max_tokens for request in served.engine.requests] == limits
+
+
 async def test_each_prompt_gets_its_own_output_limit(served):
     await post(served, TEXT, prompt=["a", "bcd"], max_tokens=CONTEXT)
     assert {r.params.max_tokens + len(r.prompt_token_ids) for r in served.engine.requests} == {CONTEXT}

@@ -1,21 +1,40 @@
 """Limits on a request's length, token ids and log-probabilities. Each error states the limit and the value."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
+from octavo_engine.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 
 
+def max_output_tokens(config: EngineConfig, defaults: Mapping[str, Any]) -> int | None:
+    """Most tokens that a server generates for a request, as in vLLM: `max_new_tokens` of --override-generation-config,
+    or of the folder of --generation-config. That of the model's own file is a default only."""
+    if config.generation_config in ("auto", "vllm"):
+        limit: int | None = config.override_generation_config.get("max_new_tokens")
+        return limit
+    return defaults.get("max_tokens")
+
+
 def fit_to_context(
-    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, *, clamp: bool
+    params: SamplingParams,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    *,
+    clamp: bool,
+    max_output_tokens: int | None = None,
 ) -> SamplingParams:
-    """Resolve `max_tokens` to an int that fits after the prompt; None becomes all the remaining context."""
+    """Resolve `max_tokens` to an int that fits after the prompt; None becomes all the remaining context.
+
+    `max_output_tokens`: most tokens of any output.
+    """
     room = max_model_len - num_prompt_tokens
     asked = params.max_tokens
     if room < 1 or (asked is not None and asked > room and not clamp):
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=asked or 1, num_input=num_prompt_tokens)
-    max_tokens = room if asked is None else min(asked, room)
+    max_tokens = min(limit for limit in (room, asked, max_output_tokens) if limit is not None)
     return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo_engine.log_format import REQUEST_ID
+from octavo_engine.request_limits import max_output_tokens
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from starlette.requests import Request
@@ -65,6 +66,7 @@ class ApiContext:
     body_budget: BodyBudget = field(init=False)
     admission: Admission = field(init=False)
     longest_token: int = field(init=False)
+    max_output_tokens: int | None = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class ApiContext:
             clock=time.monotonic,
             on_refusal=self.telemetry.count_rejection,
         )
+        self.max_output_tokens = max_output_tokens(self.client.config, self.client.default_sampling_params)
         self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def update_health(self) -> None:
@@ -139,6 +142,7 @@ class ApiContext:
             tenant=meta.tenant,
             admission=self.admission,
             track=track,
+            max_output_tokens=self.max_output_tokens,
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 

@@ -51,6 +51,7 @@ class Generation:
     tenant: str
     admission: Admission
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
+    max_output_tokens: int | None = None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
@@ -107,7 +108,11 @@ class Generation:
     def _fitted(self, prompt: PromptInput) -> SamplingParams:
         """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
         return fit_to_context(
-            prompt.params or self.params, len(prompt.token_ids), self.client.max_model_len, clamp=True
+            prompt.params or self.params,
+            len(prompt.token_ids),
+            self.client.max_model_len,
+            clamp=True,
+            max_output_tokens=self.max_output_tokens,
         )
 
     def _outputs(
