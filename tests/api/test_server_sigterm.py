@@ -114,3 +114,22 @@ def test_a_second_signal_ends_at_once(tiny, tmp_path):
             pass
         serving.process.send_signal(signal.SIGTERM)
         assert serving.exit_code() == 0
+
+
+def test_without_time_a_signal_ends_the_streams(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "0") as serving:
+        body = {"prompt": "abc", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8}
+        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
+            parts = answer.iter_text()
+            got = next(parts)
+            serving.terminate()
+            got += "".join(parts)
+        assert serving.exit_code() == 0
+    *_, last, done = events(got)
+    assert (json.loads(last).get("error", {}).get("code"), done) == (503, "[DONE]")
+
+
+def test_without_time_an_idle_server_ends(tiny, tmp_path):
+    with octavo_serve(tmp_path, tiny, *TINY, "--shutdown-timeout", "0") as serving:
+        serving.terminate()
+        assert serving.exit_code() == 0
