@@ -79,7 +79,7 @@ class SamplingParams:
     logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # without effect: texts have no spaces that the tokens lack
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -90,7 +90,7 @@ class SamplingParams:
     #: The largest number of reasoning tokens, after which `reasoning_end_token_id` is forced; None or -1: no limit.
     thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    extra_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None  # for executors of tests; the engine's own reads none
     #: `bad_words` as token sequences, set by the front end, which has the tokenizer, and read by the sampler.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     #: Special tokens whose text is kept while other special tokens are skipped: the markers that output parsers need.
