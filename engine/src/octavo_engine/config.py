@@ -109,6 +109,8 @@ class EngineConfig:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
     max_schema_bytes: int = 131072
     max_schema_depth: int = 64
     grammar_compile_timeout: float = 10.0  # seconds

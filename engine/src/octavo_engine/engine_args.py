@@ -60,6 +60,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
         elif name not in _ARGUMENTS:
             raise TypeError(_unknown(name, known))
     unused_arguments(arguments)
+    chosen |= _json_settings(arguments)
     try:
         config = msgspec.convert(chosen, EngineConfig)
     except msgspec.ValidationError as error:
@@ -72,6 +73,17 @@ def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:
     """Return the arguments of vLLM that are accepted without effect. Raises StartupError for a refused value."""
     own = EngineConfig.__dataclass_fields__.keys()
     return list(find_unused(_ARGUMENTS, {n: v for n, v in arguments.items() if n in _ARGUMENTS and n not in own}))
+
+
+def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:
+    """Fields of `EngineConfig` that vLLM has in `structured_outputs_config`, and once had as arguments of their own."""
+    config = arguments.get("structured_outputs_config") or {}
+    found = {}
+    for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for value in (arguments.get(f"guided_decoding_{name}"), config.get(name)):
+            if value is not None:
+                found[name] = value
+    return found
 
 
 def _normalise(name: str, value: Any) -> Any:

@@ -25,6 +25,7 @@ from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.structured import StructuredOutputs
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -126,7 +127,17 @@ class Frontend:
         if self.eos_token_id is None:
             message = "structured_outputs needs a model with an end-of-sequence token, and this model has none."
             raise InvalidRequest(message, param="structured_outputs")
-        return self._grammars.grammar_for(params.structured_outputs)
+        return self._grammars.grammar_for(self._with_settings(params.structured_outputs))
+
+    def _with_settings(self, shape: StructuredOutputs) -> StructuredOutputs:
+        """The shape with the configured settings; a request's own pattern of whitespace stays."""
+        bans_whitespace = self.config.disable_any_whitespace and shape.whitespace_pattern is None
+        return replace(
+            shape,
+            disable_any_whitespace=shape.disable_any_whitespace or bans_whitespace,
+            disable_additional_properties=shape.disable_additional_properties
+            or self.config.disable_additional_properties,
+        )
 
     def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
         """Return the parameters that `build` would put in a request, without a random seed. Raises InvalidRequest."""

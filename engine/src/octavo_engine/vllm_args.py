@@ -90,6 +90,8 @@ _BACKEND = VllmArgument(
     note="there is one grammar library, and outputs follow the same grammars",
 )
 _OFF = VllmArgument(fulfilled=(False,), **_GRAMMAR)
+#: A setting of `EngineConfig` under another name.
+_EITHER = VllmArgument(fulfilled=(False, True), missing="it is true or false.")
 
 ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     **dict.fromkeys(_TUNING, SETTING),
@@ -171,8 +173,8 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
         fields={
             "backend": _BACKEND,
             "disable_fallback": SETTING,
-            "disable_any_whitespace": _OFF,
-            "disable_additional_properties": _OFF,
+            "disable_any_whitespace": _EITHER,
+            "disable_additional_properties": _EITHER,
             "enable_in_reasoning": _OFF,
             "reasoning_parser": _values("", missing="it is a flag.", remedy="see --reasoning-parser."),
             "reasoning_parser_plugin": _values("", **_NO_PLUGIN),
@@ -180,8 +182,8 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
         missing="it is no JSON object.",
     ),
     "guided_decoding_backend": replace(_BACKEND, is_deprecated=True),
-    "guided_decoding_disable_any_whitespace": replace(_OFF, is_switch=True),
-    "guided_decoding_disable_additional_properties": replace(_OFF, is_switch=True),
+    "guided_decoding_disable_any_whitespace": replace(_EITHER, is_switch=True),
+    "guided_decoding_disable_additional_properties": replace(_EITHER, is_switch=True),
     "reasoning_config": _values({}, missing="--reasoning-parser knows the tokens around reasoning."),
     "speculative_config": VllmArgument(missing="there is no speculative decoding.", flags=("-sc",)),
     # Features.

@@ -101,9 +101,10 @@ def test_arguments_without_effect_are_named(arguments, lines):
         ),
         ({"structured_outputs_config": {"colour": 1}}, "has no field 'colour': leave it out, or use one of backend"),
         (
-            {"structured_outputs_config": {"disable_any_whitespace": True}},
-            "disable_any_whitespace=True is not supported",
+            {"structured_outputs_config": {"enable_in_reasoning": True}},
+            "enable_in_reasoning=True is not supported",
         ),
+        ({"structured_outputs_config": {"disable_any_whitespace": "no"}}, "disable_any_whitespace='no'"),
         ({"limit_mm_per_prompt": {"image": 1}}, "models get text only"),
         ({"override_generation_config": {"top_q": 1}}, "fields of temperature, top_p"),
     ],
@@ -111,6 +112,15 @@ def test_arguments_without_effect_are_named(arguments, lines):
 def test_a_refused_entry_is_named(arguments, message):
     with pytest.raises(StartupError, match=message):
         resolve_config(**arguments)
+
+
+@pytest.mark.parametrize("name", ["disable_any_whitespace", "disable_additional_properties"])
+def test_structured_outputs_of_all_requests_are_configured(name):
+    for arguments in ({name: True}, {"structured_outputs_config": {name: True, "backend": "auto"}},
+                      {f"guided_decoding_{name}": True}):  # fmt: skip
+        assert resolve_config(**arguments) == EngineConfig(**{name: True})
+        assert unused_arguments(arguments) == []
+    assert resolve_config(structured_outputs_config={name: False}) == EngineConfig()
 
 
 def test_every_refused_argument_says_why():

@@ -3,6 +3,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend, TokenizedPrompt
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.structured import StructuredOutputs
 from octavo_testing.scripted import EOS, VOCAB_SIZE, text_ids, write_byte_model
 
 
@@ -34,6 +35,20 @@ def test_a_request_has_every_optional_field_resolved(load):
     assert isinstance(request.params.seed, int)
     assert request.params.stop_token_ids == [258]
     assert request.arrival_s > 0
+
+
+@pytest.mark.parametrize("name", ["disable_any_whitespace", "disable_additional_properties"])
+def test_json_settings_hold_for_all_requests(load, name):
+    shape = {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    plain, settled = load(), load(**{name: True})
+    expected = plain.grammar(SamplingParams(structured_outputs=StructuredOutputs(**shape, **{name: True})))
+    assert settled.grammar(SamplingParams(structured_outputs=StructuredOutputs(**shape))) == expected
+    assert plain.grammar(SamplingParams(structured_outputs=StructuredOutputs(**shape))) != expected
+
+
+def test_a_whitespace_pattern_of_the_request_counts(load):
+    params = SamplingParams(structured_outputs=StructuredOutputs(json_object=True, whitespace_pattern=" ?"))
+    assert load(disable_any_whitespace=True).grammar(params) == load().grammar(params)
 
 
 def test_the_callers_parameters_are_not_changed(load):

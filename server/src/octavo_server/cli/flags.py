@@ -51,6 +51,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     "scheduling": {
         "max_num_seqs": "Largest number of sequences per step.",
         "max_num_batched_tokens": "Largest number of tokens per step.",
+        "disable_any_whitespace": "JSON of structured outputs without whitespace between its tokens.",
+        "disable_additional_properties": "No properties in structured outputs besides those of the schema.",
         "max_schema_bytes": "Largest size, in bytes, of a request's JSON schema, regex, grammar or list of choices.",
         "max_schema_depth": "Largest number of nested levels in a request's JSON schema.",
         "grammar_compile_timeout": "Seconds after which a request fails if its grammar is still being compiled.",
