@@ -74,7 +74,7 @@ BAD_FIELDS = {
 LATER = {
     "best_of": (TEXT, {"best_of": 3}),
     "suffix": (TEXT, {"suffix": "end"}),
-    "use_beam_search": (TEXT, {"use_beam_search": True}),
+    "repetition_detection": (TEXT, {"repetition_detection": {"max_pattern_size": 3}}),
     "modalities": (CHAT, {"modalities": ["text", "audio"]}),
 }
 

@@ -46,7 +46,7 @@ def test_malformed_bodies_are_rejected(tiny, path, body):
 def test_errors_have_openai_s_body(tiny):
     requests = [
         (TEXT, {"prompt": "a", "temperature": 9}, 400, "BadRequestError", "temperature"),
-        (TEXT, {"prompt": "a", "use_beam_search": True}, 400, "BadRequestError", "use_beam_search"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, 400, "BadRequestError", "suffix"),
         (TEXT, {"prompt": "a", "model": "x"}, 404, "NotFoundError", None),
         ("/nowhere", {}, 404, "Not Found", None),
     ]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from octavo_engine.async_llm import AsyncLLM as AsyncLLM
+    from octavo_engine.beam_search import BeamSearchParams as BeamSearchParams
     from octavo_engine.llm import LLM as LLM
-    from octavo_engine.offline_beam_search import BeamSearchParams as BeamSearchParams
     from octavo_engine.outputs import CompletionOutput as CompletionOutput
     from octavo_engine.outputs import RequestOutput as RequestOutput
     from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEngineArgs": "octavo_engine.script_types",
     "AsyncLLM": "octavo_engine.async_llm",
-    "BeamSearchParams": "octavo_engine.offline_beam_search",
+    "BeamSearchParams": "octavo_engine.beam_search",
     "CompletionOutput": "octavo_engine.outputs",
     "EngineArgs": "octavo_engine.script_types",
     "InvalidRequest": "octavo_engine.wire.errors",

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from octavo_engine.assembly import RequestAssembly
+from octavo_engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from octavo_engine.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
-from octavo_engine.offline_beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from octavo_engine.offline_metrics import MetricValue, OfflineMetrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods

@@ -143,6 +143,7 @@ class ApiContext:
             admission=self.admission,
             track=track,
             max_output_tokens=self.max_output_tokens,
+            length_penalty=body.length_penalty if body.use_beam_search else None,
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 

@@ -11,11 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, AdmittedPrompt
+from octavo_server.api.beam_search import BeamRun
 from octavo_server.api.client import EngineClient
 from octavo_server.openai.errors import GenerationFailed
 
@@ -52,6 +54,7 @@ class Generation:
     admission: Admission
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
     max_output_tokens: int | None = None
+    length_penalty: float | None = None  # of a beam search, else None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
@@ -119,6 +122,17 @@ class Generation:
         self, index: int, engine_id: str, params: SamplingParams, turn: float
     ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
+        if self.length_penalty is not None:
+            given = TokenizedPrompt(text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt)
+            return BeamRun(
+                client=self.client,
+                engine_id=engine_id,
+                prompt=given,
+                params=params,
+                length_penalty=self.length_penalty,
+                priority=self.priority,
+                turn=turn,
+            ).outputs()
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         limit_s = self.admission.limits.max_queue_time_s
         return self.client.generate(
@@ -157,7 +171,7 @@ class Generation:
 
 
 def _is_dropped(output: "RequestOutput") -> bool:
-    return all(sequence.finish_reason == "abort" for sequence in output.outputs)
+    return bool(output.outputs) and all(sequence.finish_reason == "abort" for sequence in output.outputs)
 
 
 def _raise_if_failed(output: "RequestOutput") -> None:

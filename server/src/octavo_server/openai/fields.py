@@ -64,6 +64,12 @@ class SamplingFields(LenientModel):
 
 class GenerationFields(StructuredFields, SamplingFields):
     n: int | None = None
+    use_beam_search: bool | None = Field(
+        None,
+        description="Return the n most likely outputs, found as n beams. Of the sampling fields, only temperature and "
+        "ignore_eos count.",
+    )
+    length_penalty: float = Field(1.0, allow_inf_nan=False, description="Exponent of a beam's length in its score.")
     bad_words: Entries[str] | None = None
     max_tokens: int | None = None
     allowed_token_ids: Entries[int] | None = None
@@ -92,6 +98,8 @@ class GenerationFields(StructuredFields, SamplingFields):
             raise InvalidRequest("stream_options can only be set with stream=true.", param="stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest("prompt_logprobs are not available with stream=true.", param="prompt_logprobs")
+        if self.stream and self.use_beam_search:
+            raise InvalidRequest("use_beam_search is not available with stream=true.", param="use_beam_search")
         if self.cache_salt == "":
             raise InvalidRequest("cache_salt must be a non-empty string, or left out.", param="cache_salt")
 

@@ -1,11 +1,13 @@
-"""Beam search for `LLM`: each step generates one token for all beams, whose earlier KV is in the prefix cache.
+"""Beam search for `LLM` and the server.
+
+Each step generates one token for all beams, whose earlier KV is in the prefix cache.
 
 Semantics are vLLM's: a step considers the 2 * `beam_width` most likely tokens of each beam, an end token completes a
 beam, and the score of a beam is its log-probability divided by its length (prompt included) ** `length_penalty`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import PositionLogprobs, RequestOutput
@@ -52,34 +54,54 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-@dataclass(slots=True)
-class _Search:
-    """The beams of one prompt."""
+class BeamSearch:
+    """The search for one prompt, without an engine: generate one token for `prompts()` with `step_params`, pass the
+    outputs to `advance`, and repeat until there are no prompts."""
 
-    cache_salt: str
-    max_len: int
-    open: list[BeamSearchSequence]
-    completed: list[BeamSearchSequence] = field(default_factory=list)
+    def __init__(
+        self, prompt: TokenizedPrompt, params: BeamSearchParams, *, eos_token_id: int | None, max_model_len: int
+    ) -> None:
+        self._params, self._eos_token_id, self._cache_salt = params, eos_token_id, prompt.cache_salt
+        self._max_len = min(len(prompt.token_ids) + params.max_tokens, max_model_len)
+        self._open = [BeamSearchSequence(tokens=list(prompt.token_ids), logprobs=[])]
+        self._completed: list[BeamSearchSequence] = []
+
+    @property
+    def step_params(self) -> SamplingParams:
+        width, temperature = self._params.beam_width, self._params.temperature
+        return SamplingParams(logprobs=2 * width, max_tokens=1, temperature=temperature)
 
     def prompts(self) -> list[TokenizedPrompt]:
-        return [TokenizedPrompt(text=None, token_ids=b.tokens, cache_salt=self.cache_salt) for b in self.open]
+        return [TokenizedPrompt(text=None, token_ids=b.tokens, cache_salt=self._cache_salt) for b in self._open]
 
-    def advance(self, outputs: list[RequestOutput], params: BeamSearchParams, eos_token_id: int | None) -> None:
+    def advance(self, outputs: list[RequestOutput]) -> None:
+        """Take one output for each prompt. Raises OctavoError if a step has failed."""
         candidates = []
-        for beam, output in zip(self.open, outputs, strict=True):
+        for beam, output in zip(self._open, outputs, strict=True):
             for new in _continuations(beam, output):
-                if new.tokens[-1] == eos_token_id and not params.ignore_eos:
-                    new.finish_reason, new.stop_reason = "stop", eos_token_id
-                    self.completed.append(new)
+                if new.tokens[-1] == self._eos_token_id and not self._params.ignore_eos:
+                    new.finish_reason, new.stop_reason = "stop", self._eos_token_id
+                    self._completed.append(new)
                 else:
                     candidates.append(new)
-        best = _best(candidates, params, eos_token_id)
-        if best and len(best[0].tokens) >= self.max_len:
+        best = self._best(candidates)
+        if best and len(best[0].tokens) >= self._max_len:
             for beam in best:
                 beam.finish_reason = "length"
-            self.completed += best
+            self._completed += best
             best = []
-        self.open = best
+        self._open = best
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The beams of an ended search, the best first; at most `beam_width`."""
+        return self._best(self._completed)
+
+    def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        def score(beam: BeamSearchSequence) -> float:
+            length = len(beam.tokens) - (beam.tokens[-1] == self._eos_token_id)
+            return beam.cum_logprob / float(max(length, 1) ** self._params.length_penalty)
+
+        return sorted(beams, key=score, reverse=True)[: self._params.beam_width]
 
 
 def beam_search(
@@ -92,23 +114,16 @@ def beam_search(
     max_model_len: int,
 ) -> list[BeamSearchOutput]:
     """Return the best beams of each prompt, in order. Raises InvalidRequest for a prompt that cannot run."""
-    step = SamplingParams(logprobs=2 * params.beam_width, max_tokens=1, temperature=params.temperature)
-    searches = [
-        _Search(p.cache_salt, min(len(p.token_ids) + params.max_tokens, max_model_len), [_first_beam(p)])
-        for p in prompts
-    ]
-    while running := [search for search in searches if search.open]:
-        outputs = iter(generate([prompt for search in running for prompt in search.prompts()], step))
-        for search in running:
-            search.advance([next(outputs) for _ in search.open], params, eos_token_id)
-    results = [BeamSearchOutput(_best(search.completed, params, eos_token_id)) for search in searches]
+    searches = [BeamSearch(p, params, eos_token_id=eos_token_id, max_model_len=max_model_len) for p in prompts]
+    while running := [(search, beams) for search in searches if (beams := search.prompts())]:
+        step = running[0][0].step_params
+        outputs = iter(generate([prompt for _, beams in running for prompt in beams], step))
+        for search, beams in running:
+            search.advance([next(outputs) for _ in beams])
+    results = [BeamSearchOutput(search.best()) for search in searches]
     for beam in (beam for result in results for beam in result.sequences):
         beam.text = decode(beam.tokens)
     return results
-
-
-def _first_beam(prompt: TokenizedPrompt) -> BeamSearchSequence:
-    return BeamSearchSequence(tokens=list(prompt.token_ids), logprobs=[])
 
 
 def _continuations(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
@@ -121,13 +136,3 @@ def _continuations(beam: BeamSearchSequence, output: RequestOutput) -> list[Beam
         BeamSearchSequence([*beam.tokens, token_id], [*beam.logprobs, position], beam.cum_logprob + entry.logprob)
         for token_id, entry in position.items()
     ]
-
-
-def _best(
-    beams: list[BeamSearchSequence], params: BeamSearchParams, eos_token_id: int | None
-) -> list[BeamSearchSequence]:
-    def score(beam: BeamSearchSequence) -> float:
-        length = len(beam.tokens) - (beam.tokens[-1] == eos_token_id)
-        return beam.cum_logprob / float(max(length, 1) ** params.length_penalty)
-
-    return sorted(beams, key=score, reverse=True)[: params.beam_width]

@@ -1,0 +1,101 @@
+"""Beam search for one prompt of an HTTP request, in the form of the engine's outputs."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from octavo_engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
+from octavo_engine.frontend import TokenizedPrompt
+from octavo_engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo_engine.wire.sampling import SamplingParams
+
+from octavo_server.api.client import EngineClient
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamRun:
+    """`params`: those of the request; `n` is the number of beams, and `max_tokens` fits the context."""
+
+    client: EngineClient
+    engine_id: str
+    prompt: TokenizedPrompt
+    params: SamplingParams
+    length_penalty: float
+    priority: int
+    turn: float
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """Yield an output without sequences after the first step, then all beams. Raises the engine's errors."""
+        search = BeamSearch(
+            self.prompt,
+            BeamSearchParams(
+                beam_width=self.params.n,
+                max_tokens=self.params.max_tokens or 1,
+                ignore_eos=self.params.ignore_eos,
+                temperature=self.params.temperature,
+                length_penalty=self.length_penalty,
+            ),
+            eos_token_id=self.client.tokenizer.eos_token_id,
+            max_model_len=self.client.max_model_len,
+        )
+        arrival_s, num_cached, has_started = time.monotonic(), 0, False
+        while prompts := search.prompts():
+            steps = await self._step(prompts, search.step_params)
+            if not has_started:
+                has_started, num_cached = True, steps[0].num_cached_tokens
+                yield self._output([], arrival_s, num_cached, finished=False)
+            search.advance(steps)
+        beams = [self._completion(i, beam) for i, beam in enumerate(search.best())]
+        yield self._output(beams, arrival_s, num_cached, finished=True)
+
+    async def _step(self, prompts: list[TokenizedPrompt], params: SamplingParams) -> list[RequestOutput]:
+        """Generate one token for each prompt. A failure or a cancellation aborts the others."""
+        tasks = [asyncio.create_task(self._last_output(prompt, params)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams) -> RequestOutput:
+        given = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
+        source = self.client.generate(
+            given, params, self.engine_id, kind="final", priority=self.priority, turn=self.turn
+        )
+        async with aclosing(source) as outputs:
+            return await anext(outputs)
+
+    def _completion(self, index: int, beam: BeamSearchSequence) -> CompletionOutput:
+        start = len(self.prompt.token_ids)
+        ids = beam.tokens[start:]
+        hides_end = beam.finish_reason == "stop" and not self.params.include_stop_str_in_output
+        text = self.client.tokenizer.decode(
+            ids[:-1] if hides_end else ids, skip_special_tokens=self.params.skip_special_tokens
+        )
+        logprobs = None
+        if self.params.logprobs is not None:
+            logprobs = [{i: found[i], **found} for i, found in zip(ids, beam.logprobs, strict=True)]
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=ids,
+            cumulative_logprob=beam.cum_logprob,
+            logprobs=logprobs,
+            finish_reason="stop" if beam.finish_reason == "stop" else "length",
+        )
+
+    def _output(
+        self, outputs: list[CompletionOutput], arrival_s: float, num_cached: int, *, finished: bool
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.engine_id,
+            prompt=None,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=outputs,
+            finished=finished,
+            metrics=RequestMetrics(arrival_s=arrival_s),
+            num_cached_tokens=num_cached,
+        )

@@ -1,0 +1,80 @@
+"""`use_beam_search` of chat and completion requests.
+
+The scripted engine's likeliest next token is always "I" (-0.25), then the chosen "H" (-0.3), then "J" (-0.5).
+"""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, TEXT: {"prompt": "hi"}}
+BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def served(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as started:
+        yield started
+
+
+def texts(answer):
+    return [c["text"] if "text" in c else c["message"]["content"] for c in answer["choices"]]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_likeliest_outputs_are_returned(served, path):
+    answer = await served.http.post(path, json={**BODIES[path], **BEAMS})
+    assert answer.status_code == 200, answer.text
+    first, second = texts(answer.json())
+    assert (first, sorted(second)) == ("III", [*"HII"])
+    assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["length", "length"]
+    assert answer.json()["usage"]["completion_tokens"] == 6
+    metrics = await served.metrics()
+    assert metrics["vllm:request_generation_tokens_sum"] == 6
+    assert served.engine.running == set()
+
+
+async def test_an_end_token_completes_a_beam(served):
+    served.engine.replies = [""]
+    answer = (await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, "length_penalty": 0.0})).json()
+    assert texts(answer)[0] == ""
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_each_prompt_has_its_beams(served):
+    answer = (await served.http.post(TEXT, json={"prompt": ["a", "b"], **BEAMS, "echo": True})).json()
+    assert [text[:2] for text in texts(answer)[::2]] == ["aI", "bI"]
+    assert len(answer["choices"]) == 4
+
+
+async def test_logprobs_are_those_of_the_beam(served):
+    answer = (await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, "logprobs": 1})).json()
+    assert answer["choices"][0]["logprobs"]["tokens"] == ["I"] * 3
+    assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-0.25] * 3
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"stream": True}, "use_beam_search"), ({"n": 11}, "logprobs")])
+async def test_impossible_searches_are_refused(served, fields, param):
+    answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_failed_step_is_an_error(served):
+    served.engine.fail_at = 0
+    answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS})
+    assert answer.status_code == 500
+    assert served.engine.running == set()
+
+
+async def test_a_disconnect_aborts_all_beams(served):
+    served.engine.hold_at = 0
+    request = asyncio.create_task(served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS}))
+    await served.engine.held.wait()
+    request.cancel()
+    assert await served.engine.aborted.get()
+    assert served.engine.running == set()
