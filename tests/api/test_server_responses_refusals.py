@@ -33,7 +33,6 @@ async def test_the_stop_string_is_included_on_request(served):
         ("vllm_xargs", {"a": 1}),
         ("kv_transfer_params", {"a": 1}),
         ("mm_processor_kwargs", {"a": 1}),
-        ("enable_response_messages", True),
         ("previous_input_messages", [{"role": "user", "content": "a"}]),
         ("previous_response", {"id": "a"}),
         ("response_format", {"type": "json_object"}),

@@ -202,6 +202,22 @@ async def test_a_prompt_beyond_the_context_can_be_truncated(served, path):
     assert (answer.status_code, answer.json()["usage"]["prompt_tokens"]) == (200, CONTEXT - 1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_has_its_raw_messages_on_request(served, stream):
+    answer = await post(served, RESPONSES, enable_response_messages=True, stream=stream)
+    last = answer.text.rpartition("data: ")[2]
+    response = json.loads(last)["response"] if stream else answer.json()
+    (request,) = served.engine.requests
+    prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    assert response["input_messages"] == [
+        {"message": prompt, "tokens": request.prompt_token_ids, "type": "raw_message_tokens"}
+    ]
+    (said,) = response["output_messages"]
+    assert bytes(said["tokens"][:-1]).decode() == "Hello, world!"
+    assert said["message"].startswith("Hello, world!")
+    assert "input_messages" not in (await post(served, RESPONSES)).json()
+
+
 async def test_a_named_tool_without_arguments_is_not_called(tmp_path):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     asked = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}

@@ -9,6 +9,7 @@ import msgspec
 from octavo_server.api.answer_state import AnswerState
 from octavo_server.api.chat import ChatTurn
 from octavo_server.api.context import ApiContext
+from octavo_server.api.generation import GenerationDelta
 from octavo_server.api.responses_output import ResponseOutput
 from octavo_server.openai.chat import TokenLogprob
 from octavo_server.openai.errors import GenerationFailed, describe
@@ -18,6 +19,7 @@ from octavo_server.openai.responses_answer import (
     IncompleteDetails,
     InputDetails,
     OutputDetails,
+    RawMessage,
     ResponseError,
     ResponseObject,
     ResponseStatus,
@@ -33,9 +35,11 @@ class ResponsesWriter:
     the request, whose input may be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
-        codec = context.client.tokenizer
+        self._codec = codec = context.client.tokenizer
         self._echoed = request.echoed()
         self._wants_logprobs = request.wants_logprobs
+        self._wants_messages = bool(request.enable_response_messages)
+        self._output_ids: list[int] = []
         self._meta = turn.meta
         self._generation = turn.generation
         self.state = AnswerState(1, 1, turn.generation.num_prompt_tokens)
@@ -51,7 +55,7 @@ class ResponsesWriter:
     async def body(self) -> bytes:
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
-                self.state.add(delta)
+                self._add(delta)
         self._advance()
         self._output.finish(is_complete=self._is_complete)
         return msgspec.json.encode(self._last())
@@ -61,7 +65,7 @@ class ResponsesWriter:
         opening = self._framed([self._about("response.created"), self._about("response.in_progress")])
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
-                self.state.add(delta)
+                self._add(delta)
                 is_due = self._choice.is_due(self._stream_interval)
                 written = opening + self._framed(self._advance() if is_due else ())
                 if written:
@@ -77,6 +81,11 @@ class ResponsesWriter:
         response = self._response("failed")
         response.error = ResponseError("server_error", describe(error).message)
         return self._framed([ResponseStreamEvent(type="response.failed", response=response)])
+
+    def _add(self, delta: GenerationDelta) -> None:
+        self.state.add(delta)
+        if self._wants_messages:
+            self._output_ids += [i for sequence in delta.output.outputs for i in sequence.token_ids]
 
     def _advance(self) -> list[ResponseStreamEvent]:
         """Stream events for the part of the choice that has not been written yet."""
@@ -110,7 +119,14 @@ class ResponsesWriter:
         response.usage = self._usage()
         if not self._is_complete:
             response.incomplete_details = IncompleteDetails("max_output_tokens")
+        if self._wants_messages:
+            (prompt,) = self._generation.prompts
+            response.input_messages = [self._raw_message(prompt.token_ids)]
+            response.output_messages = [self._raw_message(self._output_ids)]
         return response
+
+    def _raw_message(self, ids: list[int]) -> RawMessage:
+        return RawMessage(self._codec.decode(ids, skip_special_tokens=False), ids)
 
     def _about(self, kind: str) -> ResponseStreamEvent:
         return ResponseStreamEvent(type=kind, response=self._response("in_progress"))

@@ -32,7 +32,6 @@ _REFUSED = {
     "prompt": "prompt is not supported: this server stores no prompt templates, send instructions and input.",
     "previous_response": f"previous_response is not supported: {_STATELESS}.",
     "previous_input_messages": f"previous_input_messages is not supported: {_STATELESS}.",
-    "enable_response_messages": "enable_response_messages is not supported: read the prompt from /v1/responses/render.",
     "response_format": "response_format is a field of the chat API: send text.format.",
 }
 
@@ -98,6 +97,7 @@ class ResponsesRequest(SamplingFields):
     previous_response_id: str | None = None
     background: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
     structured_outputs: StructuredOutputsBody | None = None
     include_stop_str_in_output: bool | None = None
     include_reasoning: bool | None = None

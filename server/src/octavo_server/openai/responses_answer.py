@@ -76,6 +76,14 @@ class ResponseError(Struct):
     message: str
 
 
+class RawMessage(Struct):
+    """Text and token ids of the whole prompt, or of the whole output with its special tokens."""
+
+    message: str
+    tokens: list[int]
+    type: str = "raw_message_tokens"
+
+
 class ResponseObject(Struct, kw_only=True):
     id: str
     created_at: int
@@ -101,6 +109,8 @@ class ResponseObject(Struct, kw_only=True):
     background: bool = False
     store: bool = False
     previous_response_id: None = None
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[RawMessage] | UnsetType = UNSET
     object: str = "response"
 
 
