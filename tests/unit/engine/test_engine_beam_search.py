@@ -5,8 +5,8 @@ import math
 import random
 
 import pytest
-from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.beam_search import BeamSearchParams, BeamSearchSequence, beam_search
+from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo_engine.wire.errors import OctavoError
 
