@@ -40,12 +40,18 @@ class Lifecycle:
         self._timeout_s = timeout_s
         self._ender: asyncio.Handle | None = None
         self._deadline_s = 0.0  # by the loop's clock, once `_ender` is set
+        self._accepts_until_s = 0.0  # by the loop's clock, while the state is not accepting
         self._idle = asyncio.Event()
         self._idle.set()
         self.on_change: Callable[[], None] = lambda: None
 
-    def drain(self, *, for_good: bool = False) -> None:
-        """Start draining. A second call doesn't extend the time. `for_good`: the server stops and can't resume."""
+    def drain(self, *, for_good: bool = False, accepts_for_s: float = 0.0) -> None:
+        """Start draining. A second call doesn't extend the time. `for_good`: the server stops and can't resume.
+
+        `accepts_for_s`: for this time new requests are still served, though the state says that they should go
+        elsewhere.
+        """
+        self._accepts_until_s = asyncio.get_running_loop().time() + accepts_for_s
         if for_good:
             self._enter_state("stopping")
         if self._ender is not None:
@@ -87,7 +93,7 @@ class Lifecycle:
 
     async def check_accepting(self, receive: Receive) -> None:
         """Read the body and raise Unavailable while new requests are refused."""
-        if self.state != "accepting":
+        if self.state != "accepting" and asyncio.get_running_loop().time() >= self._accepts_until_s:
             await discard_body(receive)
             raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
 

@@ -201,6 +201,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 class RouterServer(DrainingServer):
+    """During the shutdown delay new requests are served: nothing in front of a router would send them elsewhere."""
+
+    accepts_during_delay = True
+
     def __init__(self, router: Router) -> None:
         self._feed = router.feed
         super().__init__(
