@@ -66,6 +66,7 @@ ACCEPTED = (
     ),
     Case("no replicas", {"replicas": 0}),
     Case("a GPU", {"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"}),
+    Case("the CPU of a node with a GPU", {"engine": {"device": "cpu"}, "resources": {"limits": {"nvidia.com/gpu": 1}}}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
     Case("shared router", {"router": {"ref": {"name": "other"}}}),
     Case("open to the cluster on a shared router", {"router": {"ref": {"name": "other"}}, "auth": OPEN}),

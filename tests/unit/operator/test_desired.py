@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.devices import unsupported_accelerators
 from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
@@ -157,6 +158,27 @@ def test_keys_are_mounted_into_the_router_only() -> None:
     assert {"name": "keys", "secret": {"secretName": "keys"}} in router["volumes"]
     assert any(arg.startswith("--api-key-file=") for arg in router["containers"][0]["args"])
     assert "keys" not in str(desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "given", "device"),
+    [
+        ({}, None, "cpu"),
+        ({"nvidia.com/gpu": 1}, None, "cuda"),
+        ({"nvidia.com/mig-1g.5gb": 1}, None, "cuda"),
+        ({"amd.com/gpu": 1}, None, "cpu"),
+        ({"nvidia.com/gpu": 1}, "cpu", "cpu"),
+        ({}, "cuda", "cuda"),
+    ],
+    ids=str,
+)
+def test_engines_compute_on_the_device_that_the_pods_request(
+    limits: dict[str, Any], given: str | None, device: str
+) -> None:
+    service = _service({"resources": {"limits": limits}, "engine": {} if given is None else {"device": given}})
+    args = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [arg for arg in args if arg.startswith("--device")] == [f"--device={device}"]
+    assert bool(unsupported_accelerators(service)) == ("amd.com/gpu" in limits)
 
 
 def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from octavo_engine.config import EngineConfig
+from octavo_engine.runner.device import open_device
 from octavo_engine.runner.memory import MemoryInfo, ModelMemory, set_kv_bytes, size_kv
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupCode, StartupError
@@ -18,7 +19,7 @@ from octavo_operator.plan.apply_digest import matches, parse_quantity, with_dige
 from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
 from octavo_operator.plan.plan import plan
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.status_conditions import MODEL_NOT_FOUND, OUT_OF_MEMORY, conditions_of, refused
+from octavo_operator.plan.status_conditions import MODEL_NOT_FOUND, NO_DEVICE, OUT_OF_MEMORY, conditions_of, refused
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
@@ -313,8 +314,15 @@ def test_an_engine_without_its_model_is_not_found(model: str) -> None:
     assert _of("ModelReady", _service(), _crashed(raised.value)).reason == "NotFound"
 
 
+def test_an_engine_without_its_device_has_no_gpu_support() -> None:
+    with pytest.raises(StartupError) as raised:
+        open_device("cuda")
+    found = _of("FitsHardware", _service(), _crashed(raised.value))
+    assert (found.reason, "--device cuda" in found.message) == ("NoGpuSupport", True)
+
+
 def test_the_operator_uses_codes_that_the_engine_has() -> None:
-    assert {OUT_OF_MEMORY, MODEL_NOT_FOUND} < set(get_args(StartupCode))
+    assert {OUT_OF_MEMORY, MODEL_NOT_FOUND, NO_DEVICE} < set(get_args(StartupCode))
 
 
 def test_other_start_errors_are_a_crash_loop_with_the_message() -> None:
@@ -354,6 +362,7 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
         ({"limits": {"memory": "3Gi"}}, "NotChecked"),
         ({}, "NotChecked"),
         ({"limits": {"memory": "1Gi", "nvidia.com/gpu": 1}}, "NotChecked"),
+        ({"limits": {"memory": "3Gi", "amd.com/gpu": 1}}, "NoGpuSupport"),
     ],
     ids=str,
 )
@@ -361,5 +370,5 @@ def test_a_spec_that_cannot_fit_is_too_large_before_the_start(resources: dict[st
     service = _service(engine={"kvCacheMemory": "1536Mi", "swapSpace": "512Mi"}, resources=resources)
     found = _of("FitsHardware", service, Observed())
     assert found.reason == reason
-    assert reason == "NotChecked" or "take 2,048 MiB, and the container's memory limit" in found.message
-    assert reason == "NotChecked" or "1,024 MiB" in found.message
+    assert reason != "TooLarge" or "take 2,048 MiB, and the container's memory limit" in found.message
+    assert reason != "TooLarge" or "1,024 MiB" in found.message

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from octavo_operator.desired.devices import device_of
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -133,6 +134,8 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield "--router-only"
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
+    if service.spec.engine.device is None:
+        yield f"--device={device_of(service)}"
     if isolates_tenants(service.spec.auth):
         yield "--cache-isolation"  # also without API keys, so that adding the first key causes no rollout
     yield from engine_flags(service)
@@ -148,6 +151,7 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         "tokenizer": model.tokenizer,
         "chat-template": model.chat_template,
         "dtype": model.dtype,
+        "device": engine.device,
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,

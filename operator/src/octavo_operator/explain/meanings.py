@@ -57,6 +57,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Lower `engine.maxModelLen`, raise `engine.kvCacheMemory`, choose a smaller model, or give `resources` "
             "more.",
         ),
+        "NoGpuSupport": Meaning(
+            "The engine can't compute on the accelerator that `resources` requests: this version computes on CPUs "
+            "only.",
+            "Request no accelerator. `engine.device: cpu` computes on the CPU of a node that has one.",
+        ),
     },
     "ModelReady": {
         "Fetched": Meaning("The weights are available to the engines."),

@@ -20,7 +20,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "NoGatewayApi": "False",
     },
     "ChildrenApplied": {"Applied": "True", "NotTried": "Unknown", "NameTaken": "False", "Refused": "False"},
-    "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False"},
+    "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False", "NoGpuSupport": "False"},
     "ModelReady": {
         "Fetched": "True",
         "Fetching": "Unknown",

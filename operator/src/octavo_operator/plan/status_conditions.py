@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo_operator.desired.engine import num_gpus
+from octavo_operator.desired.devices import device_of, unsupported_accelerators
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import REASONS, Condition, ready
@@ -13,7 +13,7 @@ from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
 
 #: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
-OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
+OUT_OF_MEMORY, MODEL_NOT_FOUND, NO_DEVICE = "OutOfMemory", "ModelNotFound", "NoDevice"
 #: Troubles that occur only after the weights were fetched.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 _MIB = 2**20
@@ -90,7 +90,13 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
 
 
 def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
+    if others := unsupported_accelerators(service):
+        what = f"no engine can compute on {', '.join(others)}, so these engines compute on the CPU"
+        remedy = "request nvidia.com/gpu, or none and set engine.device to cpu"
+        return Condition("FitsHardware", "NoGpuSupport", f"{what}: {remedy}")
     for pod in pods:
+        if pod.failure_code == NO_DEVICE:
+            return Condition("FitsHardware", "NoGpuSupport", f"{pod.name}: {pod.message}")
         if pod.failure_code == OUT_OF_MEMORY:
             return Condition("FitsHardware", "TooLarge", pod.message)
     if size is not None:
@@ -109,7 +115,7 @@ def _beyond_limit(service: InferenceService) -> str:
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
     parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
     total = sum(num_bytes(size) for size in asked.values() if size is not None)
-    if limit is None or num_gpus(service) or total < limit:
+    if limit is None or device_of(service) == "cuda" or total < limit:
         return ""
     return (
         f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's memory limit, "

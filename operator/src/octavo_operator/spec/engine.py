@@ -11,7 +11,7 @@ Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
 RESERVED_FLAGS = (
-    "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
+    "model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "no-enable-prefix-caching|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|"
     "router-secret|router-secret-file|router-only|drain-timeout"
@@ -53,6 +53,7 @@ class EnvVar(SpecPart):
 class Engine(SpecPart):
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
+    device: Literal["cpu", "cuda"] | None = None
     max_model_len: Tokens | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
     max_num_batched_tokens: Tokens | None = None
