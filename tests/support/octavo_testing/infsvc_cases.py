@@ -55,7 +55,7 @@ ACCEPTED = (
     Case("prefetch resources", _model(prefetch={"resources": {"limits": {"memory": "2Gi"}}})),
     Case("engine limits", {"engine": {"maxModelLen": 4096, "maxNumSeqs": 64, "blockSize": 32, "swapSpace": "4Gi"}}),
     Case("KV memory", {"engine": {"kvCacheMemory": "1.5Gi"}}),
-    Case("device share", {"engine": {"gpuMemoryUtilization": 0.5}}),
+    Case("device share", {"engine": {"gpuMemoryUtilizationPercent": 50}}),
     Case("extra arguments", {"engine": {"extraArgs": ["--num-threads=1", "--max-logprobs=5", "--model-x=1"]}}),
     Case(
         "environment",
@@ -110,9 +110,11 @@ REFUSED = (
     Case("text for a number", {"engine": {"maxModelLen": "4096"}}, "maxModelLen"),
     Case("no context", {"engine": {"maxModelLen": 0}}, "maxModelLen"),
     Case("odd block", {"engine": {"blockSize": 17}}, "blockSize"),
-    Case("more than the device", {"engine": {"gpuMemoryUtilization": 1.5}}, "gpuMemoryUtilization"),
+    Case("more than the device", {"engine": {"gpuMemoryUtilizationPercent": 150}}, "gpuMemoryUtilizationPercent"),
     Case(
-        "KV memory in two ways", {"engine": {"gpuMemoryUtilization": 0.5, "kvCacheMemory": "1Gi"}}, "set one of them"
+        "KV memory in two ways",
+        {"engine": {"gpuMemoryUtilizationPercent": 50, "kvCacheMemory": "1Gi"}},
+        "set one of them",
     ),
     Case("repeated flag", {"engine": {"extraArgs": ["--max-model-len=5"]}}, "use the field of the spec"),
     Case("flag of the operator", {"engine": {"extraArgs": ["--router-only"]}}, "use the field of the spec"),

@@ -205,7 +205,8 @@ def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
 
 
 def test_known_ingress_classes_get_annotations_for_streaming() -> None:
-    wanted = {"host": "a.b", "className": "nginx", "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}}
+    annotations = {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}
+    wanted = {"host": "a.b", "ingressClassName": "nginx", "annotations": annotations}
     annotations = _find(_service({"exposure": {"ingress": wanted}, "auth": OPEN}), "Ingress", "llm")["metadata"][
         "annotations"
     ]
@@ -222,7 +223,7 @@ def test_pods_end_soon_enough_for_their_namespace_to_go_within_a_minute() -> Non
 
 
 def test_urls_follow_the_exposure() -> None:
-    exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecret": "t"}}, "auth": OPEN})
+    exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecretName": "t"}}, "auth": OPEN})
     assert exposed_url(exposed) == "https://a.b/x"
     assert exposed_url(_service()) is None
     assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"

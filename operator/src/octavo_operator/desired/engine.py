@@ -156,7 +156,8 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,
         "block-size": engine.block_size,
-        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "gpu-memory-utilization": engine.gpu_memory_utilization_percent
+        and f"{engine.gpu_memory_utilization_percent / 100:g}",
         "kv-cache-memory-bytes": engine.kv_cache_memory and num_bytes(engine.kv_cache_memory),
         "swap-space": engine.swap_space and f"{num_bytes(engine.swap_space) / _GIB:g}",
         "tool-call-parser": engine.tool_call_parser,

@@ -58,7 +58,7 @@ def exposed_url(service: InferenceService) -> str | None:
     if exposure is None:
         return None
     if (ingress := exposure.ingress) is not None:
-        scheme = "http" if ingress.tls_secret is None else "https"
+        scheme = "http" if ingress.tls_secret_name is None else "https"
         return f"{scheme}://{ingress.host}{(ingress.path or '/').rstrip('/')}"
     hostnames = exposure.gateway.hostnames if exposure.gateway else ()
     return f"http://{hostnames[0]}" if hostnames else None
@@ -106,7 +106,7 @@ def _exposure(service: InferenceService, settings: Settings) -> list[Manifest]:
 def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     backend = {"service": {"name": service.name, "port": {"name": HTTP}}}
     paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
-    tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
+    tls = None if wanted.tls_secret_name is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret_name}]
     manifest = child(
         service,
         "networking.k8s.io/v1",
@@ -115,7 +115,7 @@ def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
         component=ROUTER,
         spec=drop_none(
             {
-                "ingressClassName": wanted.class_name,
+                "ingressClassName": wanted.ingress_class_name,
                 "rules": [{"host": wanted.host, "http": {"paths": paths}}],
                 "tls": tls,
             }
@@ -127,7 +127,7 @@ def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
 
 
 def _annotations(wanted: Ingress) -> dict[str, str]:
-    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.class_name or "")), {})
+    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.ingress_class_name or "")), {})
     return known | wanted.annotations
 
 

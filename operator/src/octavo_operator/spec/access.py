@@ -57,8 +57,8 @@ class Router(SpecPart):
 class Ingress(SpecPart):
     host: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
     path: Annotated[str, Field(max_length=253, pattern="^/")] | None = None
-    class_name: Name | None = None
-    tls_secret: Name | None = None
+    ingress_class_name: Name | None = None
+    tls_secret_name: Name | None = None
     annotations: Annotations = Field(default_factory=dict)
 
 

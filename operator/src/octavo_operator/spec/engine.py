@@ -58,7 +58,7 @@ class Engine(SpecPart):
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
     max_num_batched_tokens: Tokens | None = None
     block_size: Literal[8, 16, 32, 64, 128] | None = None
-    gpu_memory_utilization: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
     kv_cache_memory: Quantity | None = None
     swap_space: Quantity | None = None
     prefix_caching: bool | None = None
@@ -74,10 +74,10 @@ class Engine(SpecPart):
                 "engine.extraArgs repeats a flag that the operator sets: use the field of the spec that stands for it "
                 "(model.*, engine.*, parallelism.*, auth.*, drain.*)"
             )
-        if self.gpu_memory_utilization is not None and self.kv_cache_memory is not None:
+        if self.gpu_memory_utilization_percent is not None and self.kv_cache_memory is not None:
             raise ValueError(
-                "engine.kvCacheMemory says how much memory the KV cache gets, gpuMemoryUtilization how it is derived: "
-                "set one of them"
+                "engine.kvCacheMemory says how much memory the KV cache gets, gpuMemoryUtilizationPercent how it is "
+                "derived: set one of them"
             )
         if len({variable.name for variable in self.env}) != len(self.env):
             raise ValueError("engine.env has a name twice: list each name once")
