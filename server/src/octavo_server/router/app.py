@@ -100,6 +100,8 @@ class Router:
         self._paths = frozenset(KINDS) | OTHERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.settings.root_path:
+            scope = _without_prefix(scope, self.settings.root_path)
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
             await self._proxy(scope, receive, send)
         else:
@@ -194,6 +196,14 @@ class Router:
         counts = self.queue.num_by_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
         return Waiting(sum(counts.values()) - sum(held.values()), held)
+
+
+def _without_prefix(scope: Scope, prefix: str) -> Scope:
+    """Remove the prefix from the path, if it is there: proxies with a rule for a path send it, others don't."""
+    raw = prefix.encode()
+    if not scope["path"].startswith(f"{prefix}/") or not scope["raw_path"].startswith(raw + b"/"):
+        return scope
+    return {**scope, "path": scope["path"].removeprefix(prefix), "raw_path": scope["raw_path"].removeprefix(raw)}
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
