@@ -222,9 +222,27 @@ def test_pods_end_soon_enough_for_their_namespace_to_go_within_a_minute() -> Non
     assert 5 + 5 + longest_s // 2 + 1 < 45
 
 
-def test_urls_follow_the_exposure() -> None:
-    exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecretName": "t"}}, "auth": OPEN})
-    assert exposed_url(exposed) == "https://a.b/x"
+@pytest.mark.parametrize(
+    ("exposure", "url", "flag"),
+    [
+        ({"ingress": {"host": "a.b", "path": "/x/", "tlsSecretName": "t"}}, "https://a.b/x", "--root-path=/x"),
+        ({"ingress": {"host": "a.b", "path": "/v1"}}, "http://a.b", None),
+        ({"ingress": {"host": "a.b", "path": "/x/v1"}}, "http://a.b/x", "--root-path=/x"),
+        ({"ingress": {"host": "*.a.b"}}, None, None),
+        ({"gateway": {"parentRefs": [{"name": "g"}], "hostnames": ["*.b", "a.b"]}}, "http://a.b", None),
+        ({"gateway": {"parentRefs": [{"name": "g"}], "hostnames": ["a.b"], "scheme": "https"}}, "https://a.b", None),
+        ({"gateway": {"parentRefs": [{"name": "g"}]}}, None, None),
+    ],
+    ids=str,
+)
+def test_the_router_removes_the_path_of_the_url(exposure: dict[str, Any], url: str | None, flag: str | None) -> None:
+    service = _service({"exposure": exposure, "auth": OPEN})
+    args = _find(service, "Deployment", "llm-router")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert exposed_url(service) == url
+    assert [arg for arg in args if arg.startswith("--root-path")] == ([] if flag is None else [flag])
+
+
+def test_an_unexposed_service_has_an_internal_url() -> None:
     assert exposed_url(_service()) is None
     assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"
 

@@ -297,6 +297,22 @@ def _crashed(error: StartupError) -> Observed:
     return Observed(pods=(pod_of({"metadata": metadata, "status": {"containerStatuses": [container]}}),))
 
 
+@pytest.mark.parametrize(
+    ("replicas", "cache", "reason"),
+    [
+        (2, {"mode": "PVC", "size": "1Gi"}, "ClaimIsForOneNode"),
+        (2, {"mode": "PVC", "size": "1Gi", "accessMode": "ReadWriteMany"}, "Valid"),
+        (1, {"mode": "PVC", "size": "1Gi"}, "Valid"),
+        (2, {"mode": "PVC", "claimName": "models"}, "Valid"),
+    ],
+    ids=str,
+)
+def test_replicas_with_a_claim_for_one_node_are_named(replicas: int, cache: dict[str, Any], reason: str) -> None:
+    service = _service(replicas=replicas, model={"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache})
+    found = _of("Accepted", service, Observed())
+    assert (found.reason, found.status) == (reason, "True")
+
+
 def test_an_engine_without_enough_memory_is_too_large() -> None:
     for error in (
         _memory_error(kv_cache_memory_bytes=2**20),

@@ -56,6 +56,7 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         ({"containerStatuses": [_container(state=BACK_OFF, lastState=FAILED)]}, "CrashLoop", "no such file or folder"),
         ({"containerStatuses": [_container(state=BACK_OFF, lastState=KILLED)]}, "OOMKilled", "more memory"),
         ({"initContainerStatuses": [_container("fetch", state=FAILED)]}, "FetchFailed", "no such file"),
+        ({"initContainerStatuses": [_container("fetch", state=BACK_OFF, lastState=KILLED)]}, "FetchFailed", "prefetch"),
         (
             {
                 "initContainerStatuses": [_container("fetch", state={"terminated": {"exitCode": 0}})],

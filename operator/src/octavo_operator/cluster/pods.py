@@ -77,7 +77,10 @@ def _container_failure(container: Raw, *, fetches: bool) -> Failure | None:
         return Failure(_WAITING[reason], f"{reason}: {waiting.get('message', '')}")
     if ended.get("exitCode"):
         if ended.get("reason") == "OOMKilled":
-            return Failure("OOMKilled", "the container needed more memory than its limit")
+            what = "the container needed more memory than its limit"
+            if fetches:
+                return Failure("FetchFailed", f"{what}: raise model.prefetch.resources.limits.memory")
+            return Failure("OOMKilled", what)
         code, message = _termination_message(str(ended.get("message", "")))
         text = f"exit code {ended['exitCode']}" + (f": {message}" if message else "")
         return Failure("FetchFailed" if fetches else "CrashLoop", text, code)

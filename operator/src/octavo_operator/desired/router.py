@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -177,6 +178,8 @@ def _flags(service: InferenceService, settings: Settings) -> list[str]:
         f"--shutdown-delay={settings.lame_duck_s}",
         "--log-format=json",
     ]
+    if prefix := path_prefix(service):
+        flags.append(f"--root-path={prefix}")
     return [*flags, f"--api-key-file={KEYS_PATH}"] if _keys_secret(service) else flags
 
 

@@ -22,7 +22,8 @@ CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
 FETCHED = ("hf", "s3")
 DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
-DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+#: Downloads from the Hugging Face Hub take up to about 4 GB for files of many GB (huggingface_hub#3300).
+DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "4Gi"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def _cache_volume(service: InferenceService) -> Manifest:
         limit = {} if cache is None or cache.size is None else {"sizeLimit": cache.size}
         return {"name": "cache", "emptyDir": limit}
     if cache.mode == "HostPath":
-        return {"name": "cache", "hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+        return {"name": "cache", "hostPath": {"path": cache.host_path, "type": "Directory"}}
     claim = cache.claim_name or cache_claim(service.name)
     return {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
 

@@ -15,6 +15,11 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, dict[str, Meaning]] = {
     "Accepted": {
         "Valid": Meaning("The spec can be served."),
+        "ClaimIsForOneNode": Meaning(
+            "Several replicas share a ReadWriteOnce claim, so they start on one node only. This does not block Ready.",
+            "Create the service anew with `model.cache.accessMode: ReadWriteMany`, if its StorageClass supports that, "
+            "or keep the replicas on one node.",
+        ),
         "InvalidSpec": Meaning(
             "The operator can't read the spec, though the API server accepted it. Running pods are not changed.",
             "The message names the field. The versions of CRD and operator differ: upgrade both together, or "

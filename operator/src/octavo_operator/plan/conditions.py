@@ -14,6 +14,7 @@ Status = Literal["True", "False", "Unknown"]
 REASONS: dict[str, dict[str, Status]] = {
     "Accepted": {
         "Valid": "True",
+        "ClaimIsForOneNode": "True",
         "InvalidSpec": "False",
         "RouterNotFound": "False",
         "HostTaken": "False",

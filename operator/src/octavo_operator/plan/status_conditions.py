@@ -71,6 +71,11 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
         return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
+    cache = service.spec.model.cache
+    if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
+        what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
+        remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
+        return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 

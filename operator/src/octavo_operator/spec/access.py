@@ -70,6 +70,7 @@ class ParentRef(SpecPart):
 
 class Gateway(SpecPart):
     parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=8)]
+    scheme: Literal["http", "https"] | None = None
     hostnames: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
 
 
