@@ -17,8 +17,8 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         "Valid": Meaning("The spec can be served."),
         "ClaimIsForOneNode": Meaning(
             "Several replicas share a ReadWriteOnce claim, so they start on one node only. This does not block Ready.",
-            "Create the service anew with `model.cache.accessMode: ReadWriteMany`, if its StorageClass supports that, "
-            "or keep the replicas on one node.",
+            "Delete the service, and create it with `model.cache.accessMode: ReadWriteMany`, if its StorageClass "
+            "supports that, or keep the replicas on one node.",
         ),
         "InvalidSpec": Meaning(
             "The operator can't read the spec, though the API server accepted it. Running pods are not changed.",
