@@ -24,6 +24,8 @@ class Settings:
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
+    scrape_peers: tuple[Mapping[str, Any], ...] = ()  # other collectors that NetworkPolicies admit, as their peers
+    has_fixed_user: bool = True  # False: the platform assigns the user of pods, as OpenShift does
     has_gateway_api: bool = False
 
 

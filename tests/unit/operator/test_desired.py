@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from octavo_operator.cli import build_parser, settings_of
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.devices import unsupported_accelerators
 from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
@@ -21,6 +22,9 @@ SETTINGS = Settings(
 )
 
 
+FLAGS = ("--engine-image=e", "--router-image=r", "--key-secret=k")
+
+
 def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> InferenceService:
     return read_service(stored(Case("", spec or {}, name=name)))
 
@@ -29,8 +33,8 @@ def _kinds(service: InferenceService) -> list[str]:
     return [f"{child['kind']}/{child['metadata']['name']}" for child in desired_children(service, SETTINGS)]
 
 
-def _find(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
-    (found,) = [c for c in desired_children(service, SETTINGS) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
+def _find(service: InferenceService, kind: str, name: str, settings: Settings = SETTINGS) -> dict[str, Any]:
+    (found,) = [c for c in desired_children(service, settings) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
     return found
 
 
@@ -94,6 +98,25 @@ def test_policies_admit_prometheus_of_configured_namespaces_only() -> None:
         (added,) = [peer for peer in scraped if peer not in alone]
         assert added["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
         assert added["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+        collector = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+        assert collector in peers(replace(SETTINGS, scrape_peers=(collector,)), name)
+
+
+def test_a_platform_that_assigns_users_gets_pods_without_one() -> None:
+    given = settings_of(build_parser().parse_args([*FLAGS, "--no-fixed-user"]))
+    for settings, users in ((SETTINGS, {10001}), (replace(SETTINGS, has_fixed_user=given.has_fixed_user), set())):
+        router = _find(_service(), "Deployment", "llm-router", settings)
+        for made in (router, desired_engine(_service(), settings, replicas=1)):
+            security = made["spec"]["template"]["spec"]["securityContext"]
+            assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup") if name in security} == users
+            assert security["runAsNonRoot"] is True
+
+
+def test_a_peer_that_scrapes_is_a_json_object() -> None:
+    parse = build_parser().parse_args
+    assert settings_of(parse([*FLAGS, '--scrape-peer={"ipBlock": {}}'])).scrape_peers == ({"ipBlock": {}},)
+    with pytest.raises(SystemExit):
+        parse([*FLAGS, "--scrape-peer=monitoring"])
 
 
 def test_policies_admit_the_operator_from_its_namespace_only() -> None:

@@ -90,7 +90,7 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
         "enableServiceLinks": False,
         "readinessGates": [{"conditionType": ADMITTED_GATE}],
         "terminationGracePeriodSeconds": service.grace_s(settings),
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings),
         "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,
         "tolerations": dump_parts(spec.tolerations) or None,

@@ -183,7 +183,7 @@ def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
-    return [_pods("prometheus", namespace) for namespace in settings.scraped_from]
+    return [*(_pods("prometheus", name) for name in settings.scraped_from), *map(dict, settings.scrape_peers)]
 
 
 def _pods(name: str, namespace: str) -> Manifest:

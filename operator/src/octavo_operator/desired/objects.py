@@ -64,13 +64,12 @@ CONTAINER_SECURITY: Manifest = {
 }
 
 
-def pod_security() -> Manifest:
+def pod_security(settings: Settings) -> Manifest:
     """The pod security context that the Pod Security Standard "restricted" requires."""
+    user = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID} if settings.has_fixed_user else {}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        "fsGroup": USER_ID,
+        **user,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }

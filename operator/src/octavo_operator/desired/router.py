@@ -133,7 +133,7 @@ def _pod(service: InferenceService, settings: Settings) -> Manifest:
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.grace_s(settings),
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings),
         "imagePullSecrets": pull_secrets(service, settings),
         "topologySpreadConstraints": [_spread_routers(service)],
         "containers": [_container(service, settings)],
