@@ -87,6 +87,12 @@ def check(operation, mode):
     conforms()
 
 
+def test_invocations_declare_both_answers(tiny):
+    paths = tiny.http.get("/openapi.json").json()["paths"]
+    answer = paths["/invocations"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [kind["$ref"].rpartition("/")[2] for kind in answer["anyOf"]] == ["ChatCompletion", "Completion"]
+
+
 def test_a_stream_is_declared_beside_the_plain_answer(tiny):
     paths = tiny.http.get("/openapi.json").json()["paths"]
     for path in ("/v1/completions", "/v1/chat/completions"):
