@@ -24,6 +24,7 @@ from octavo_operator.desired.objects import (
     pull_secrets,
     resources,
 )
+from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
     ADMITTED_GATE,
@@ -82,7 +83,16 @@ def num_gpus(service: InferenceService) -> int:
     return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
 
 
+def template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    """Fields of `engine.podTemplate` that the operator sets itself."""
+    return conflicts(_own_template(service, settings), service.spec.engine.pod_template)
+
+
 def _template(service: InferenceService, settings: Settings) -> Manifest:
+    return with_template(_own_template(service, settings), service.spec.engine.pod_template)
+
+
+def _own_template(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     pod = {
         "serviceAccountName": engine_account(service.name),

@@ -1,7 +1,5 @@
 """The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
-from typing import Any
-
 from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
@@ -15,6 +13,7 @@ from octavo_operator.desired.objects import (
     pull_secrets,
     resources,
 )
+from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.names import (
     ADMIN,
     ENGINE,
@@ -117,14 +116,17 @@ def _deployment(service: InferenceService, settings: Settings) -> Manifest:
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": router_selector(service.name)},
-            "template": {"metadata": pod_metadata(service, ROUTER), "spec": _pod(service, settings)},
+            "template": with_template(_own_template(service, settings), service.spec.router.pod_template),
         },
     )
 
 
-def _pod(service: InferenceService, settings: Settings) -> Manifest:
-    where = service.spec.router.pod_template
-    placed: dict[str, Any] = {} if where is None else where.model_dump(by_alias=True, exclude_defaults=True)
+def router_template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    """Fields of `router.podTemplate` that the operator sets itself."""
+    return conflicts(_own_template(service, settings), service.spec.router.pod_template)
+
+
+def _own_template(service: InferenceService, settings: Settings) -> Manifest:
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     if keys := _keys_secret(service):
         volumes.append({"name": "keys", "secret": {"secretName": keys}})
@@ -139,7 +141,7 @@ def _pod(service: InferenceService, settings: Settings) -> Manifest:
         "containers": [_container(service, settings)],
         "volumes": volumes,
     }
-    return drop_none(pod | placed)
+    return {"metadata": pod_metadata(service, ROUTER), "spec": drop_none(pod)}
 
 
 def _container(service: InferenceService, settings: Settings) -> Manifest:

@@ -37,6 +37,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it.",
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
         ),
+        "PodTemplateConflict": Meaning(
+            "A `podTemplate` contains fields that only the operator sets, such as the engine's arguments or probes.",
+            "The message names the fields. Leave them out; `engine.image`, `engine.extraArgs` and `drain` are the "
+            "fields of the spec for them.",
+        ),
     },
     "ChildrenApplied": {
         "Applied": Meaning("All objects of the service match its spec."),

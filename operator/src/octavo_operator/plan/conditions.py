@@ -19,6 +19,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "RouterNotFound": "False",
         "HostTaken": "False",
         "NoGatewayApi": "False",
+        "PodTemplateConflict": "False",
     },
     "ChildrenApplied": {"Applied": "True", "NotTried": "Unknown", "NameTaken": "False", "Refused": "False"},
     "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False", "NoGpuSupport": "False"},

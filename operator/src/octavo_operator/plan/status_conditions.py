@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo_operator.desired.devices import device_of, unsupported_accelerators
+from octavo_operator.desired.engine import template_conflicts
+from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import REASONS, Condition, ready
@@ -71,12 +73,23 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
         return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
+    if taken := _template_conflicts(service, settings):
+        what = f"the operator itself sets {', '.join(taken)}"
+        remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
+        return Condition("Accepted", "PodTemplateConflict", f"{what}: {remedy}")
     cache = service.spec.model.cache
     if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
         what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
+
+
+def _template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    found = [f"engine.podTemplate.{path}" for path in template_conflicts(service, settings)]
+    if service.owns_router:
+        found += [f"router.podTemplate.{path}" for path in router_template_conflicts(service, settings)]
+    return found
 
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:

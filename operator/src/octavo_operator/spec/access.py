@@ -9,13 +9,13 @@ from octavo_operator.spec.fields import (
     Annotations,
     Image,
     Name,
-    NodeSelector,
     PassedThrough,
     Reference,
     Resources,
     ServiceName,
     SpecPart,
 )
+from octavo_operator.spec.pod_template import PodTemplate
 
 
 class Toleration(SpecPart):
@@ -30,20 +30,13 @@ class RouterRef(SpecPart):
     name: ServiceName
 
 
-class RouterPods(SpecPart):
-    node_selector: NodeSelector | None = None
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: PassedThrough | None = None
-    priority_class_name: Name | None = None
-
-
 class Router(SpecPart):
     ref: RouterRef | None = None
     replicas: Annotated[int, Field(ge=1, le=32)] | None = None
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
     resources: Resources | None = None
-    pod_template: RouterPods | None = None
+    pod_template: PodTemplate | None = None
 
     @model_validator(mode="after")
     def _is_own_or_shared(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
+from octavo_operator.spec.pod_template import PodTemplate
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -66,6 +67,7 @@ class Engine(SpecPart):
     reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = None
     extra_args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    pod_template: PodTemplate | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
