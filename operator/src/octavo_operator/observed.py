@@ -83,9 +83,10 @@ class RouterReport:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a child was not written: the API server refused it, or another owner's object has its name."""
+    """Reason why a child was not written: another owner's object has its name, the API server refused it, or the write
+    failed and a retry may succeed."""
 
-    reason: Literal["NameTaken", "Refused"]
+    reason: Literal["NameTaken", "Refused", "Retrying"]
     message: str
 
 

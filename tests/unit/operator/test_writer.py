@@ -89,7 +89,7 @@ async def test_a_conflict_without_an_existing_object_is_retried() -> None:
         (FORBIDDEN, True),
         (ApiError(422, "Invalid", "spec is immutable"), True),
         (ApiError(500, "InternalError", "failed calling webhook x: refused"), True),
-        (ApiError(500, "InternalError", "etcdserver: leader changed"), False),
+        (ApiError(500, "", "failed to create typed patch object (a/b; v1, Kind=Service): .spec.x: not declared"), True),
         (ApiError(503, "ServiceUnavailable", ""), False),
         (ApiError(429, "TooManyRequests", ""), False),
         (ApiError(401, "Unauthorized", ""), False),
@@ -106,6 +106,12 @@ async def test_permanent_refusals_are_returned_and_transient_ones_raised(error: 
     else:
         with pytest.raises(ApiError):
             await _execute(ScriptedCluster(error), Apply(_child(), "why"))
+
+
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "etcdserver: leader changed"), ApiError(504, "", "")])
+async def test_a_failed_write_of_one_object_is_returned(error: ApiError) -> None:
+    found = await _execute(ScriptedCluster(error), Apply(_child(), "why"))
+    assert found == (("Service", "llm"), Refusal("Retrying", str(error)))
 
 
 async def test_a_delete_names_the_observed_uid_and_version() -> None:

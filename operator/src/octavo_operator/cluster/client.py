@@ -26,6 +26,9 @@ _TRANSIENT = (
     HTTPStatus.CONFLICT,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
+#: Messages of responses with status 500 that a retry can't change: a webhook that does not answer, and a manifest that
+#: does not have its kind's types (unknown fields, wrong types, duplicate entries). They have no reason of their own.
+_PERMANENT_500 = ("failed calling webhook", "failed to create typed patch object")
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -74,10 +77,15 @@ class ApiError(Exception):
 
 
 def is_transient(error: ApiError) -> bool:
-    """Return whether a retry may succeed. A failed webhook has status 500, too, but a person must repair it."""
+    """Return whether a retry may succeed. A person must repair some errors of status 500 (`_PERMANENT_500`), too."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "failed calling webhook" not in error.message
+        return not any(text in error.message for text in _PERMANENT_500)
     return error.status in _TRANSIENT
+
+
+def is_of_one_object(error: ApiError) -> bool:
+    """Return whether a transient error says nothing about writes of other objects, which may succeed."""
+    return error.status in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class Cluster:

@@ -1,8 +1,8 @@
 """`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
 A failure affects one service only, which is queued again and gets a new plan. Before each write, the operator checks
-that it still leads. If the API server refuses an action, the other actions are still executed; the status shows the
-refusal, and the service is retried later.
+that it still leads. If an action is refused or fails, the other actions are still executed; the status shows the
+reason, and the service is retried later.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""`Writer`: executes one action of a plan, or returns the API server's refusal.
+"""`Writer`: executes one action of a plan, or returns the reason why the object was not written.
 
 It never overwrites an object of another owner: an object that was not observed is applied on the condition that it does
 not exist; if it exists after all, its owner is checked first.
@@ -7,7 +7,7 @@ not exist; if it exists after all, its owner is checked first.
 import logging
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster, is_transient
+from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, is_transient
 from octavo_operator.cluster.view import View
 from octavo_operator.observed import Ref, Refusal
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
@@ -23,14 +23,19 @@ class Writer:
         self._view = view
 
     async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
-        """Execute an action; return the API server's refusal, if any. Raises ApiError if a retry may succeed."""
+        """Execute an action; return the object and the reason if it was not written.
+
+        Raises ApiError for a conflict with another write and if the API server can't be used at the moment.
+        """
         logger.info("%s/%s: %s", service.namespace, service.name, described(action))
         try:
             refusal = await self._write(service, action, now=now)
         except ApiError as error:
-            if is_transient(error):
+            if not is_transient(error):
+                return _ref(action), Refusal("Refused", str(error))
+            if not is_of_one_object(error):
                 raise
-            return _ref(action), Refusal("Refused", str(error))
+            return _ref(action), Refusal("Retrying", str(error))
         return None if refusal is None else (_ref(action), refusal)
 
     async def _write(self, service: InferenceService, action: Action, *, now: str) -> Refusal | None:

@@ -44,9 +44,14 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The message names the object and its owner. Remove the object, or give the service another name.",
         ),
         "Refused": Meaning(
-            "The API server refuses an object of the service: a quota, an admission webhook, a missing right. The "
-            "operator retries with growing delays, at least once a minute.",
-            "The message is the API server's response.",
+            "The API server refuses an object of the service: a quota, an admission webhook, a missing right, or an "
+            "unknown field in a part of the spec that is copied into pods. The other objects are written, and running "
+            "pods keep serving. The operator retries with growing delays, at least once a minute.",
+            "The message is the API server's response, which names the field.",
+        ),
+        "Retrying": Meaning(
+            "The write of an object failed, and the operator tries it again. This does not block Ready.",
+            "If this lasts, the message is the API server's error.",
         ),
     },
     "FitsHardware": {

@@ -77,7 +77,8 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
 def _applied(accepted: Condition, observed: Observed) -> Condition:
     if accepted.status != "True":
         return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
-    for (kind, name), refusal in observed.refusals.items():
+    order = sorted(observed.refusals.items(), key=lambda item: item[1].reason == "Retrying")
+    for (kind, name), refusal in order:
         return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
     return Condition("ChildrenApplied", "Applied", "all objects of this service match its spec")
 

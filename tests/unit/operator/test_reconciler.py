@@ -1,0 +1,121 @@
+"""A reconciliation of a service whose objects the API server refuses, or whose spec is not accepted."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.reconciler import Incomplete, Reconciler
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.metrics import Telemetry
+from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.observed import RouterReport
+from octavo_operator.service import Settings
+from octavo_testing.infsvc_cases import Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
+KEY: Key = ("default", "llm")
+UNTYPED = ApiError(
+    500,
+    "",
+    "failed to create typed patch object (default/llm-engine; apps/v1, Kind=Deployment): "
+    ".spec.template.spec.affinity.nodeAffinty: field not declared in schema",
+)
+LEADER_CHANGED = ApiError(500, "InternalError", "etcdserver: leader changed")
+Fault = Callable[[str, str], ApiError | None]
+
+
+class RecordingCluster(Cluster):
+    """Accepts every write for which `fault`, called with method and path, returns no error."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self.written: dict[str, dict[str, Any]] = {}
+        self._version = 100
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        if (error := self._fault(method, path)) is not None:
+            raise error
+        self.written[path] = dict(body or {})
+        self._version += 1
+        metadata = {"creationTimestamp": "2026-01-01T00:00:00Z", "uid": path}
+        sent = (body or {}).get("metadata", {})
+        return {**(body or {}), "metadata": metadata | sent | {"resourceVersion": str(self._version)}}
+
+
+class Leader:
+    may_write, identity = True, "operator-0"
+
+
+class Reports:
+    def for_pods(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
+        return {pod: RouterReport(pod=pod, admitted={"llm-engine-0": "e1"}) for pod in pods}
+
+
+class Operator:
+    """A reconciler over a view with one service, a router that serves, and an engine pod that was not admitted yet."""
+
+    def __init__(self, raw: dict[str, Any], fault: Fault = lambda *_: None) -> None:
+        self.view, self.cluster = View(), RecordingCluster(fault)
+        fakes: dict[str, Any] = {"leadership": Leader(), "reports": Reports()}
+        self._reconciler = Reconciler(
+            self.cluster,
+            self.view,
+            settings=SETTINGS,
+            queue=WorkQueue[Key](),
+            secret_of=str,
+            telemetry=Telemetry(),
+            **fakes,
+        )
+        self.view.update(raw)
+        ready = [{"type": type_, "status": "True"} for type_ in ("Ready", "ContainersReady", "PodScheduled")]
+        self.view.update(_pod("llm-router-0", "router", conditions=ready))
+        self.view.update(_pod("llm-engine-0", "engine", conditions=ready[1:]))
+
+    async def reconcile(self) -> None:
+        await self._reconciler.reconcile(KEY)
+
+    @property
+    def admitted(self) -> list[str]:
+        paths = [path for path in self.cluster.written if "/pods/" in path]
+        return [path.split("/")[-2] for path in paths if ADMITTED_GATE in str(self.cluster.written[path])]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        (found,) = (body for path, body in self.cluster.written.items() if "inferenceservices" in path)
+        return dict(found["status"])
+
+    def condition(self, type_: str) -> dict[str, Any]:
+        return next(c for c in self.status["conditions"] if c["type"] == type_)
+
+
+def _raw(name: str = "llm", **spec: Any) -> dict[str, Any]:
+    raw = stored(Case("", spec, name=name))
+    raw["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
+    return raw
+
+
+def _pod(name: str, component: str, **status: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: component, REVISION_LABEL: "old"}
+    metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+
+
+def _engine_fault(error: ApiError) -> Fault:
+    return lambda method, path: error if "/deployments/llm-engine-" in path else None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(UNTYPED, "Refused"), (LEADER_CHANGED, "Retrying")], ids=["untyped", "leader changed"]
+)
+async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiError, reason: str) -> None:
+    operator = Operator(_raw(), _engine_fault(error))
+    with pytest.raises(Incomplete):
+        await operator.reconcile()
+    assert any("deployments/llm-router" in path for path in operator.cluster.written)
+    assert operator.admitted == ["llm-engine-0"]
+    found = operator.condition("ChildrenApplied")
+    assert found["reason"] == reason
+    assert error.message in found["message"]
+    assert operator.condition("Ready")["status"] == "False"
