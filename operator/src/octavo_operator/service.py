@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
 
@@ -25,6 +25,17 @@ class Settings:
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
     has_gateway_api: bool = False
+
+
+class ServiceIdentity(Protocol):
+    """The parts of a service by which its objects and its router are found."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def router(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +79,35 @@ class InferenceService:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableService:
+    """The parts of a manifest that running pods need even if the operator can't read its spec as a whole."""
+
+    name: str
+    namespace: str
+    generation: int
+    router: str
+    replicas: int | None  # None if even this number can't be read
+
+
+def read_running_parts(manifest: Mapping[str, Any]) -> UnreadableService:
+    """Read the parts of any manifest. Raises no error for an invalid spec."""
+    metadata, spec = manifest["metadata"], _mapping(manifest.get("spec"))
+    router, replicas = _mapping(_mapping(spec.get("router")).get("ref")).get("name"), spec.get("replicas")
+    is_number = isinstance(replicas, int) and not isinstance(replicas, bool) and replicas >= 0
+    return UnreadableService(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        generation=metadata.get("generation", 0),
+        router=router if isinstance(router, str) else metadata["name"],
+        replicas=replicas if is_number else None,
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def read_service(manifest: Mapping[str, Any]) -> InferenceService:

@@ -9,9 +9,9 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo_operator.names import REVISION_LABEL
+from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 
 
 @dataclass(slots=True)
@@ -59,6 +59,8 @@ class PlanCluster:
                 live = self.pods.get(name)
                 if live is not None and live.pod.uid == uid:
                     live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
+            case SetReplicas(name, uid, replicas):
+                self._scale(name, uid, replicas)
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
         """Create, start and end pods as their Deployments require; with `rng`, each change happens half the time."""
@@ -138,6 +140,14 @@ class PlanCluster:
         manifest["metadata"]["uid"] = before_uid or f"uid-{self._made}"
         manifest["metadata"]["resourceVersion"] = str(self._made)
         self.objects[kind, name] = _defaulted(manifest)
+
+    def _scale(self, name: str, uid: str, replicas: int) -> None:
+        found = self.engine_deployments.get(name)
+        if found is not None and found.uid == uid:
+            self._made += 1
+            self.engine_deployments[name] = replace(found, replicas=replicas, version=str(self._made))
+            self.engine_manifests[name]["spec"]["replicas"] = replicas
+            self.engine_manifests[name]["metadata"]["annotations"][APPLIED] = f"replicas-{replicas}"
 
     def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
         if name in self.engine_deployments:

@@ -146,7 +146,7 @@ class SimulatedOperator:
         self._reconciler = Reconciler(
             self.cluster,
             self.view,
-            settings=SETTINGS,
+            settings=lambda: SETTINGS,
             leadership=self._leadership,
             reports=nodes,
             queue=self._queue,

@@ -1,9 +1,12 @@
 """A reconciliation of a service whose objects the API server refuses, or whose spec is not accepted."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from octavo_operator import optional_apis
 from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
@@ -11,6 +14,7 @@ from octavo_operator.cluster.view import Key, View
 from octavo_operator.metrics import Telemetry
 from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import RouterReport
+from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.service import Settings
 from octavo_testing.infsvc_cases import Case, stored
 
@@ -32,16 +36,19 @@ class RecordingCluster(Cluster):
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
         self.written: dict[str, dict[str, Any]] = {}
+        self.stored: dict[str, dict[str, Any]] = {}
         self._version = 100
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
         if (error := self._fault(method, path)) is not None:
             raise error
-        self.written[path] = dict(body or {})
+        if "/events" not in path:
+            self.written[path] = dict(body or {})
         self._version += 1
-        metadata = {"creationTimestamp": "2026-01-01T00:00:00Z", "uid": path}
-        sent = (body or {}).get("metadata", {})
-        return {**(body or {}), "metadata": metadata | sent | {"resourceVersion": str(self._version)}}
+        stored = self.stored.get(path.rpartition("/")[2], {"metadata": {"uid": path}})
+        sent = {"creationTimestamp": "2026-01-01T00:00:00Z"} | (body or {}).get("metadata", {})
+        changed = stored["metadata"] | sent | {"resourceVersion": str(self._version)}
+        return {**stored, **(body or {}), "metadata": changed}
 
 
 class Leader:
@@ -62,13 +69,14 @@ class Operator:
         self._reconciler = Reconciler(
             self.cluster,
             self.view,
-            settings=SETTINGS,
+            settings=lambda: SETTINGS,
             queue=WorkQueue[Key](),
             secret_of=str,
             telemetry=Telemetry(),
             **fakes,
         )
         self.view.update(raw)
+        self.cluster.stored["status"] = raw  # the last part of the path to which the status is written
         ready = [{"type": type_, "status": "True"} for type_ in ("Ready", "ContainersReady", "PodScheduled")]
         self.view.update(_pod("llm-router-0", "router", conditions=ready))
         self.view.update(_pod("llm-engine-0", "engine", conditions=ready[1:]))
@@ -88,6 +96,18 @@ class Operator:
 
     def condition(self, type_: str) -> dict[str, Any]:
         return next(c for c in self.status["conditions"] if c["type"] == type_)
+
+
+class Crds:
+    """A cluster that serves the kinds in `served`."""
+
+    def __init__(self) -> None:
+        self.served: set[str] = {"PodMonitor"}
+
+    async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+        if kind not in self.served:
+            raise ApiError(404, "", "404 page not found")
+        return set()
 
 
 def _raw(name: str = "llm", **spec: Any) -> dict[str, Any]:
@@ -119,3 +139,49 @@ async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiErro
     assert found["reason"] == reason
     assert error.message in found["message"]
     assert operator.condition("Ready")["status"] == "False"
+
+
+def _deployment(revision: str, replicas: int) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", COMPONENT_LABEL: "engine", REVISION_LABEL: revision}
+    owner = {"apiVersion": "serving.octavo.dev/v1alpha1", "kind": "InferenceService", "name": "llm", "controller": True}
+    metadata = {"namespace": "default", "name": f"llm-engine-{revision}", "uid": "d", "labels": labels}
+    metadata |= {"ownerReferences": [owner], "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "2"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"shiny": True}, "InvalidSpec"),
+        ({"exposure": {"gateway": {"parentRefs": [{"name": "gw"}]}}, "auth": {"required": False}}, "NoGatewayApi"),
+    ],
+    ids=["unreadable", "no Gateway API"],
+)
+async def test_pods_are_scaled_and_admitted_while_the_spec_is_not_accepted(spec: dict[str, Any], reason: str) -> None:
+    operator = Operator(_raw(**spec, replicas=3))
+    running = operator.cluster.stored["llm-engine-old"] = _deployment("old", 1)
+    operator.view.update(running)
+    await operator.reconcile()
+    (scaled,) = (body for path, body in operator.cluster.written.items() if path.endswith("/llm-engine-old"))
+    assert (scaled["spec"], scaled["metadata"]["uid"]) == ({"replicas": 3}, "d")
+    assert operator.admitted == ["llm-engine-0"]
+    assert operator.condition("Accepted")["reason"] == reason
+    assert operator.status["replicas"]["desired"] == 3
+    assert operator.view.services_behind_router_of(("default", "llm-router-0")) == {KEY}
+    assert len(operator.cluster.written) == 3  # replicas, gate, status
+    operator.cluster.written.clear()
+    await operator.reconcile()
+    assert "llm-engine-old" not in str(operator.cluster.written.keys())
+
+
+async def test_a_kind_whose_crd_comes_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional_apis, "ASK_EVERY_S", 0.0)
+    crds: Any = Crds()
+    apis = OptionalApis(crds, replace(SETTINGS, has_gateway_api=True, has_pod_monitors=True), ())
+    await apis.ask()
+    assert (apis.settings.has_gateway_api, apis.settings.has_pod_monitors) == (False, True)
+    found = list[str]()
+    asking = asyncio.create_task(apis.ask_until_complete(found.append))
+    crds.served.add("HTTPRoute")
+    await asyncio.wait_for(asking, 10)
+    assert (found, apis.settings.has_gateway_api) == (["HTTPRoute"], True)

@@ -21,7 +21,7 @@ from octavo_operator.names import (
 )
 from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.service import InferenceService
+from octavo_operator.service import ServiceIdentity, read_running_parts
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 
 Key = tuple[str, str]  # namespace, name
@@ -102,13 +102,13 @@ class View:
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
-    def pods(self, service: InferenceService) -> list[Raw]:
+    def pods(self, service: ServiceIdentity) -> list[Raw]:
         """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
 
-    def observed(self, service: InferenceService, reports: Mapping[str, RouterReport]) -> Observed:
+    def observed(self, service: ServiceIdentity, reports: Mapping[str, RouterReport]) -> Observed:
         """Make the observed state of a service. `reports`: report of each router pod, by the pod's name."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
         objects = self._objects.get(key, {})
@@ -162,7 +162,7 @@ class View:
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
-    def _host_owner(self, service: InferenceService) -> str | None:
+    def _host_owner(self, service: ServiceIdentity) -> str | None:
         """Name of the service that claimed this service's host and path first; None if that is the service itself."""
         key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
@@ -172,14 +172,15 @@ class View:
 
 
 def _claim(raw: Raw) -> Claim:
+    parts = read_running_parts(raw)
+    router = (parts.namespace, parts.router)
     try:
         spec = read_spec(raw)
     except InvalidSpec:
-        return NOTHING
-    router = spec.router.ref.name if spec.router.ref else raw["metadata"]["name"]
+        return Claim(router)  # its pods run on, and the router's reports concern them
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-    return Claim((raw["metadata"]["namespace"], router), host)
+    return Claim(router, host)
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:

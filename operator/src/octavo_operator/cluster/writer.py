@@ -10,9 +10,9 @@ from typing import Any
 from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, is_transient
 from octavo_operator.cluster.view import View
 from octavo_operator.observed import Ref, Refusal
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 from octavo_operator.plan.owner import is_ours, name_taken
-from octavo_operator.service import InferenceService
+from octavo_operator.service import ServiceIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Writer:
         self._cluster = cluster
         self._view = view
 
-    async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
+    async def execute(self, service: ServiceIdentity, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
         """Execute an action; return the object and the reason if it was not written.
 
         Raises ApiError for a conflict with another write and if the API server can't be used at the moment.
@@ -38,7 +38,7 @@ class Writer:
             return _ref(action), Refusal("Retrying", str(error))
         return None if refusal is None else (_ref(action), refusal)
 
-    async def _write(self, service: InferenceService, action: Action, *, now: str) -> Refusal | None:
+    async def _write(self, service: ServiceIdentity, action: Action, *, now: str) -> Refusal | None:
         match action:
             case Apply(manifest, is_new=True):
                 return await self._apply_new(service, dict(manifest))
@@ -50,9 +50,12 @@ class Writer:
                 await self._cluster.delete(kind, service.namespace, name, uid, version)
             case SetGate(pod, uid, epoch, reason):
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
+            case SetReplicas(name, uid, replicas):
+                written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
+                self._update_view(written, "Deployment")
         return None
 
-    async def _apply_new(self, service: InferenceService, manifest: dict[str, Any]) -> Refusal | None:
+    async def _apply_new(self, service: ServiceIdentity, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
             self._update_view(await self._cluster.apply_new(manifest), kind)
@@ -82,6 +85,8 @@ def described(action: Action) -> str:
             return f"deletes {kind} {name}: {reason}"
         case SetGate(pod, _, epoch, reason):
             return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+        case SetReplicas(name, _, replicas, reason):
+            return f"scales Deployment {name} to {replicas}: {reason}"
 
 
 def _ref(action: Action) -> Ref:
@@ -92,3 +97,5 @@ def _ref(action: Action) -> Ref:
             return kind, name
         case SetGate(pod):
             return "Pod", pod
+        case SetReplicas(name):
+            return "Deployment", name

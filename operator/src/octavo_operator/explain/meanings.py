@@ -16,7 +16,8 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     "Accepted": {
         "Valid": Meaning("The spec can be served."),
         "InvalidSpec": Meaning(
-            "The operator can't read the spec, though the API server accepted it. Running pods are not changed.",
+            "The operator can't read the spec, though the API server accepted it. Running pods are kept, scaled and "
+            "admitted.",
             "The message names the field. The versions of CRD and operator differ: upgrade both together, or "
             "remove the field.",
         ),
@@ -29,14 +30,15 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Choose another host or path, or share that service's router: `spec.router.ref.name`.",
         ),
         "NoGatewayApi": Meaning(
-            "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it.",
+            "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it, or its CRDs are "
+            "missing.",
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
         ),
     },
     "ChildrenApplied": {
         "Applied": Meaning("All objects of the service match its spec."),
         "NotTried": Meaning(
-            "The operator changes nothing while the spec is not accepted.",
+            "While the spec is not accepted, the operator only scales and admits running pods.",
             "See `Accepted`.",
         ),
         "NameTaken": Meaning(

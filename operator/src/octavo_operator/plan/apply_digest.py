@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from octavo_operator.spec.service import GROUP
-
-APPLIED = f"{GROUP}/applied"
+from octavo_operator.names import APPLIED
 
 #: A number and a suffix. Text with a longer exponent is no quantity, but for example the digest 12e3456789012345.
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")

@@ -7,9 +7,10 @@ are marked, so that an Event informs users that their change was undone.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from octavo_operator.names import APPLIED
 from octavo_operator.observed import Observed
 from octavo_operator.plan.actions import Apply
-from octavo_operator.plan.apply_digest import APPLIED, matches
+from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
 from octavo_operator.service import InferenceService
 

@@ -51,7 +51,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
 
 
 def refused(message: str) -> list[Condition]:
-    """Conditions of a service whose spec can't be read; the operator does not change its objects."""
+    """Conditions of a service whose spec can't be read."""
     accepted = Condition("Accepted", "InvalidSpec", message)
     return [accepted, ready([accepted], message="")]
 
@@ -76,7 +76,9 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:
     if accepted.status != "True":
-        return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
+        return Condition(
+            "ChildrenApplied", "NotTried", "while the spec can't be served, the operator only scales and admits pods"
+        )
     order = sorted(observed.refusals.items(), key=lambda item: item[1].reason == "Retrying")
     for (kind, name), refusal in order:
         return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")

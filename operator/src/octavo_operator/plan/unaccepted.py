@@ -1,0 +1,35 @@
+"""The actions for a service whose spec is not accepted: running pods are scaled and admitted, and nothing else changes.
+
+The spec may have been edited, or the cluster may have changed around it: another operator's version, a router or an
+API that is gone. Neither may turn the next lost node into an outage.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from octavo_operator.desired.engine import engine_revision
+from octavo_operator.observed import Observed
+from octavo_operator.plan.actions import Action, SetReplicas
+from octavo_operator.plan.readiness_gates import gate_actions
+from octavo_operator.plan.rollout import rollout
+from octavo_operator.service import InferenceService, Settings
+
+
+def keep_running(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[Action]:
+    """Yield the actions for a spec that can be read. The rollout of a revision that exists already continues: its
+    template was accepted before."""
+    wanted = engine_revision(service, settings)
+    if any(s.revision == wanted and not s.is_deleting for s in observed.engine_deployments):
+        yield from rollout(service, observed, settings)
+    else:
+        yield from scale_current(observed, service.spec.replicas)
+    yield from gate_actions(observed)
+
+
+def scale_current(observed: Observed, replicas: int) -> Iterator[SetReplicas]:
+    """Scale the Deployment with the most admitted pods, the newest one of several."""
+    admitted = Counter(pod.revision for pod in observed.pods if pod.is_admitted and not pod.is_terminating)
+    found = [s for s in observed.engine_deployments if not s.is_deleting]
+    current = max(found, key=lambda s: (admitted[s.revision], s.created), default=None)
+    if current is not None and current.replicas != replicas:
+        yield SetReplicas(current.name, current.uid, replicas, f"the spec asks for {replicas} replicas")
