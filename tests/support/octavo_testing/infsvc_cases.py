@@ -64,6 +64,7 @@ ACCEPTED = (
             {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         ]}},
     ),
+    Case("another cache folder", {"engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}),
     Case("no replicas", {"replicas": 0}),
     Case("a GPU", {"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),

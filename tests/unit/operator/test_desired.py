@@ -167,6 +167,13 @@ def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
     assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
 
 
+def test_a_users_variable_replaces_the_operators() -> None:
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}, "engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}
+    pod = desired_engine(_service(spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        assert [variable["value"] for variable in container["env"] if variable["name"] == "HF_HOME"] == ["/tmp/hub"]
+
+
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])
 def test_a_created_claim_has_the_given_or_default_access_mode(given: dict[str, Any], mode: str) -> None:
     cache = {"mode": "PVC", "size": "40Gi"} | given

@@ -114,7 +114,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *dump_parts(spec.engine.env)],
+        "env": _environment(service),
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
@@ -168,8 +168,11 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
 
 
 def _environment(service: InferenceService) -> list[Manifest]:
+    """Environment variables, each name once: the API server refuses a second one."""
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
-    return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    ours = [*model_environment(service), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    names = {variable["name"] for variable in ours}
+    return [*ours, *(variable for variable in dump_parts(service.spec.engine.env) if variable["name"] not in names)]
 
 
 def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
