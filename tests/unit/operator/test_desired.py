@@ -174,6 +174,29 @@ def test_a_users_variable_replaces_the_operators() -> None:
         assert [variable["value"] for variable in container["env"] if variable["name"] == "HF_HOME"] == ["/tmp/hub"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"nvidia.com/gpu": "1000m"}, 1),
+        ({"nvidia.com/gpu": "1.0"}, 1),
+        ({"nvidia.com/gpu": "1k"}, 1000),
+        ({"nvidia.com/gpu": "500m"}, 1),
+        ({"nvidia.com/gpu.shared": 1}, 1),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2),
+        ({"nvidia.com/mig-3g.40gb.shared": 1}, 1),
+        ({"amd.com/gpu": 2, "cpu": 4}, 2),
+        ({"nvidia.com/gpu": 0}, 0),
+        ({"example.com/fpga": 1}, 0),
+    ],
+    ids=str,
+)
+def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
+    service = _service({"resources": {"limits": limits}})
+    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    assert num_gpus(service) == count
+    assert ("shm" in str(pod["volumes"])) is (count > 0)
+
+
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])
 def test_a_created_claim_has_the_given_or_default_access_mode(given: dict[str, Any], mode: str) -> None:
     cache = {"mode": "PVC", "size": "40Gi"} | given

@@ -14,12 +14,13 @@ from octavo_operator.desired.engine import engine_revision
 from octavo_operator.names import ENGINE, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, ModelSize, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
-from octavo_operator.plan.apply_digest import matches, parse_quantity, with_digest
+from octavo_operator.plan.apply_digest import matches, with_digest
 from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
 from octavo_operator.plan.plan import plan
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.status_conditions import MODEL_NOT_FOUND, OUT_OF_MEMORY, conditions_of, refused
 from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_operator.spec.quantity import parse_quantity
 from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -141,8 +142,11 @@ def test_an_unreadable_spec_is_not_ready() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1000m", 1), ("0.5", 0.5), ("500m", 0.5), ("1Gi", 2**30), ("2e3", 2000), (4, 4)]
-    + [(text, None) for text in ("12e3456789012345", "0e12345678901234", "1x", "", "Infinity", "NaN", "1e")],
+    [("1000m", 1), ("0.5", 0.5), ("500m", 0.5), ("1Gi", 2**30), ("2e3", 2000), (4, 4), ("1k", 1000), ("2G", 2e9)]
+    + [
+        (text, None)
+        for text in ("12e3456789012345", "0e12345678901234", "1x", "1K", "1ki", "", "Infinity", "NaN", "1e")
+    ],
 )
 def test_only_text_in_kubernetes_notation_is_a_quantity(text: int | str, value: float | None) -> None:
     assert parse_quantity(text) == value

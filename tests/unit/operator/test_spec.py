@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import QUANTITY_PATTERN
 from octavo_operator.spec.service import InferenceServiceSpec, InvalidSpec, read_spec
 from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
 
@@ -79,6 +80,11 @@ def test_models_and_crd_have_the_same_messages(crd: dict[str, Any]) -> None:
 )
 def test_quantities_are_bytes(quantity: str, expected: int) -> None:
     assert num_bytes(quantity) == expected
+
+
+def test_the_crd_has_the_pattern_of_quantities(crd: dict[str, Any]) -> None:
+    limits = _spec_schema(crd)["properties"]["resources"]["properties"]["limits"]["additionalProperties"]
+    assert limits["pattern"] == QUANTITY_PATTERN
 
 
 def _spec_schema(crd: dict[str, Any]) -> dict[str, Any]:

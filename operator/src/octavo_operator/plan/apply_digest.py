@@ -7,20 +7,11 @@ every applied object has as an annotation.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 from octavo_operator.names import APPLIED
-
-#: A number and a suffix. Text with a longer exponent is no quantity, but for example the digest 12e3456789012345.
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
-_SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
-    suffix + binary: Decimal((1024 if binary else 1000) ** power)
-    for power, suffix in enumerate("KMGTPE", 1)
-    for binary in ("i", "")
-}
+from octavo_operator.spec.quantity import parse_quantity
 
 
 def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,11 +43,3 @@ def _is_same_quantity(wanted: Any, live: Any) -> bool:
         return False
     first, second = parse_quantity(wanted), parse_quantity(live)
     return first is not None and first == second
-
-
-def parse_quantity(quantity: int | str) -> Decimal | None:
-    """Value of a quantity in Kubernetes' notation, as in `resources`; None for any other text."""
-    found = _QUANTITY.fullmatch(str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
-        return None
-    return Decimal(found[1]) * _SUFFIXES[found[2]]

@@ -6,11 +6,11 @@ from typing import Any
 
 from octavo_operator.desired.engine import num_gpus
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
-from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import parse_quantity
 
 #: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
 OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
