@@ -20,6 +20,7 @@ Trouble = Literal[
     "CrashLoop",
     "OOMKilled",
     "StartFailed",
+    "NodeLost",
 ]
 
 
@@ -28,7 +29,8 @@ class Pod:
     name: str
     uid: str
     revision: str
-    is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open
+    is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open; the node is alive
+    is_pod_ready: bool = False  # the pod's own condition Ready, by which Kubernetes and routers send it requests
     is_admitted: bool = False  # the readiness gate is open
     admitted_epoch: str | None = None  # epoch of the engine process that was admitted
     is_terminating: bool = False
@@ -40,7 +42,7 @@ class Pod:
 
     @property
     def serves(self) -> bool:
-        return self.is_ready and self.is_admitted and not self.is_terminating
+        return self.is_ready and self.is_pod_ready and self.is_admitted and not self.is_terminating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,11 @@ class LivePod:
     pod: Pod
     epoch: str = ""
 
+    @property
+    def seen(self) -> Pod:
+        """The pod with its condition Ready, which the kubelet derives from containers and gate."""
+        return replace(self.pod, is_pod_ready=self.pod.is_ready and self.pod.is_admitted)
+
 
 @dataclass(slots=True)
 class PlanCluster:
@@ -39,7 +44,7 @@ class PlanCluster:
                 children=self.objects,
                 engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
-                pods=tuple(live.pod for live in self.pods.values()),
+                pods=tuple(live.seen for live in self.pods.values()),
                 routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
                 router_owner="other" if self.shares else None,
                 status=self.status,
@@ -69,7 +74,7 @@ class PlanCluster:
             for _ in range(deployment.replicas - len(mine)):
                 if _happens(rng):
                     self._start_pod(deployment.revision)
-            mine.sort(key=lambda live: not live.pod.serves)
+            mine.sort(key=lambda live: not live.seen.serves)
             for live in mine[deployment.replicas :]:
                 live.pod = replace(live.pod, is_terminating=True)
         revisions = {s.revision for s in self.engine_deployments.values()}
@@ -106,12 +111,14 @@ class PlanCluster:
 
     @property
     def num_serving(self) -> int:
-        return sum(live.pod.serves for live in self.pods.values())
+        return sum(live.seen.serves for live in self.pods.values())
 
     def num_staying(self) -> int:
-        """Count the serving pods whose Deployment still exists."""
+        """Count the serving pods whose Deployment still exists. An engine that restarted behind its open gate does not
+        serve: the routers must follow the new process first."""
         revisions = {s.revision for s in self.engine_deployments.values()}
-        return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
+        serving = [live for live in self.pods.values() if live.seen.serves and live.pod.admitted_epoch == live.epoch]
+        return sum(live.pod.revision in revisions for live in serving)
 
     def _routers(self) -> tuple[str, ...]:
         own = ("Deployment", "llm-router") in self.objects

@@ -40,7 +40,7 @@ def _pod(**fields: Any) -> Pod:
 
 
 def _serving(**fields: Any) -> Pod:
-    return _pod(**({"is_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
+    return _pod(**({"is_ready": True, "is_pod_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
 
 
 def _engine_deployment(**fields: Any) -> EngineDeployment:
@@ -85,6 +85,7 @@ def test_a_serving_service_is_ready() -> None:
         (Observed(pods=(_pod(trouble="CrashLoop", message="exit code 1", failure_code="ModelNotFound"),)), "NotFound"),
         (Observed(pods=(_pod(trouble="ConfigError", message='secret "token" not found'),)), "ConfigError"),
         (Observed(pods=(_pod(trouble="MountFailed", message='FailedMount: secret "x" not found'),)), "MountFailed"),
+        (Observed(pods=(_pod(trouble="NodeLost", message="its node reports nothing"),)), "NodeLost"),
         (Observed(pods=(_pod(trouble="StartFailed", message="exec: not found"),)), "StartFailed"),
         (
             Observed(engine_deployments=(_engine_deployment(failure='pods "x" is forbidden: exceeded quota: q'),)),

@@ -92,12 +92,25 @@ def test_the_end_of_a_log_is_a_message_without_a_code(text: str) -> None:
 
 def test_a_ready_pod_has_no_trouble_from_earlier_failures() -> None:
     container = _container(state={"running": {}}, lastState=FAILED, restartCount=1)
-    conditions = [_condition("ContainersReady", "True"), _condition(ADMITTED_GATE, "True", "admitted")]
+    conditions = [_condition(type_, "True") for type_ in ("ContainersReady", "Ready", ADMITTED_GATE)]
     raw = _pod(conditions=conditions, containerStatuses=[container])
     raw["metadata"]["annotations"] = {ADMITTED_EPOCH: "00ff"}
     found = pod_of(raw)
     assert (found.trouble, found.message, found.restarts) == (None, "", 1)
     assert (found.serves, found.admitted_epoch, found.revision) == (True, "00ff", "r1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "trouble", "is_ready"),
+    [({}, "NodeLost", False), ({"reason": "ReadinessGatesNotReady"}, None, True)],
+    ids=["a dead node", "a kubelet that has not seen the open gate yet"],
+)
+def test_a_pod_whose_own_condition_is_not_true_does_not_serve(
+    reason: dict[str, str], trouble: str | None, is_ready: bool
+) -> None:
+    conditions = [_condition(type_, "True") for type_ in ("ContainersReady", ADMITTED_GATE)]
+    found = pod_of(_pod(conditions=[*conditions, {"type": "Ready", "status": "False"} | reason]))
+    assert (found.serves, found.trouble, found.is_ready) == (False, trouble, is_ready)
 
 
 def test_the_trouble_of_a_router_pod_is_found() -> None:

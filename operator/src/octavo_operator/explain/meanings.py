@@ -134,6 +134,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The container runtime can't start the container; the message is the runtime's.",
             "Check that `engine.image` is an engine image, and that `runtimeClassName` can run it.",
         ),
+        "NodeLost": Meaning(
+            "The node of the pods reports nothing: it is down, or its kubelet or network is.",
+            "`kubectl get nodes` shows it. Kubernetes replaces the pods after some minutes; deleting the node replaces "
+            "them at once.",
+        ),
     },
     "RouterReady": {
         "RouterServes": Meaning("All routers are ready."),

@@ -47,6 +47,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "CrashLoop": "False",
         "OOMKilled": "False",
         "StartFailed": "False",
+        "NodeLost": "False",
     },
     "RouterReady": {
         "RouterServes": "True",

@@ -25,6 +25,7 @@ _TROUBLES: tuple[Trouble, ...] = (
     "OOMKilled",
     "CrashLoop",
     "StartFailed",
+    "NodeLost",
     "Unschedulable",
 )
 
