@@ -4,7 +4,7 @@ No object is fetched on demand: objects are as recent as the last event of their
 outdated state must lead to the same final state, only later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,17 +70,36 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests and KV blocks of replicas. `num_used_blocks`: blocks of running requests, without blocks only cached."""
+
+    running: int = 0
+    waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            running=self.running + other.running,
+            waiting=self.waiting + other.waiting,
+            num_blocks=self.num_blocks + other.num_blocks,
+            num_used_blocks=self.num_used_blocks + other.num_used_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """The report of one router pod. `admitted`: engine pod -> epoch of its KV snapshot in the router. `sizes`: engine
-    pod -> size of its model."""
+    """The report of one router pod about the engine pods of all services behind it. `admitted`: engine pod -> epoch of
+    its KV snapshot in the router. `sizes`: engine pod -> size of its model. `loads`: engine pod -> its load."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float | None = None
+
+    def load_of(self, pods: Iterable[str]) -> Load:
+        return sum((self.loads[pod] for pod in pods if pod in self.loads), Load())
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from octavo_operator.names import (
     ROUTER_LABEL,
     SERVICE_LABEL,
 )
-from octavo_operator.observed import RouterReport
+from octavo_operator.observed import Load, RouterReport
 from octavo_operator.service import Settings
 from octavo_operator.spec.service import GROUP, KIND
 
@@ -99,7 +99,8 @@ class SimulatedNodes(RouterReports):
         admitted = {
             pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in engines if pod["status"].get("conditions")
         }
-        return {name: RouterReport(pod=name, admitted=admitted, running=self.num_running) for name in pods}
+        loads = {name: Load(running=self.num_running) for name in sorted(admitted)[:1]}
+        return {name: RouterReport(pod=name, admitted=admitted, loads=loads) for name in pods}
 
     def settle(self) -> bool:
         """Create and delete pods as the Deployments require; return whether anything changed."""

@@ -12,7 +12,7 @@ from octavo_engine.wire.errors import StartupCode, StartupError
 from octavo_operator.cluster.pods import pod_of
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.names import ENGINE, REVISION_LABEL
-from octavo_operator.observed import EngineDeployment, ModelSize, Observed, Pod, Refusal, RouterReport
+from octavo_operator.observed import EngineDeployment, Load, ModelSize, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
 from octavo_operator.plan.apply_digest import matches, with_digest
 from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
@@ -350,6 +350,17 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     assert plan(other, Observed(status=status), SETTINGS, now="t", new_secret="s").status["model"] == {
         "servedNames": ["llm"]
     }
+
+
+def test_the_load_is_that_of_the_services_own_pods() -> None:
+    """The router may serve other services, too."""
+    loads = {
+        "pod-0": Load(running=2, waiting=1, num_blocks=100, num_used_blocks=40),
+        "another-0": Load(running=9, waiting=9, num_blocks=100, num_used_blocks=90),
+    }
+    seen = Observed(pods=(_serving(),), routers={"a": RouterReport(pod="a", loads=loads), "b": None})
+    status = plan(_service(), seen, SETTINGS, now="t", new_secret="s").status
+    assert status["load"] == {"running": 2, "waiting": 1, "kvUsage": "40%"}
 
 
 @pytest.mark.parametrize(

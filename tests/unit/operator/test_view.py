@@ -7,7 +7,7 @@ from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import report_of
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import ModelSize, RouterReport
+from octavo_operator.observed import Load, ModelSize, RouterReport
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -227,7 +227,7 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     report = report_of("router", replicas)
     assert report.admitted == {"a": "01"}
     assert report.sizes == {"a": ModelSize(**SIZE)}
-    assert (report.kv_usage, report.running, report.waiting) == (pytest.approx(0.2), 2, 1)
+    assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
 
 
 def test_removed_objects_leave_no_entries_in_the_view() -> None:

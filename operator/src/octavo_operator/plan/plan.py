@@ -169,12 +169,14 @@ def _outside(service: InferenceService, url: str | None) -> list[dict[str, str]]
 
 
 def _load(observed: Observed) -> dict[str, Any]:
-    reports = [report for report in observed.routers.values() if report is not None]
-    if not reports:
+    """The status field `load`, of this service's pods: the router may serve other services, too."""
+    pods = [pod.name for pod in observed.pods]
+    loads = [report.load_of(pods) for report in observed.routers.values() if report is not None]
+    if not loads:
         return {}
-    usage = [report.kv_usage for report in reports if report.kv_usage is not None]
+    usage = [load.num_used_blocks / load.num_blocks for load in loads if load.num_blocks]
     load: dict[str, Any] = {
-        "running": max(report.running for report in reports),
-        "waiting": max(report.waiting for report in reports),
+        "running": max(load.running for load in loads),
+        "waiting": max(load.waiting for load in loads),
     }
     return {"load": load | ({"kvUsage": f"{max(usage):.0%}"} if usage else {})}
