@@ -125,5 +125,6 @@ class Observed:
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     host_owner: str | None = None  # another service that claimed this host and path earlier
+    taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)

@@ -126,6 +126,11 @@ def test_a_host_of_another_service_is_not_accepted() -> None:
     assert "team-a/first" in planned.status["conditions"][0]["message"]
 
 
+def test_a_model_name_of_another_service_is_not_accepted() -> None:
+    accepted = conditions_of(_service(), Observed(taken_models={"llama": "first"}), SETTINGS, wanted=WANTED)[0]
+    assert (accepted.reason, "first" in accepted.message) == ("ModelNameTaken", True)
+
+
 def test_a_gateway_without_the_gateway_api_is_not_accepted() -> None:
     service = _service(exposure={"gateway": {"parentRefs": [{"name": "public"}]}}, auth=OPEN)
     with_gateways = replace(SETTINGS, has_gateway_api=True)

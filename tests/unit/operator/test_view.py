@@ -191,6 +191,28 @@ def test_a_foreign_deployment_is_not_an_engine_deployment() -> None:
     assert list(seen.engine_manifests) == ["llm-engine-r1"]
 
 
+def test_a_model_name_behind_one_router_belongs_to_the_first_service() -> None:
+    def sharing(name: str, *models: str) -> dict[str, Any]:
+        return _service(name, router={"ref": {"name": "a"}}, model={"uri": "pkg://x", "servedNames": [*models]})
+
+    def taken(view: View, name: str) -> dict[str, str]:
+        return dict(view.observed(read_service(view.services["default", name]), {}).taken_models)
+
+    view = View()
+    for raw in (_service("a"), sharing("b", "a", "llama"), sharing("c", "llama"), _service("llama")):
+        view.update(raw)
+    assert {name: taken(view, name) for name in ("a", "b", "c", "llama")} == {
+        "a": {},
+        "b": {"a": "a"},
+        "c": {"llama": "b"},
+        "llama": {},
+    }
+    edited = sharing("b", "other")
+    edited["metadata"]["resourceVersion"] = "2"
+    assert ("default", "c") in view.update(edited)
+    assert (taken(view, "b"), taken(view, "c")) == ({}, {})
+
+
 def test_a_shared_router_must_exist() -> None:
     view = View()
     sharing = _service("a", router={"ref": {"name": "b"}})

@@ -33,10 +33,12 @@ M = TypeVar("M", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The router that serves a service, and the host with path that only this service may have."""
+    """The router that serves a service, and what only this service may have: the host with path, and each model name
+    of its router."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
+    models: frozenset[tuple[Key, str]] = frozenset()  # router, name
 
 
 NOTHING = Claim()
@@ -51,6 +53,7 @@ class View:
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # router -> its pods by name
     _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
+    _models: dict[tuple[Key, str], set[Key]] = field(default_factory=dict)
     _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services behind it
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
@@ -127,7 +130,8 @@ class View:
             routers={name: reports.get(name) for name in serving},
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router(router) else None,
-            host_owner=self._host_owner(service),
+            host_owner=self._host_owner(key),
+            taken_models=self._taken_models(key),
             status=self.services.get(key, {}).get("status") or {},
         )
 
@@ -142,6 +146,10 @@ class View:
             self.services[key], self._claims[key] = raw, after
         _move(self._users, key, before.router, after.router)
         _move(self._hosts, key, before.host, after.host)
+        for model in before.models - after.models:
+            _move(self._models, key, model, None)
+        for model in after.models - before.models:
+            _move(self._models, key, None, model)
         return {key} | self._concerned(before) | self._concerned(after)
 
     def _concerned(self, claim: Claim) -> set[Key]:
@@ -162,13 +170,21 @@ class View:
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
-    def _host_owner(self, service: ServiceIdentity) -> str | None:
+    def _host_owner(self, key: Key) -> str | None:
         """Name of the service that claimed this service's host and path first; None if that is the service itself."""
-        key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
-        rivals = self._hosts.get(host, set()) if host is not None else set()
-        first = min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=key)
+        first = key if host is None else self._first(self._hosts.get(host, set()), key)
         return None if first == key else "/".join(first)
+
+    def _taken_models(self, key: Key) -> dict[str, str]:
+        """Names of this service's models that another service behind its router claimed first -> that service."""
+        claimed = sorted(self._claims.get(key, NOTHING).models)
+        firsts = {name: self._first(self._models.get((router, name), set()), key) for router, name in claimed}
+        return {name: first[1] for name, first in firsts.items() if first != key}
+
+    def _first(self, rivals: Iterable[Key], default: Key) -> Key:
+        """The service that was created first; of several, the first by name."""
+        return min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=default)
 
 
 def _claim(raw: Raw) -> Claim:
@@ -180,7 +196,8 @@ def _claim(raw: Raw) -> Claim:
         return Claim(router)  # its pods run on, and the router's reports concern them
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-    return Claim(router, host)
+    names = spec.model.served_names or (parts.name,)
+    return Claim(router, host, frozenset((router, name) for name in names))
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:

@@ -29,6 +29,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Another service claimed this host and path earlier.",
             "Choose another host or path, or share that service's router: `spec.router.ref.name`.",
         ),
+        "ModelNameTaken": Meaning(
+            "Another service behind the same router claimed one of the model names earlier.",
+            "Choose other names (`model.servedNames`), or leave `router.ref` out, so that the service has a router of "
+            "its own.",
+        ),
         "NoGatewayApi": Meaning(
             "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it, or its CRDs are "
             "missing.",

@@ -17,6 +17,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "InvalidSpec": "False",
         "RouterNotFound": "False",
         "HostTaken": "False",
+        "ModelNameTaken": "False",
         "NoGatewayApi": "False",
     },
     "ChildrenApplied": {
