@@ -129,6 +129,7 @@ REFUSED = (
     Case("resources in words", {"resources": {"limits": {"memory": "8 GiB"}}}, "memory"),
     Case("fewer resources than none", {"router": {"resources": {"requests": {"cpu": "-1"}}}}, "cpu"),
     Case("a suffix of no quantity", {"sharedMemory": "1ki"}, "sharedMemory"),
+    Case("budget in words", {"disruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
     Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
     Case("too many", {"replicas": 1001}, "replicas"),

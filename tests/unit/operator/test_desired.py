@@ -175,6 +175,22 @@ def test_a_users_variable_replaces_the_operators() -> None:
 
 
 @pytest.mark.parametrize(
+    ("replicas", "allowed", "available"),
+    [(4, None, 3), (1, None, 0), (0, None, 0), (4, 2, 2), (3, "50%", 1), (3, "0%", 3), (3, "100%", 0), (2, 5, 0)],
+)
+def test_the_budget_counts_wanted_replicas_of_all_revisions(
+    replicas: int, allowed: int | str | None, available: int
+) -> None:
+    budget = {} if allowed is None else {"disruptionBudget": {"maxUnavailable": allowed}}
+    spec = _find(_service({"replicas": replicas} | budget), "PodDisruptionBudget", "llm-engine")["spec"]
+    assert (spec["minAvailable"], "maxUnavailable" in spec) == (available, False)
+    assert REVISION_LABEL not in spec["selector"]["matchLabels"]
+    for name in ("llm-engine", "llm-router"):
+        policy = _find(_service(), "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"]
+        assert policy == "AlwaysAllow"
+
+
+@pytest.mark.parametrize(
     ("limits", "count"),
     [
         ({"nvidia.com/gpu": "1000m"}, 1),

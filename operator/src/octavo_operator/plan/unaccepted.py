@@ -8,8 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from octavo_operator.desired.engine import engine_revision
+from octavo_operator.desired.router import desired_engine_budget
 from octavo_operator.observed import Observed
 from octavo_operator.plan.actions import Action, SetReplicas
+from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import rollout
 from octavo_operator.service import InferenceService, Settings
@@ -23,6 +26,9 @@ def keep_running(service: InferenceService, observed: Observed, settings: Settin
         yield from rollout(service, observed, settings)
     else:
         yield from scale_current(observed, service.spec.replicas)
+    budget = with_digest(desired_engine_budget(service))  # it counts the wanted replicas
+    if (live := observed.children.get((budget["kind"], budget["metadata"]["name"]))) is not None:
+        yield from child_actions(service, observed, budget, live)
     yield from gate_actions(observed)
 
 

@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 from octavo_operator.spec.quantity import QUANTITY_PATTERN, parse_quantity
 
 MAX_AMOUNT_CHARS = 32
+SHARE_PATTERN = "^(100|[0-9]{1,2})%$"
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=40)]
 #: A number of bytes in Kubernetes' notation.
@@ -21,6 +22,16 @@ Annotation = Annotated[str, Field(max_length=4096)]
 NodeSelector = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, Annotation], Field(max_length=64)]
 Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+
+
+def _check_share(value: int | str) -> int | str:
+    if not re.match(SHARE_PATTERN, value) if isinstance(value, str) else value < 0:
+        raise ValueError("this is neither a number of pods nor a percentage: write it like 1 or 25%")
+    return value
+
+
+#: A number of pods, or a percentage of all.
+Share = Annotated[int | str, AfterValidator(_check_share)]
 
 
 def _check_amount(value: int | str) -> int | str:
@@ -46,6 +57,11 @@ class Reference(SpecPart):
 class Resources(SpecPart):
     requests: Annotated[dict[str, Amount], Field(max_length=16)] = Field(default_factory=dict)
     limits: Annotated[dict[str, Amount], Field(max_length=16)] = Field(default_factory=dict)
+
+
+def num_of_share(share: int | str, total: int) -> int:
+    """Number of pods for a `Share` of `total`: a percentage is rounded up, as Kubernetes does for unavailable pods."""
+    return share if isinstance(share, int) else -(-int(share.rstrip("%")) * total // 100)
 
 
 def num_bytes(quantity: str) -> int:

@@ -22,6 +22,7 @@ from octavo_operator.spec.fields import (
     Quantity,
     Reference,
     Resources,
+    Share,
     SpecPart,
 )
 from octavo_operator.spec.model import Model
@@ -43,7 +44,7 @@ class Drain(SpecPart):
 
 
 class DisruptionBudget(SpecPart):
-    max_unavailable: int | str | None = None
+    max_unavailable: Share | None = None
 
 
 class PodMetadata(SpecPart):
