@@ -18,7 +18,7 @@ class Settings:
     router_image: str
     operator_namespace: str  # the only namespace from which NetworkPolicies admit operator pods
     image_pull_policy: str | None = None
-    image_pull_secrets: tuple[str, ...] = ()  # for services whose spec has no imagePullSecrets
+    image_pull_secrets: tuple[str, ...] = ()  # beside those of the spec
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # seconds for which a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False

@@ -72,12 +72,14 @@ def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
     assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
 
 
-def test_default_pull_secrets_apply_unless_the_spec_names_some() -> None:
-    settings = replace(SETTINGS, image_pull_secrets=("registry",))
-    for spec, expected in (({}, "registry"), ({"imagePullSecrets": [{"name": "own"}]}, "own")):
+def test_pods_have_the_pull_secrets_of_the_spec_and_of_the_installation() -> None:
+    """An engine of a user's registry may have a router of the installation's registry."""
+    settings = replace(SETTINGS, image_pull_secrets=("registry", "shared"))
+    own = {"imagePullSecrets": [{"name": "own"}, {"name": "shared"}]}
+    for spec, expected in (({}, ["registry", "shared"]), (own, ["own", "shared", "registry"])):
         router = next(c for c in desired_children(_service(spec), settings) if c["kind"] == "Deployment")
         for made in (router, desired_engine(_service(spec), settings, replicas=1)):
-            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": expected}]
+            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": name} for name in expected]
     assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
 
 
