@@ -114,7 +114,8 @@ class Refusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """`children`: existing objects by kind and name, without engine Deployments and pods. `routers`: report of each
-    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation.
+    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation. `returned`:
+    objects as the API server returned them from the operator's write, where a webhook had changed them.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
@@ -127,4 +128,5 @@ class Observed:
     host_owner: str | None = None  # another service that claimed this host and path earlier
     taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
+    returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """A reconciliation of a service whose objects the API server refuses, or whose spec is not accepted."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,7 @@ class RecordingCluster(Cluster):
         self._fault = fault
         self.written: dict[str, dict[str, Any]] = {}
         self.stored: dict[str, dict[str, Any]] = {}
+        self.webhook: Callable[[str], str] = lambda manifest: manifest
         self._version = 100
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
@@ -48,7 +50,8 @@ class RecordingCluster(Cluster):
         stored = self.stored.get(path.rpartition("/")[2], {"metadata": {"uid": path}})
         sent = {"creationTimestamp": "2026-01-01T00:00:00Z"} | (body or {}).get("metadata", {})
         changed = stored["metadata"] | sent | {"resourceVersion": str(self._version)}
-        return {**stored, **(body or {}), "metadata": changed}
+        answer: dict[str, Any] = json.loads(self.webhook(json.dumps({**stored, **(body or {}), "metadata": changed})))
+        return answer
 
 
 class Leader:
@@ -185,3 +188,21 @@ async def test_a_kind_whose_crd_comes_later_is_used(monkeypatch: pytest.MonkeyPa
     crds.served.add("HTTPRoute")
     await asyncio.wait_for(asking, 10)
     assert (found, apis.settings.has_gateway_api) == (["HTTPRoute"], True)
+
+
+async def test_an_object_that_a_webhook_changes_is_written_once() -> None:
+    operator = Operator(_raw(resources={"limits": {"memory": "1Gi"}}))
+    operator.cluster.webhook = lambda manifest: manifest.replace('"image": "', '"image": "mirror.example.com/')
+    await operator.reconcile()
+    deployments = [raw for raw in operator.view.objects() if raw["kind"] == "Deployment"]
+    assert all("mirror.example.com" in str(raw) for raw in deployments)
+    operator.cluster.written.clear()
+    await operator.reconcile()
+    assert [path for path in operator.cluster.written if "/deployments/" in path] == []
+    changed = json.loads(json.dumps(deployments[0]).replace("mirror.example.com", "elsewhere.example.com"))
+    changed["metadata"]["resourceVersion"] = "9999"
+    operator.view.update(changed)
+    await operator.reconcile()
+    assert [path.rpartition("/")[2] for path in operator.cluster.written if "/deployments/" in path] == [
+        changed["metadata"]["name"]
+    ]

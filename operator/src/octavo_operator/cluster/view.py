@@ -20,6 +20,7 @@ from octavo_operator.names import (
     router_deployment,
 )
 from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
+from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
 from octavo_operator.service import ServiceIdentity, read_running_parts
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
@@ -49,6 +50,7 @@ class View:
     services: dict[Key, Raw] = field(default_factory=dict)
     _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
+    _returned: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service: see `Observed.returned`
     _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # router -> its pods by name
     _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
@@ -80,6 +82,17 @@ class View:
             return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
+    def update_written(self, sent: Raw, response: Raw) -> None:
+        """Store the response to a write of the manifest `sent`."""
+        self.update(response)
+        metadata = response["metadata"]
+        service = (metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL, ""))
+        ref = (response["kind"], metadata["name"])
+        if matches(sent, response):
+            _drop(self._returned, service, ref)
+        else:
+            self._returned.setdefault(service, {})[ref] = trimmed(response)
+
     def objects(self) -> Iterator[Raw]:
         """All stored objects, including the InferenceServices."""
         yield from self.services.values()
@@ -92,6 +105,7 @@ class View:
 
     def _forget(self, service: Key, ref: Ref) -> None:
         _drop(self._objects, service, ref)
+        _drop(self._returned, service, ref)
         self._owners.pop((service[0], *ref), None)
 
     def services_behind_router(self, router: Key) -> set[Key]:
@@ -132,6 +146,7 @@ class View:
             router_owner=service.router if self._owns_router(router) else None,
             host_owner=self._host_owner(key),
             taken_models=self._taken_models(key),
+            returned=self._returned.get(key, {}),
             status=self.services.get(key, {}).get("status") or {},
         )
 

@@ -5,6 +5,7 @@ not exist; if it exists after all, its owner is checked first.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, is_transient
@@ -43,7 +44,7 @@ class Writer:
             case Apply(manifest, is_new=True):
                 return await self._apply_new(service, dict(manifest))
             case Apply(manifest):
-                self._update_view(await self._cluster.apply(manifest), manifest["kind"])
+                self._update_view(await self._cluster.apply(manifest), manifest)
             case CreateOnce(manifest):
                 await self._cluster.create(manifest)
             case Delete(kind, name, uid, version):
@@ -52,13 +53,13 @@ class Writer:
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
             case SetReplicas(name, uid, replicas):
                 written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
-                self._update_view(written, "Deployment")
+                self._view.update({**written, "kind": "Deployment"})
         return None
 
     async def _apply_new(self, service: ServiceIdentity, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            self._update_view(await self._cluster.apply_new(manifest), kind)
+            self._update_view(await self._cluster.apply_new(manifest), manifest)
         except ApiError as error:
             if not error.is_conflict:
                 raise
@@ -67,12 +68,12 @@ class Writer:
                 raise
             if not is_ours(found, service):
                 return name_taken(found)
-            self._update_view(await self._cluster.apply(manifest), kind)
+            self._update_view(await self._cluster.apply(manifest), manifest)
         return None
 
-    def _update_view(self, response: dict[str, Any], kind: str) -> None:
+    def _update_view(self, response: dict[str, Any], sent: Mapping[str, Any]) -> None:
         """Update the view at once, so that the next plan doesn't repeat the write if the watch delivers it late."""
-        self._view.update({**response, "kind": kind})
+        self._view.update_written(sent, {**response, "kind": sent["kind"]})
 
 
 def described(action: Action) -> str:

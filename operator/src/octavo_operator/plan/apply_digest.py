@@ -27,6 +27,30 @@ def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
     return live is not None and _holds(wanted, live)
 
 
+def is_as_returned(wanted: Mapping[str, Any], returned: Mapping[str, Any] | None, live: Mapping[str, Any]) -> bool:
+    """Return whether the live object is what an earlier write of `wanted` came back as.
+
+    An admission webhook may change each object that is written, such as the registry of its images. A repair would be
+    changed again. Only fields of `wanted` are compared, and lists that the webhook has made longer or shorter.
+    """
+    return returned is not None and digest_of(returned) == digest_of(wanted) and _agrees(wanted, returned, live)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str | None:
+    """Digest of the manifest that was applied last, from the object's annotation."""
+    found: str | None = (manifest["metadata"].get("annotations") or {}).get(APPLIED)
+    return found
+
+
+def _agrees(wanted: Any, returned: Any, live: Any) -> bool:
+    if isinstance(wanted, Mapping) and isinstance(returned, Mapping) and isinstance(live, Mapping):
+        return all(_agrees(value, returned.get(key), live.get(key)) for key, value in wanted.items())
+    lists = all(isinstance(value, list | tuple) for value in (wanted, returned, live))
+    if lists and len(wanted) == len(returned) == len(live):
+        return all(map(_agrees, wanted, returned, live))
+    return bool(returned == live) or _is_same_quantity(returned, live)
+
+
 def _holds(wanted: Any, live: Any) -> bool:
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
