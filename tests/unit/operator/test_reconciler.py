@@ -115,7 +115,7 @@ class Crds:
 
 def _raw(name: str = "llm", **spec: Any) -> dict[str, Any]:
     raw = stored(Case("", spec, name=name))
-    raw["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "1"}
+    raw["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z"}
     return raw
 
 
@@ -126,7 +126,8 @@ def _pod(name: str, component: str, **status: Any) -> dict[str, Any]:
 
 
 def _engine_fault(error: ApiError) -> Fault:
-    return lambda method, path: error if "/deployments/llm-engine-" in path else None
+    """Fail writes of the wanted revision."""
+    return lambda _, path: error if "/deployments/llm-engine-" in path and not path.endswith("-old") else None
 
 
 @pytest.mark.parametrize(
@@ -175,6 +176,20 @@ async def test_pods_are_scaled_and_admitted_while_the_spec_is_not_accepted(spec:
     operator.cluster.written.clear()
     await operator.reconcile()
     assert "llm-engine-old" not in str(operator.cluster.written.keys())
+
+
+async def test_the_revision_that_serves_is_scaled_while_the_wanted_one_is_refused() -> None:
+    operator = Operator(_raw(), _engine_fault(UNTYPED))
+    running = operator.cluster.stored["llm-engine-old"] = _deployment("old", 1)
+    operator.view.update(running)
+    conditions = [{"type": type_, "status": "True"} for type_ in ("ContainersReady", "Ready", ADMITTED_GATE)]
+    operator.view.update(_pod("llm-engine-0", "engine", conditions=conditions))
+    for replicas, expected in ((1, 0), (3, 1), (3, 1)):
+        operator.view.update(_raw(replicas=replicas) | {"status": operator.view.services[KEY].get("status")})
+        with pytest.raises(Incomplete):
+            await operator.reconcile()
+        scaled = [body for path, body in operator.cluster.written.items() if path.endswith("/llm-engine-old")]
+        assert [body["spec"] for body in scaled] == [{"replicas": 3}] * expected
 
 
 async def test_a_kind_whose_crd_comes_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import rollout
+from octavo_operator.plan.rollout import rollout, scale_current
 from octavo_operator.plan.status_conditions import conditions_of, refused, size_of
-from octavo_operator.plan.unaccepted import keep_running, scale_current
+from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
 

@@ -4,17 +4,16 @@ The spec may have been edited, or the cluster may have changed around it: anothe
 API that is gone. Neither may turn the next lost node into an outage.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.router import desired_engine_budget
 from octavo_operator.observed import Observed
-from octavo_operator.plan.actions import Action, SetReplicas
+from octavo_operator.plan.actions import Action
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import rollout
+from octavo_operator.plan.rollout import rollout, scale_current
 from octavo_operator.service import InferenceService, Settings
 
 
@@ -30,12 +29,3 @@ def keep_running(service: InferenceService, observed: Observed, settings: Settin
     if (live := observed.children.get((budget["kind"], budget["metadata"]["name"]))) is not None:
         yield from child_actions(service, observed, budget, live)
     yield from gate_actions(observed)
-
-
-def scale_current(observed: Observed, replicas: int) -> Iterator[SetReplicas]:
-    """Scale the Deployment with the most admitted pods, the newest one of several."""
-    admitted = Counter(pod.revision for pod in observed.pods if pod.is_admitted and not pod.is_terminating)
-    found = [s for s in observed.engine_deployments if not s.is_deleting]
-    current = max(found, key=lambda s: (admitted[s.revision], s.created), default=None)
-    if current is not None and current.replicas != replicas:
-        yield SetReplicas(current.name, current.uid, replicas, f"the spec asks for {replicas} replicas")
