@@ -58,8 +58,8 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         dest="image_pull_secrets",
         default=[],
         metavar="NAME",
-        help="name of a pull Secret, in the namespace of each service, for services whose spec names no pull Secret; "
-        "may be repeated",
+        help="name of a pull Secret, in the namespace of each service, which pods use beside those of the spec; may be "
+        "repeated",
     )
     add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
     add(

@@ -77,12 +77,14 @@ def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
     assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
 
 
-def test_default_pull_secrets_apply_unless_the_spec_names_some() -> None:
-    settings = replace(SETTINGS, image_pull_secrets=("registry",))
-    for spec, expected in (({}, "registry"), ({"imagePullSecrets": [{"name": "own"}]}, "own")):
+def test_pods_have_the_pull_secrets_of_the_spec_and_of_the_installation() -> None:
+    """An engine of a user's registry may have a router of the installation's registry."""
+    settings = replace(SETTINGS, image_pull_secrets=("registry", "shared"))
+    own = {"imagePullSecrets": [{"name": "own"}, {"name": "shared"}]}
+    for spec, expected in (({}, ["registry", "shared"]), (own, ["own", "shared", "registry"])):
         router = next(c for c in desired_children(_service(spec), settings) if c["kind"] == "Deployment")
         for made in (router, desired_engine(_service(spec), settings, replicas=1)):
-            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": expected}]
+            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": name} for name in expected]
     assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
 
 
@@ -210,6 +212,52 @@ def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
     assert num_gpus(gpu) == 1
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in volumes
     assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
+
+
+def test_a_users_variable_replaces_the_operators() -> None:
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}, "engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}
+    pod = desired_engine(_service(spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        assert [variable["value"] for variable in container["env"] if variable["name"] == "HF_HOME"] == ["/tmp/hub"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "allowed", "available"),
+    [(4, None, 3), (1, None, 0), (0, None, 0), (4, 2, 2), (3, "50%", 1), (3, "0%", 3), (3, "100%", 0), (2, 5, 0)],
+)
+def test_the_budget_counts_wanted_replicas_of_all_revisions(
+    replicas: int, allowed: int | str | None, available: int
+) -> None:
+    budget = {} if allowed is None else {"disruptionBudget": {"maxUnavailable": allowed}}
+    spec = _find(_service({"replicas": replicas} | budget), "PodDisruptionBudget", "llm-engine")["spec"]
+    assert (spec["minAvailable"], "maxUnavailable" in spec) == (available, False)
+    assert REVISION_LABEL not in spec["selector"]["matchLabels"]
+    for name in ("llm-engine", "llm-router"):
+        policy = _find(_service(), "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"]
+        assert policy == "AlwaysAllow"
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"nvidia.com/gpu": "1000m"}, 1),
+        ({"nvidia.com/gpu": "1.0"}, 1),
+        ({"nvidia.com/gpu": "1k"}, 1000),
+        ({"nvidia.com/gpu": "500m"}, 1),
+        ({"nvidia.com/gpu.shared": 1}, 1),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2),
+        ({"nvidia.com/mig-3g.40gb.shared": 1}, 1),
+        ({"amd.com/gpu": 2, "cpu": 4}, 2),
+        ({"nvidia.com/gpu": 0}, 0),
+        ({"example.com/fpga": 1}, 0),
+    ],
+    ids=str,
+)
+def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
+    service = _service({"resources": {"limits": limits}})
+    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    assert num_gpus(service) == count
+    assert ("shm" in str(pod["volumes"])) is (count > 0)
 
 
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])

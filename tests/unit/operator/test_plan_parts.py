@@ -13,14 +13,15 @@ from octavo_engine.wire.errors import StartupCode, StartupError
 from octavo_operator.cluster.pods import pod_of
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.names import ENGINE, REVISION_LABEL
-from octavo_operator.observed import EngineDeployment, ModelSize, Observed, Pod, Refusal, RouterReport
+from octavo_operator.observed import EngineDeployment, Load, ModelSize, Observed, Pod, Refusal, RouterReport
 from octavo_operator.plan.actions import SetGate
-from octavo_operator.plan.apply_digest import matches, parse_quantity, with_digest
+from octavo_operator.plan.apply_digest import matches, with_digest
 from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
 from octavo_operator.plan.plan import plan
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.status_conditions import MODEL_NOT_FOUND, NO_DEVICE, OUT_OF_MEMORY, conditions_of, refused
 from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_operator.spec.quantity import parse_quantity
 from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -40,7 +41,7 @@ def _pod(**fields: Any) -> Pod:
 
 
 def _serving(**fields: Any) -> Pod:
-    return _pod(**({"is_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
+    return _pod(**({"is_ready": True, "is_pod_ready": True, "is_admitted": True, "admitted_epoch": "e1"} | fields))
 
 
 def _engine_deployment(**fields: Any) -> EngineDeployment:
@@ -85,6 +86,7 @@ def test_a_serving_service_is_ready() -> None:
         (Observed(pods=(_pod(trouble="CrashLoop", message="exit code 1", failure_code="ModelNotFound"),)), "NotFound"),
         (Observed(pods=(_pod(trouble="ConfigError", message='secret "token" not found'),)), "ConfigError"),
         (Observed(pods=(_pod(trouble="MountFailed", message='FailedMount: secret "x" not found'),)), "MountFailed"),
+        (Observed(pods=(_pod(trouble="NodeLost", message="its node reports nothing"),)), "NodeLost"),
         (Observed(pods=(_pod(trouble="StartFailed", message="exec: not found"),)), "StartFailed"),
         (
             Observed(engine_deployments=(_engine_deployment(failure='pods "x" is forbidden: exceeded quota: q'),)),
@@ -125,6 +127,11 @@ def test_a_host_of_another_service_is_not_accepted() -> None:
     assert "team-a/first" in planned.status["conditions"][0]["message"]
 
 
+def test_a_model_name_of_another_service_is_not_accepted() -> None:
+    accepted = conditions_of(_service(), Observed(taken_models={"llama": "first"}), SETTINGS, wanted=WANTED)[0]
+    assert (accepted.reason, "first" in accepted.message) == ("ModelNameTaken", True)
+
+
 def test_a_gateway_without_the_gateway_api_is_not_accepted() -> None:
     service = _service(exposure={"gateway": {"parentRefs": [{"name": "public"}]}}, auth=OPEN)
     with_gateways = replace(SETTINGS, has_gateway_api=True)
@@ -142,8 +149,11 @@ def test_an_unreadable_spec_is_not_ready() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1000m", 1), ("0.5", 0.5), ("500m", 0.5), ("1Gi", 2**30), ("2e3", 2000), (4, 4)]
-    + [(text, None) for text in ("12e3456789012345", "0e12345678901234", "1x", "", "Infinity", "NaN", "1e")],
+    [("1000m", 1), ("0.5", 0.5), ("500m", 0.5), ("1Gi", 2**30), ("2e3", 2000), (4, 4), ("1k", 1000), ("2G", 2e9)]
+    + [
+        (text, None)
+        for text in ("12e3456789012345", "0e12345678901234", "1x", "1K", "1ki", "", "Infinity", "NaN", "1e")
+    ],
 )
 def test_only_text_in_kubernetes_notation_is_a_quantity(text: int | str, value: float | None) -> None:
     assert parse_quantity(text) == value
@@ -369,6 +379,17 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     assert plan(other, Observed(status=status), SETTINGS, now="t", new_secret="s").status["model"] == {
         "servedNames": ["llm"]
     }
+
+
+def test_the_load_is_that_of_the_services_own_pods() -> None:
+    """The router may serve other services, too."""
+    loads = {
+        "pod-0": Load(running=2, waiting=1, num_blocks=100, num_used_blocks=40),
+        "another-0": Load(running=9, waiting=9, num_blocks=100, num_used_blocks=90),
+    }
+    seen = Observed(pods=(_serving(),), routers={"a": RouterReport(pod="a", loads=loads), "b": None})
+    status = plan(_service(), seen, SETTINGS, now="t", new_secret="s").status
+    assert status["load"] == {"running": 2, "waiting": 1, "kvUsage": "40%"}
 
 
 @pytest.mark.parametrize(

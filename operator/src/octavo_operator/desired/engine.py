@@ -7,6 +7,7 @@ revision has its own Deployment, so Kubernetes' rollout, which does not consider
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,10 +42,12 @@ from octavo_operator.names import (
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import parse_quantity
 
 REVISION_CHARS = 8
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
+SHARED, MIG = ".shared", "nvidia.com/mig-"  # GPUs shared by time slices or MPS; partitions of a GPU
 _GIB = 2**30
 
 
@@ -77,10 +80,14 @@ def desired_engine(service: InferenceService, settings: Settings, *, replicas: i
 
 
 def num_gpus(service: InferenceService) -> int:
-    """Number of GPUs that one replica requests, of any vendor."""
+    """Number of GPUs that one replica requests, of any vendor. Partitions and shared GPUs count as GPUs."""
     resources = service.spec.resources
     limits = {} if resources is None else resources.requests | resources.limits
-    return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
+    return sum(math.ceil(parse_quantity(amount) or 0) for name, amount in limits.items() if _is_gpu(name))
+
+
+def _is_gpu(resource: str) -> bool:
+    return resource.removesuffix(SHARED) in GPU_RESOURCES or resource.startswith(MIG)
 
 
 def template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
@@ -125,7 +132,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *dump_parts(spec.engine.env)],
+        "env": _environment(service),
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
@@ -183,8 +190,11 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
 
 
 def _environment(service: InferenceService) -> list[Manifest]:
+    """Environment variables, each name once: the API server refuses a second one."""
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
-    return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    ours = [*model_environment(service), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    names = {variable["name"] for variable in ours}
+    return [*ours, *(variable for variable in dump_parts(service.spec.engine.env) if variable["name"] not in names)]
 
 
 def _shared_memory_volume(service: InferenceService) -> list[Manifest]:

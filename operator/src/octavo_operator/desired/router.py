@@ -30,6 +30,7 @@ from octavo_operator.names import (
     router_selector,
 )
 from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.fields import num_of_share
 
 DEFAULT_REPLICAS = 2
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
@@ -53,7 +54,9 @@ def desired_engine_identity(service: InferenceService) -> Manifest:
 
 
 def desired_engine_budget(service: InferenceService) -> Manifest:
-    limit = service.spec.disruption_budget.max_unavailable
+    """The budget of all revisions together: during a rollout, pods of either revision keep the service available, and
+    pods that don't start are evicted at any time."""
+    replicas, limit = service.spec.replicas, service.spec.disruption_budget.max_unavailable
     return child(
         service,
         "policy/v1",
@@ -61,7 +64,8 @@ def desired_engine_budget(service: InferenceService) -> Manifest:
         f"{service.name}-engine",
         component=ENGINE,
         spec={
-            "maxUnavailable": 1 if limit is None else limit,
+            "minAvailable": max(0, replicas - num_of_share(1 if limit is None else limit, replicas)),
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": engine_selector(service.name)},
         },
     )
@@ -74,7 +78,11 @@ def _budget(service: InferenceService) -> Manifest:
         "PodDisruptionBudget",
         router_deployment(service.name),
         component=ROUTER,
-        spec={"maxUnavailable": 1, "selector": {"matchLabels": router_selector(service.name)}},
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": router_selector(service.name)},
+        },
     )
 
 

@@ -8,11 +8,11 @@ from octavo_operator.desired.devices import device_of, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
-from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import parse_quantity
 
 #: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
 OUT_OF_MEMORY, MODEL_NOT_FOUND, NO_DEVICE = "OutOfMemory", "ModelNotFound", "NoDevice"
@@ -27,6 +27,7 @@ _TROUBLES: tuple[Trouble, ...] = (
     "OOMKilled",
     "CrashLoop",
     "StartFailed",
+    "NodeLost",
     "Unschedulable",
 )
 
@@ -53,7 +54,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
 
 
 def refused(message: str) -> list[Condition]:
-    """Conditions of a service whose spec can't be read; the operator does not change its objects."""
+    """Conditions of a service whose spec can't be read."""
     accepted = Condition("Accepted", "InvalidSpec", message)
     return [accepted, ready([accepted], message="")]
 
@@ -69,6 +70,9 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the host and path of spec.exposure belong to {observed.host_owner}"
         remedy = "choose another host or path, or share its router (spec.router.ref.name)"
         return Condition("Accepted", "HostTaken", f"{what}: {remedy}")
+    for name, owner in observed.taken_models.items():
+        what = f"the model name {name!r} belongs to InferenceService {owner}, which has the same router"
+        return Condition("Accepted", "ModelNameTaken", f"{what}: choose another name in model.servedNames")
     exposure = service.spec.exposure
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
@@ -94,8 +98,11 @@ def _template_conflicts(service: InferenceService, settings: Settings) -> list[s
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:
     if accepted.status != "True":
-        return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
-    for (kind, name), refusal in observed.refusals.items():
+        return Condition(
+            "ChildrenApplied", "NotTried", "while the spec can't be served, the operator only scales and admits pods"
+        )
+    order = sorted(observed.refusals.items(), key=lambda item: item[1].reason == "Retrying")
+    for (kind, name), refusal in order:
         return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
     return Condition("ChildrenApplied", "Applied", "all objects of this service match its spec")
 

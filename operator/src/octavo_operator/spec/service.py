@@ -20,6 +20,7 @@ from octavo_operator.spec.fields import (
     Quantity,
     Reference,
     Resources,
+    Share,
     SpecPart,
 )
 from octavo_operator.spec.model import Model
@@ -41,7 +42,7 @@ class Drain(SpecPart):
 
 
 class DisruptionBudget(SpecPart):
-    max_unavailable: int | str | None = None
+    max_unavailable: Share | None = None
 
 
 class InferenceServiceSpec(SpecPart):
