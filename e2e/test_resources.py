@@ -15,11 +15,11 @@ print(next(path.read_text() for path in map(Path, places) if path.exists()))
 
 @pytest.fixture(scope="module")
 def bounded(cluster: Cluster, namespace: str) -> str:
-    """The namespace of the service `bounded`. Its image computes on the CPU; the GPU is only requested."""
+    """The namespace of the service `bounded`. It computes on the CPU of a node with a GPU."""
     if not any(int(node["status"]["allocatable"].get(GPU, 0)) for node in cluster.find("Node", None)):
         pytest.skip(f"no node of this cluster has {GPU}")
     resources = SMALL["resources"] | {"limits": LIMITS | {GPU: 1}}
-    cluster.serve(namespace, NAME, **exposed(HOST), resources=resources)
+    cluster.serve(namespace, NAME, **exposed(HOST), resources=resources, engine=SMALL["engine"] | {"device": "cpu"})
     cluster.until_ready(namespace, NAME)
     return namespace
 
@@ -37,6 +37,13 @@ def test_a_pod_that_asks_for_a_gpu_gets_a_node_that_has_one(bounded: str, cluste
     assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["spec"]["volumes"]
     assert "Paris" in cluster.ask(HOST, NAME)
+
+
+def test_a_service_on_a_gpu_says_that_no_engine_computes_there(bounded: str, cluster: Cluster) -> None:
+    cluster.serve(bounded, "on-gpu", resources={"limits": {GPU: 1}})
+    found = cluster.until_reason(bounded, "on-gpu", "NoGpuSupport")
+    assert "--device cuda" in condition(found, "Ready")["message"]
+    cluster.kubectl("delete", "infsvc", "on-gpu", "-n", bounded)
 
 
 def test_a_request_for_too_many_gpus_is_unschedulable(bounded: str, cluster: Cluster) -> None:

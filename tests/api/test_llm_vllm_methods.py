@@ -114,7 +114,16 @@ def test_metrics_have_histograms_of_requests_and_steps(arguments):
 
 @pytest.mark.parametrize(
     "name",
-    ["encode", "embed", "classify", "score", "sleep", "wake_up", "collective_rpc", "apply_model", "update_weights"],
+    [
+        "encode",
+        "embed",
+        "classify",
+        "score",
+        "release_kv_cache_memory",
+        "collective_rpc",
+        "apply_model",
+        "update_weights",
+    ],
 )
 def test_unsupported_methods_refuse_by_name(llm, name):
     with pytest.raises(ValueError, match=f"LLM.{name} is not supported: "):

@@ -141,6 +141,20 @@ def test_a_stopping_router_lets_its_streams_finish(tmp_path):
         assert route.stop() == 0
 
 
+def test_a_stopping_router_serves_requests_during_the_shutdown_delay(tmp_path):
+    with (
+        served_replicas(tmp_path, 1) as (replica,),
+        octavo_route(tmp_path, "--replica", replica.url, "--shutdown-delay", "600") as route,
+    ):
+        route.wait_until_exact(1)
+        route.process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{route.url}/ready").status_code == 200:
+            pass
+        late = httpx.post(route.url + TEXT, json=SMALL)
+        assert (late.status_code, late.headers["connection"]) == (200, "close")
+        assert route.stop() == 0
+
+
 async def _stopped_in_the_middle(route, replica):
     """Return the status of a late request, the end of the stream, and the last event of the state stream."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)

@@ -533,6 +533,22 @@ async def test_a_failing_replica_gets_no_requests_until_a_probe_succeeds(scripte
     assert routed.router.balancer.breaker_state(bad.url.removeprefix("http://")) == "open"
 
 
+async def test_a_path_prefix_is_removed(scripted):
+    seen = []
+
+    async def record(request):
+        seen.append(request.raw_path)
+        return await ok(request)
+
+    await scripted.replica(record)
+    routed = await scripted.route(root_path="/team")
+    for path in (f"/team{CHAT}?a=1", CHAT):
+        assert (await routed.http.post(path, json={"model": MODEL, "messages": []})).status_code == 200
+    assert (await routed.http.get("/team/v1/models")).json()["data"][0]["id"] == MODEL
+    assert (await routed.http.post(f"/teams{CHAT}", json={"model": MODEL, "messages": []})).status_code == 404
+    assert seen == [f"{CHAT}?a=1", CHAT]
+
+
 @pytest.mark.parametrize(("settings", "allowed"), [({"api_keys": ("k",)}, None), ({"allowed_origins": ("*",)}, "*")])
 async def test_pages_of_allowed_origins_may_read_responses_and_errors(scripted, settings, allowed):
     await scripted.replica(ok)

@@ -33,6 +33,40 @@ def test_an_invalid_spec_is_refused_with_the_remedy(
     assert case.message in json.loads(refusal.value.body)["message"]
 
 
+CLAIM = {"mode": "PVC", "size": "40Gi", "storageClassName": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        (CLAIM | {"size": "80Gi", "accessMode": "ReadWriteOnce"}, ""),
+        (CLAIM | {"size": "40960Mi"}, ""),
+        ({"mode": "EmptyDir", "size": "1Gi"}, ""),
+        ({"mode": "PVC", "claimName": "mine"}, ""),
+        (CLAIM | {"size": "10Gi"}, "cache.size of an existing claim can't shrink"),
+        (CLAIM | {"accessMode": "ReadWriteMany"}, "cache.accessMode of an existing claim can't change"),
+        (CLAIM | {"storageClassName": "slow"}, "cache.storageClassName of an existing claim can't change"),
+        ({"mode": "PVC", "size": "40Gi"}, "cache.storageClassName of an existing claim can't change"),
+    ],
+    ids=str,
+)
+def test_fields_of_an_existing_claim_cannot_change(
+    custom: client.CustomObjectsApi, namespace: str, cache: dict[str, Any], message: str
+) -> None:
+    def manifest(cache: dict[str, Any]) -> dict[str, Any]:
+        return Case("", {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache}}).manifest()
+
+    created = custom.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, manifest(CLAIM))
+    edited = manifest(cache) | {"metadata": created["metadata"]}
+    try:
+        custom.replace_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, "case", edited)
+        refusal = ""
+    except ApiException as error:
+        refusal = json.loads(error.body)["message"]
+    assert bool(refusal) is bool(message)
+    assert message in refusal
+
+
 def test_a_new_service_can_be_scaled(custom: client.CustomObjectsApi, namespace: str) -> None:
     created = custom.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, Case("x", {}).manifest())
     scale = custom.patch_namespaced_custom_object_scale(

@@ -65,7 +65,7 @@ def test_the_operator_serves_a_cluster_that_lost_its_data(frail: ControlPlane, t
         frail.wipe_etcd()
         frail.apiserver.start()
         frail.wait_until_ready()
-        operated.wait_for_log("install its CRD again")
+        operated.wait_for_log("404 NotServed")
         frail.call("POST", CRDS, yaml.safe_load(CRD.read_text()))
         eventually(lambda: frail.is_answering(operated.services))
         operated.create("after")

@@ -117,6 +117,18 @@ async def test_a_refused_child_is_reported_and_the_others_are_created(stage: Ser
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
 
 
+async def test_a_misspelt_field_is_named_and_the_running_revision_is_scaled(stage: ServiceNamespace) -> None:
+    stage.serve()
+    await stage.settle()
+    stage.change(KIND, NAME, {"spec": {"affinity": {"nodeAffinty": {}}}})
+    found = _condition(await stage.settle(), "ChildrenApplied")
+    assert (found["reason"], "nodeAffinty" in found["message"]) == ("Refused", True)
+    stage.change(KIND, NAME, {"spec": {"replicas": 2}})
+    assert (await stage.settle())["status"]["replicas"]["ready"] == 2
+    stage.change(KIND, NAME, {"spec": {"affinity": None}})
+    assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
+
+
 async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceNamespace) -> None:
     stage.serve()
     await stage.settle()
@@ -142,7 +154,7 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceName
         ("Service", NAME, {"spec": {"selector": {"serving.octavo.dev/router": "wrong"}}}),
         ("Service", NAME, {"metadata": {"labels": None}}),
         ("Service", NAME, {"metadata": {"ownerReferences": None}}),
-        ("PodDisruptionBudget", f"{NAME}-engine", {"spec": {"maxUnavailable": "100%"}}),
+        ("PodDisruptionBudget", f"{NAME}-engine", {"spec": {"minAvailable": "100%"}}),
         ("NetworkPolicy", f"{NAME}-engine", {"spec": {"ingress": None}}),
         ("Role", f"{NAME}-router", {"rules": None}),
         ("Service", f"{NAME}-engines", None),

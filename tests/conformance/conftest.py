@@ -35,6 +35,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     sizes = ("--max-model-len", "256", "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
     keys = folder / "keys"
     keys.write_text(f"admin: {TINY_KEY}\nother: {OTHER_KEY}\n")
+    sizes += ("--enable-sleep-mode",)
     flags = (*weights, *sizes, "--api-key-file", str(keys), "--served-model-name", "tiny")
     with octavo_serve(folder, str(model), *flags) as process, target(process, TINY_KEY) as served:
         yield served

@@ -209,6 +209,37 @@ def test_reset_prefix_cache_empties_the_cache(tiny):
     assert num_cached() == 0
 
 
+@conforms("POST /sleep", "Level 1 frees the KV cache, level 2 the weights, too; requests then get a 503", how="HTTP")
+def test_sleep_refuses_requests_until_the_server_wakes(tiny):
+    body = {"prompt": "sleep", "max_tokens": 4, "temperature": 0}
+    before = tiny.http.post("/v1/completions", json=body).json()["choices"]
+    for level in (1, 2):
+        assert tiny.http.post("/sleep", params={"level": level}).status_code == 200
+        refused = tiny.http.post("/v1/completions", json=body)
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        assert tiny.http.post("/wake_up").status_code == 200
+        assert tiny.http.post("/v1/completions", json=body).json()["choices"] == before
+
+
+@conforms("POST /wake_up", "Restores weights and KV cache, or those named by `tags`", how="HTTP")
+def test_wake_up_restores_the_named_memory(tiny):
+    tiny.http.post("/sleep", params={"level": 2})
+    states = []
+    for tag in ("weights", "kv_cache"):
+        assert tiny.http.post("/wake_up", params={"tags": [tag]}).status_code == 200
+        states.append(tiny.http.get("/ready").json()["state"])
+    assert states == ["sleeping", "accepting"]
+
+
+@conforms("GET /is_sleeping", "True from `/sleep` until all memory is restored", how="HTTP")
+def test_is_sleeping_shows_the_state(tiny):
+    seen = []
+    for path in ("/sleep", "/wake_up"):
+        tiny.http.post(path)
+        seen.append(tiny.http.get("/is_sleeping").json())
+    assert seen == [{"is_sleeping": True}, {"is_sleeping": False}]
+
+
 @conforms("GET /debug/requests", "Running and waiting sequences, without their text", how="HTTP")
 def test_debug_requests_returns_sequences(tiny):
     assert tiny.http.get("/debug/requests").json() == {"running": 0, "waiting": 0, "sequences": []}

@@ -49,6 +49,9 @@ WITHOUT_BODY = (
     "GET /ready",
     "GET /debug/requests",
     "POST /reset_prefix_cache",
+    "POST /sleep",
+    "POST /wake_up",
+    "GET /is_sleeping",
     "GET /server_info",
     "GET /kv/snapshot",
     "GET /kv/model",
@@ -86,6 +89,12 @@ def check(operation, mode):
         case.call_and_validate(excluded_checks=UNCHECKED, timeout=REQUEST_TIMEOUT_S)
 
     conforms()
+
+
+def test_invocations_declare_both_answers(tiny):
+    paths = tiny.http.get("/openapi.json").json()["paths"]
+    answer = paths["/invocations"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [kind["$ref"].rpartition("/")[2] for kind in answer["anyOf"]] == ["ChatCompletion", "Completion"]
 
 
 def test_a_stream_is_declared_beside_the_plain_answer(tiny):

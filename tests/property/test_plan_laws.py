@@ -184,7 +184,15 @@ def test_a_revision_that_covers_missing_replicas_is_kept(
             for i in sorted(sets)
         ),
         pods=tuple(
-            Pod(name=f"p{n}", uid=f"u{n}", revision=names[i], is_ready=ready, is_admitted=admitted, is_terminating=ends)
+            Pod(
+                name=f"p{n}",
+                uid=f"u{n}",
+                revision=names[i],
+                is_ready=ready,
+                is_pod_ready=ready,
+                is_admitted=admitted,
+                is_terminating=ends,
+            )
             for n, (i, ready, admitted, ends) in enumerate(found)
             if i in sets
         ),

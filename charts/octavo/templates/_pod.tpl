@@ -19,8 +19,10 @@ affinity: {{- toYaml . | nindent 2 }}
 
 {{- define "octavo.podSecurity" -}}
 runAsNonRoot: true
+{{- if .Values.fixedUser }}
 runAsUser: 10001
 runAsGroup: 10001
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 

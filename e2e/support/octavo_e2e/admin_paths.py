@@ -2,7 +2,8 @@
 
 ROUTER = ("/metrics", "/debug/decisions", "/debug/decisions/ended", "/debug/index", "/drain", "/state/events")
 KV = ("/kv/events", "/kv/snapshot", "/kv/model")
-ENGINE = (*KV, "/debug/requests", "/drain", "/reset_prefix_cache", "/server_info")
+SLEEP = ("/sleep", "/wake_up", "/is_sleeping")
+ENGINE = (*KV, "/debug/requests", "/drain", "/reset_prefix_cache", "/server_info", *SLEEP)
 NOT_FOR_CLIENTS = tuple(dict.fromkeys((*ROUTER, *ENGINE)))
 #: Other spellings of a router's metrics path, which a proxy may forward unchanged or normalise.
 SPELLINGS = (

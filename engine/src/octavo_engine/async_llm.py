@@ -8,56 +8,30 @@ stream and every later call raises EngineDead.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from octavo_engine.assembly import RequestAssembly
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
 from octavo_engine.log_format import LogFormat
+from octavo_engine.output_stream import OutputStream
 from octavo_engine.outputs import OutputKind, RequestOutput, output_kind
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.messages import Abort, Add
+from octavo_engine.sleep_switch import SleepSwitch
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
-from octavo_engine.wire.errors import EngineDead, InvalidRequest
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, Unavailable
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag, check_enabled, tags_of_level, tags_to_wake
 
 LONG_PROMPT_CHARS = 2000  # longer prompts are tokenised in a thread, so that other streams are not delayed
-
-
-class _Stream:
-    """One request in flight: its assembly, and a signal to its only reader that output has arrived."""
-
-    __slots__ = ("_has_output", "_loop", "_waiter", "assembly")
-
-    def __init__(self, assembly: RequestAssembly) -> None:
-        self.assembly = assembly
-        self._loop = asyncio.get_running_loop()
-        self._has_output = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def core_id(self) -> str:
-        return self.assembly.request.request_id
-
-    def notify(self) -> None:
-        self._has_output = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait_for_output(self) -> None:
-        """Wait for the next output. As this runs for every token, it avoids the waiter list of an asyncio.Event."""
-        if not self._has_output:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        self._has_output = False
 
 
 class AsyncLLM:
@@ -74,7 +48,8 @@ class AsyncLLM:
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
         self._core = core
-        self._streams: dict[str, _Stream] = {}  # by the request's id in the core
+        self._sleep_switch = SleepSwitch(core)
+        self._streams: dict[str, OutputStream] = {}  # by the request's id in the core
         self._serial = itertools.count()
         self._reader = asyncio.create_task(self._read_outputs())
         self._reader.add_done_callback(self._on_reader_end)
@@ -113,8 +88,8 @@ class AsyncLLM:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
         `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest
-        before the first output, EngineDead at any time. If only a sequence fails, no exception is raised: its
-        finish_reason is "error".
+        before the first output, as Unavailable while the engine sleeps; EngineDead at any time. If only a sequence
+        fails, no exception is raised: its finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
@@ -167,6 +142,30 @@ class AsyncLLM:
         """Evict all cached blocks; return False and do nothing while a request holds blocks. Raises EngineDead."""
         self._check_alive()
         return bool(await self._core.call("reset_prefix_cache"))
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give back the KV cache (level 1), and the weights, too (level 2); running requests end with "abort".
+
+        Until `wake_up`, `generate` raises Unavailable. Raises InvalidRequest for an unknown level or without
+        `enable_sleep_mode`, EngineDead.
+        """
+        check_enabled(self.config)
+        self._check_alive()
+        await self._sleep_switch.sleep(tags_of_level(level))
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Restore the memory that these tags name (all by default). Raises Unavailable for memory that still sleeps.
+
+        Raises InvalidRequest for an unknown tag or without `enable_sleep_mode`, EngineDead.
+        """
+        check_enabled(self.config)
+        self._check_alive()
+        await self._sleep_switch.wake_up(tags_to_wake(tags))
+
+    @property
+    def sleeping_tags(self) -> frozenset[MemoryTag]:
+        """Memory that is given back; empty if the engine is awake."""
+        return frozenset(self._sleep_switch.tags)
 
     async def shutdown(self) -> None:
         self._end_all(EngineDead("the engine has been shut down."))
@@ -225,10 +224,12 @@ class AsyncLLM:
         Callers' ids may repeat: proxies and agents send one id with parallel requests and retries.
         """
         self._check_alive()
+        if self._sleep_switch.tags:
+            raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
         return f"{request_id}.{next(self._serial)}"
 
-    def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> _Stream:
-        stream = _Stream(self._frontend.assemble(request, prompt, request_id=request_id))
+    def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> OutputStream:
+        stream = OutputStream(self._frontend.assemble(request, prompt, request_id=request_id))
         try:
             self._core.send(Add(_without_schema(request)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -238,7 +239,7 @@ class AsyncLLM:
             self.on_add(request)
         return stream
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: OutputStream) -> None:
         del self._streams[stream.core_id]
         if not stream.assembly.finished and not self.is_dead:
             with suppress(EngineDead):

@@ -102,6 +102,7 @@ class EngineConfig:
     max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
+    enable_sleep_mode: bool = False
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
     max_logprobs: int = 20

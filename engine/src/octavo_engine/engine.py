@@ -8,16 +8,17 @@ bug and is raised to the caller.
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
+from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
@@ -49,6 +50,7 @@ class EngineCore:
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
         self._events: list[SeqOutput] = []  # terminal records that do not come from a commit
+        self._released: set[MemoryTag] = set()
         self._step_s = 0.0
         self._batched_tokens = 0
         self._num_received = 0
@@ -58,6 +60,8 @@ class EngineCore:
         """Queue a request. If it is rejected, `step` returns "error" records: the sender may be in another process."""
         self._num_received += 1
         try:
+            if self._released:
+                raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
             now = self._clock()
             self._scheduler.add(request, now, deferred=request.grammar is not None)
             if request.grammar is not None:
@@ -110,7 +114,8 @@ class EngineCore:
         self._batched_tokens = stats.batched_tokens
         return CoreOutputs(outputs=events + outputs, stats=stats, kv=kv, block_lives=lives)
 
-    def call(self, name: CallName) -> Answer:
+    def call(self, name: CallName, tags: Sequence[MemoryTag] = ()) -> Answer:
+        """Run a function between two steps. `tags`: of sleep and wake_up. Raises Unavailable if waking fails."""
         match name:
             case "debug_requests":
                 return describe_sequences(self._scheduler, self._clock())
@@ -118,6 +123,16 @@ class EngineCore:
                 done = self._scheduler.reset_prefix_cache()
                 self._publish_interim()  # before the answer: its receiver may then look at the published blocks
                 return done
+            case "sleep":
+                self._sleep(tags)
+                return True
+            case "wake_up":
+                self._wake_up(tags)
+                return True
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._released)
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
@@ -147,6 +162,29 @@ class EngineCore:
             stats = self.stats()
             stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
             self.on_interim(CoreOutputs(stats=stats, kv=kv, is_interim=True))
+
+    def _sleep(self, tags: Sequence[MemoryTag]) -> None:
+        """End all requests with "abort", empty the cache and give memory back, unless it is given back already."""
+        for request_id in dict.fromkeys(seq.request_id for seq in self._scheduler.sequences()):
+            self.abort(request_id)
+        is_empty = self._scheduler.reset_prefix_cache()
+        assert is_empty, "an aborted request holds blocks"
+        self._publish_interim()
+        for tag in tags:
+            if tag not in self._released:
+                self._executor.release(tag)
+                self._released.add(tag)
+
+    def _wake_up(self, tags: Sequence[MemoryTag]) -> None:
+        for tag in tags:
+            if tag in self._released:
+                try:
+                    self._executor.restore(tag)
+                except (OctavoError, OSError, RuntimeError, MemoryError) as error:
+                    logger.error("waking up failed: %s: %s", tag, error)
+                    message = f"The engine still sleeps, as its {tag} could not be restored: {error} Remove the cause, "
+                    raise Unavailable(message + "then call wake_up again.", retry_after_s=WAKE_RETRY_S) from error
+                self._released.discard(tag)
 
     def _release_grammars(self, request_ids: list[str]) -> None:
         """Release the compiled grammars of those requests that have ended."""

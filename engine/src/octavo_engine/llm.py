@@ -25,9 +25,10 @@ from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
 from octavo_engine.vllm_argument import describe_unused
 from octavo_engine.vllm_environment import unused_variables
-from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
 from octavo_engine.wire.records import CoreOutputs, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, check_enabled, check_mode, tags_of_level, tags_to_wake
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class LLM(UnsupportedMethods):
 
     def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete the enqueued requests; return their outputs in the order of the calls."""
+        self._check_awake()
         assemblies, self._enqueued = self._enqueued, []
         return self._complete(assemblies, use_tqdm)
 
@@ -176,6 +178,20 @@ class LLM(UnsupportedMethods):
         """Evict all cached blocks; return False and do nothing while any block is in use."""
         return bool(self._core.call("reset_prefix_cache"))
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give back the KV cache (level 1), and the weights, too (level 2). Enqueued prompts are kept.
+
+        No call of `LLM` runs meanwhile, so `mode` has no effect. Raises InvalidRequest without `enable_sleep_mode`.
+        """
+        check_enabled(self.config)
+        check_mode(mode)
+        self._core.call("sleep", tags_of_level(level))
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Restore the memory that these tags name (all by default). Raises Unavailable if it can't be restored."""
+        check_enabled(self.config)
+        self._core.call("wake_up", tags_to_wake(tags))
+
     def reset_mm_cache(self) -> None:
         """Do nothing: there are no multimodal inputs to cache."""
 
@@ -218,9 +234,14 @@ class LLM(UnsupportedMethods):
         return [assembly.request_id for assembly in assemblies]
 
     def _complete(self, assemblies: list[RequestAssembly], use_tqdm: bool) -> list[RequestOutput]:
+        self._check_awake()
         with progress_bar(len(assemblies), enabled=use_tqdm) as bar:
             self._run({a.request.request_id: a for a in assemblies}, bar)
         return [_final(assembly) for assembly in assemblies]
+
+    def _check_awake(self) -> None:
+        if self._core.is_sleeping:
+            raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
 
     def _assembly(self, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> RequestAssembly:
         request_id = str(next(self._ids))

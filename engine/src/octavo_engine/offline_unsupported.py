@@ -5,10 +5,10 @@ from typing import Any, NoReturn
 from octavo_engine.wire.errors import InvalidRequest
 
 _POOLING = "this version runs generative models only: use generate or chat"
-_SLEEP = "an engine keeps its weights until shutdown: call shutdown and create another LLM"
+_RELEASE = "sleep gives the memory of the KV cache back"
 _WORKERS = "the engine has no worker processes, and its model is private"
 _PROFILE = "there is no profiler: run the script under a profiler such as py-spy"
-_WEIGHTS = "weights are loaded only once: create another LLM"
+_WEIGHTS = "weights are loaded from the model's files only: create another LLM"
 
 
 class UnsupportedMethods:
@@ -29,14 +29,8 @@ class UnsupportedMethods:
     def reward(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("reward", _POOLING)
 
-    def sleep(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("sleep", _SLEEP)
-
-    def wake_up(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("wake_up", _SLEEP)
-
     def release_kv_cache_memory(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("release_kv_cache_memory", _SLEEP)
+        _refuse("release_kv_cache_memory", _RELEASE)
 
     def collective_rpc(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("collective_rpc", _WORKERS)

@@ -199,7 +199,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),
     "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),
     "enable_prompt_embeds": _values(False, is_switch=True, missing="prompts are text or token ids."),
-    "enable_sleep_mode": _values(False, is_switch=True, missing="an engine keeps its weights until it ends."),
     "cpu_offload_gb": _values(0, missing="weights stay on the model's device."),
     "kv_offloading_size": _values(0, **{**_NO_TRANSFER, "remedy": "see --swap-space for preempted requests."}),
     "kv_transfer_config": VllmArgument(**_NO_TRANSFER),

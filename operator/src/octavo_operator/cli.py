@@ -1,8 +1,10 @@
 """The flags of `octavo-operator`."""
 
 import argparse
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from octavo_operator.service import Settings
 
@@ -56,8 +58,8 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         dest="image_pull_secrets",
         default=[],
         metavar="NAME",
-        help="name of a pull Secret, in the namespace of each service, for services whose spec names no pull Secret; "
-        "may be repeated",
+        help="name of a pull Secret, in the namespace of each service, which pods use beside those of the spec; may be "
+        "repeated",
     )
     add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
     add(
@@ -83,6 +85,21 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAMESPACE",
         help="namespace whose Prometheus may read metrics of engines and routers, by NetworkPolicies; may be repeated",
+    )
+    add(
+        "--scrape-peer",
+        action="append",
+        dest="scrape_peers",
+        default=[],
+        metavar="JSON",
+        type=_json_object,
+        help="peer of a NetworkPolicy that may read metrics of engines and routers, as a JSON object with podSelector, "
+        "namespaceSelector or ipBlock; may be repeated",
+    )
+    add(
+        "--no-fixed-user",
+        action="store_true",
+        help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
     )
     add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
 
@@ -118,8 +135,20 @@ def settings_of(args: argparse.Namespace) -> Settings:
         has_pod_monitors=args.pod_monitors,
         monitor_labels=dict(args.monitor_labels),
         scraped_from=tuple(args.scraped_from),
+        scrape_peers=tuple(args.scrape_peers),
+        has_fixed_user=not args.no_fixed_user,
         has_gateway_api=args.gateway_api,
     )
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
+    return found
 
 
 def _label(text: str) -> tuple[str, str]:

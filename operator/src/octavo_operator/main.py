@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 
 import aiohttp
@@ -27,6 +26,7 @@ from octavo_operator.handlers import SERVICES, EventHandlers, watched_resources
 from octavo_operator.health import Liveness, serve_health
 from octavo_operator.kopf_runner import KopfRunner, reduce_kopf_logging
 from octavo_operator.metrics import Telemetry
+from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.resync import Resync, retry_until_ok
 from octavo_operator.secret import derive_secret, operator_key, restore_key
 from octavo_operator.service import Settings
@@ -77,9 +77,8 @@ async def _operate(
     telemetry: Telemetry,
     stopping: asyncio.Event,
 ) -> None:
-    cluster, view, queue = Cluster(api), View(), WorkQueue[Key]()
-    namespaces = tuple(args.namespaces or ())
-    settings = await retry_until_ok(lambda: _supported_settings(cluster, settings_of(args), namespaces))
+    cluster, view, queue, namespaces = Cluster(api), View(), WorkQueue[Key](), tuple(args.namespaces or ())
+    apis = await retry_until_ok(lambda: _find_apis(cluster, settings_of(args), namespaces))
     key = await retry_until_ok(lambda: _load_key(cluster, args))
 
     def secret_of(router: Key) -> str:
@@ -92,15 +91,15 @@ async def _operate(
     reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
     runner = KopfRunner(
         registry,
-        labelled=watched_resources(settings),
+        labelled=watched_resources(apis.wanted),
         namespaces=namespaces,
         on_signal=stopping.set,
         on_end=lambda: resync.mark_stale(),
     )
     handlers = EventHandlers(view, queue, reports, secret_of=secret_of, on_watch_start=lambda: resync.mark_stale())
-    handlers.register(registry, settings)
+    handlers.register(registry, apis.wanted)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
-    kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(settings))]
+    kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(apis.settings))]
     inventory = Inventory(cluster, view, kinds=kinds, namespaces=namespaces, remove=handlers.remove)
     lease = {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
     leadership = Leadership(cluster, **lease, on_gap=lambda: resync.mark_stale())
@@ -108,7 +107,7 @@ async def _operate(
     reconciler = Reconciler(
         cluster,
         view,
-        settings=settings,
+        settings=lambda: apis.settings,
         leadership=leadership,
         reports=reports,
         queue=queue,
@@ -120,7 +119,8 @@ async def _operate(
     liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
     liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
-        for duty in (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()):
+        duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
+        for duty in (*duties, apis.ask_until_complete(resync.add_kind)):
             tasks.create_task(duty)
         await resync.is_synced.wait()
         liveness.is_ready = True
@@ -146,22 +146,17 @@ async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Livenes
         await asyncio.wait((leading,))
 
 
-async def _supported_settings(cluster: Cluster, settings: Settings, namespaces: Sequence[str]) -> Settings:
-    """Switch off the settings that need kinds which the cluster does not serve. Raises ApiError if the CRD of
-    InferenceServices is missing."""
+async def _find_apis(cluster: Cluster, wanted: Settings, namespaces: Sequence[str]) -> OptionalApis:
+    """Find out which kinds the cluster serves. Raises ApiError if the CRD of InferenceServices is missing."""
     where = namespaces[0] if namespaces else None
     if not await is_served(cluster, KIND, where):
         name = f"{SERVICES[1]}.{GROUP}"
         raise ApiError(
             404, "NotServed", f"the CRD {name} is not installed: install it with the chart (docs/guide/install.md)"
         )
-    if settings.has_pod_monitors and not await is_served(cluster, "PodMonitor", where):
-        logger.warning("there are no PodMonitors in this cluster: the operator creates none until it is restarted")
-        settings = replace(settings, has_pod_monitors=False)
-    if settings.has_gateway_api and not await is_served(cluster, "HTTPRoute", where):
-        logger.warning("there are no HTTPRoutes in this cluster: the operator creates none until it is restarted")
-        settings = replace(settings, has_gateway_api=False)
-    return settings
+    apis = OptionalApis(cluster, wanted, namespaces)
+    await apis.ask()
+    return apis
 
 
 async def _load_key(cluster: Cluster, args: argparse.Namespace) -> bytes:

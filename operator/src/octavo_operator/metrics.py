@@ -15,7 +15,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 
 PREFIX = "octavo_operator_"
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -76,7 +76,9 @@ class Telemetry:
                 self._actions.labels(type(action).__name__, manifest["kind"]).inc()
             case Delete(kind):
                 self._actions.labels("Delete", kind).inc()
-            case _:
+            case SetReplicas():
+                self._actions.labels("SetReplicas", "Deployment").inc()
+            case SetGate():
                 self._actions.labels("SetGate", "Pod").inc()
 
     def collect(self) -> Iterator[Metric]:

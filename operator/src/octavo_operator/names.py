@@ -14,6 +14,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 ADMITTED_GATE = f"{GROUP}/router-admitted"
 ADMITTED_EPOCH = f"{GROUP}/admitted-epoch"  # annotation of a pod: the epoch that its open gate belongs to
 
+APPLIED = f"{GROUP}/applied"  # annotation of a child: digest of the manifest that was applied
+
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
 ROUTER_ADMIN_PORT = 8001

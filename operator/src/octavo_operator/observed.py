@@ -4,7 +4,7 @@ No object is fetched on demand: objects are as recent as the last event of their
 outdated state must lead to the same final state, only later.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ Trouble = Literal[
     "CrashLoop",
     "OOMKilled",
     "StartFailed",
+    "NodeLost",
 ]
 
 
@@ -28,7 +29,8 @@ class Pod:
     name: str
     uid: str
     revision: str
-    is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open
+    is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open; the node is alive
+    is_pod_ready: bool = False  # the pod's own condition Ready, by which Kubernetes and routers send it requests
     is_admitted: bool = False  # the readiness gate is open
     admitted_epoch: str | None = None  # epoch of the engine process that was admitted
     is_terminating: bool = False
@@ -40,7 +42,7 @@ class Pod:
 
     @property
     def serves(self) -> bool:
-        return self.is_ready and self.is_admitted and not self.is_terminating
+        return self.is_ready and self.is_pod_ready and self.is_admitted and not self.is_terminating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,31 +70,52 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests and KV blocks of replicas. `num_used_blocks`: blocks of running requests, without blocks only cached."""
+
+    running: int = 0
+    waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            running=self.running + other.running,
+            waiting=self.waiting + other.waiting,
+            num_blocks=self.num_blocks + other.num_blocks,
+            num_used_blocks=self.num_used_blocks + other.num_used_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """The report of one router pod. `admitted`: engine pod -> epoch of its KV snapshot in the router. `sizes`: engine
-    pod -> size of its model."""
+    """The report of one router pod about the engine pods of all services behind it. `admitted`: engine pod -> epoch of
+    its KV snapshot in the router. `sizes`: engine pod -> size of its model. `loads`: engine pod -> its load."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
+    loads: Mapping[str, Load] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float | None = None
+
+    def load_of(self, pods: Iterable[str]) -> Load:
+        return sum((self.loads[pod] for pod in pods if pod in self.loads), Load())
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reason why a child was not written: the API server refused it, or another owner's object has its name."""
+    """Reason why a child was not written: another owner's object has its name, the API server refused it, or the write
+    failed and a retry may succeed."""
 
-    reason: Literal["NameTaken", "Refused"]
+    reason: Literal["NameTaken", "Refused", "Retrying"]
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """`children`: existing objects by kind and name, without engine Deployments and pods. `routers`: report of each
-    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation.
+    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation. `returned`:
+    objects as the API server returned them from the operator's write, where a webhook had changed them.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
@@ -103,5 +126,7 @@ class Observed:
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     host_owner: str | None = None  # another service that claimed this host and path earlier
+    taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
+    returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)

@@ -76,6 +76,14 @@ class Resync:
             self._stale_since_s = self._clock()
             self._queue.pause()
 
+    def add_kind(self, kind: str) -> None:
+        """Compare and watch one more kind, which was missing when the watches started; then requeue all services."""
+        self._inventory.add_kind(kind)
+        self._watches.restart()
+        self.mark_stale()
+        for key in self._view.services:
+            self._queue.add(key)
+
     async def compare_until_cancelled(self) -> None:
         """Compare periodically, and restart the watches if they deliver no more of the objects that the view lacks."""
         missing: set[str] = set()

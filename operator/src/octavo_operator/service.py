@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceSpec, read_spec
 
@@ -18,13 +18,26 @@ class Settings:
     router_image: str
     operator_namespace: str  # the only namespace from which NetworkPolicies admit operator pods
     image_pull_policy: str | None = None
-    image_pull_secrets: tuple[str, ...] = ()  # for services whose spec has no imagePullSecrets
+    image_pull_secrets: tuple[str, ...] = ()  # beside those of the spec
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # seconds for which a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
+    scrape_peers: tuple[Mapping[str, Any], ...] = ()  # other collectors that NetworkPolicies admit, as their peers
+    has_fixed_user: bool = True  # False: the platform assigns the user of pods, as OpenShift does
     has_gateway_api: bool = False
+
+
+class ServiceIdentity(Protocol):
+    """The parts of a service by which its objects and its router are found."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def router(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +81,35 @@ class InferenceService:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableService:
+    """The parts of a manifest that running pods need even if the operator can't read its spec as a whole."""
+
+    name: str
+    namespace: str
+    generation: int
+    router: str
+    replicas: int | None  # None if even this number can't be read
+
+
+def read_running_parts(manifest: Mapping[str, Any]) -> UnreadableService:
+    """Read the parts of any manifest. Raises no error for an invalid spec."""
+    metadata, spec = manifest["metadata"], _mapping(manifest.get("spec"))
+    router, replicas = _mapping(_mapping(spec.get("router")).get("ref")).get("name"), spec.get("replicas")
+    is_number = isinstance(replicas, int) and not isinstance(replicas, bool) and replicas >= 0
+    return UnreadableService(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        generation=metadata.get("generation", 0),
+        router=router if isinstance(router, str) else metadata["name"],
+        replicas=replicas if is_number else None,
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def read_service(manifest: Mapping[str, Any]) -> InferenceService:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import active_metrics
 from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.sleep import MemoryTag
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,8 +32,9 @@ class EngineCollector(Collector):
                     yield family
 
 
-def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
-    """Samples of all gauges and counters, by the metric's name. `info`: the result of `cache_labels`."""
+def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[MemoryTag] = frozenset()) -> Samples:
+    """Samples of all gauges and counters, by the metric's name. `info`: the result of `cache_labels`. `sleeping`:
+    memory that the engine has given back."""
     plain: dict[str, float] = {
         "num_requests_running": s.running,
         "num_requests_waiting": s.waiting,
@@ -52,7 +54,7 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
     }
     labelled: dict[str, dict[str, float]] = {
         "num_requests_waiting_by_reason": {"capacity": s.waiting - s.deferred, "deferred": s.deferred},
-        "engine_sleep_state": {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+        "engine_sleep_state": sleep_states(sleeping),
         "prompt_tokens_by_source": {
             "local_compute": s.prompt_tokens - s.prefix_cache_hits,
             "local_cache_hit": s.prefix_cache_hits,
@@ -67,6 +69,12 @@ def engine_samples(s: EngineStats, info: tuple[str, ...]) -> Samples:
     found |= {name: [((k,), v) for k, v in values.items()] for name, values in labelled.items()}
     found["cache_config_info"] = [(info, 1)]
     return found
+
+
+def sleep_states(sleeping: frozenset[MemoryTag]) -> dict[str, float]:
+    """Samples of `engine_sleep_state` by vLLM's names: weights_offloaded for sleep of level 1, discard_all for 2."""
+    state = "discard_all" if "weights" in sleeping else "weights_offloaded" if sleeping else "awake"
+    return {name: float(name == state) for name in ("awake", "weights_offloaded", "discard_all")}
 
 
 #: Metrics of caches that this engine does not have; vLLM exposes them even without such a cache.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import COMMON_LABELS, Feature, active_metrics
 from octavo_engine.wire.records import BlockLife, EngineStats
+from octavo_engine.wire.sleep import MemoryTag
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
@@ -38,6 +39,7 @@ class Telemetry:
         config: EngineConfig,
         ready: ReadyInfo,
         stats: Callable[[], EngineStats],
+        sleeping: Callable[[], frozenset[MemoryTag]],
         prefix: str,
     ) -> None:
         common = dict(zip(COMMON_LABELS, (model_name, ENGINE_INDEX), strict=True))
@@ -45,6 +47,7 @@ class Telemetry:
         self.rejections = 0
         self.on_request_end: Callable[[RequestSummary, float], None] | None = None
         self._stats = stats
+        self._sleeping = sleeping
         self._cache_labels = cache_labels(config, ready)
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
@@ -94,7 +97,7 @@ class Telemetry:
         return text
 
     def _samples(self) -> Samples:
-        samples = engine_samples(self._stats(), self._cache_labels)
+        samples = engine_samples(self._stats(), self._cache_labels, self._sleeping())
         samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
         samples["admission_rejections"] = [((), self.rejections)]
         return samples

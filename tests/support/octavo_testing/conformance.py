@@ -28,6 +28,7 @@ ENDPOINTS = (
     *("POST /tokenize", "POST /detokenize", "GET /tokenizer_info"),
     *("POST /v1/completions/render", "POST /v1/chat/completions/render"),
     *("GET /health", "GET /ready", "GET /ping", "GET /version", "GET /load", "GET /metrics", "GET /openapi.json"),
+    *("POST /sleep", "POST /wake_up", "GET /is_sleeping"),
     *("POST /reset_prefix_cache", "POST /drain", "GET /debug/requests"),
 )
 #: Fixture -> name of its model or engine in the document.

@@ -9,15 +9,20 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo_operator.names import REVISION_LABEL
+from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 
 
 @dataclass(slots=True)
 class LivePod:
     pod: Pod
     epoch: str = ""
+
+    @property
+    def seen(self) -> Pod:
+        """The pod with its condition Ready, which the kubelet derives from containers and gate."""
+        return replace(self.pod, is_pod_ready=self.pod.is_ready and self.pod.is_admitted)
 
 
 @dataclass(slots=True)
@@ -39,7 +44,7 @@ class PlanCluster:
                 children=self.objects,
                 engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
-                pods=tuple(live.pod for live in self.pods.values()),
+                pods=tuple(live.seen for live in self.pods.values()),
                 routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
                 router_owner="other" if self.shares else None,
                 status=self.status,
@@ -59,6 +64,8 @@ class PlanCluster:
                 live = self.pods.get(name)
                 if live is not None and live.pod.uid == uid:
                     live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
+            case SetReplicas(name, uid, replicas):
+                self._scale(name, uid, replicas)
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
         """Create, start and end pods as their Deployments require; with `rng`, each change happens half the time."""
@@ -67,7 +74,7 @@ class PlanCluster:
             for _ in range(deployment.replicas - len(mine)):
                 if _happens(rng):
                     self._start_pod(deployment.revision)
-            mine.sort(key=lambda live: not live.pod.serves)
+            mine.sort(key=lambda live: not live.seen.serves)
             for live in mine[deployment.replicas :]:
                 live.pod = replace(live.pod, is_terminating=True)
         revisions = {s.revision for s in self.engine_deployments.values()}
@@ -104,12 +111,14 @@ class PlanCluster:
 
     @property
     def num_serving(self) -> int:
-        return sum(live.pod.serves for live in self.pods.values())
+        return sum(live.seen.serves for live in self.pods.values())
 
     def num_staying(self) -> int:
-        """Count the serving pods whose Deployment still exists."""
+        """Count the serving pods whose Deployment still exists. An engine that restarted behind its open gate does not
+        serve: the routers must follow the new process first."""
         revisions = {s.revision for s in self.engine_deployments.values()}
-        return sum(live.pod.serves and live.pod.revision in revisions for live in self.pods.values())
+        serving = [live for live in self.pods.values() if live.seen.serves and live.pod.admitted_epoch == live.epoch]
+        return sum(live.pod.revision in revisions for live in serving)
 
     def _routers(self) -> tuple[str, ...]:
         own = ("Deployment", "llm-router") in self.objects
@@ -138,6 +147,14 @@ class PlanCluster:
         manifest["metadata"]["uid"] = before_uid or f"uid-{self._made}"
         manifest["metadata"]["resourceVersion"] = str(self._made)
         self.objects[kind, name] = _defaulted(manifest)
+
+    def _scale(self, name: str, uid: str, replicas: int) -> None:
+        found = self.engine_deployments.get(name)
+        if found is not None and found.uid == uid:
+            self._made += 1
+            self.engine_deployments[name] = replace(found, replicas=replicas, version=str(self._made))
+            self.engine_manifests[name]["spec"]["replicas"] = replicas
+            self.engine_manifests[name]["metadata"]["annotations"][APPLIED] = f"replicas-{replicas}"
 
     def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
         if name in self.engine_deployments:

@@ -19,6 +19,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import MemoryTag
 
 from octavo_testing.gate import ValveReader, pass_gate
 from octavo_testing.prompt_log import PROMPT_LOG, PromptLog
@@ -54,6 +55,8 @@ class ScriptedExecutor:
         self.plans: list[StepPlan] = []
         self.preparing: dict[str, Future[object]] = {}
         self.is_shut_down = False
+        self.released: list[MemoryTag] = []
+        self.lost: set[MemoryTag] = set()
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         future: Future[StepResult] = Future()
@@ -66,6 +69,14 @@ class ScriptedExecutor:
     def prepare(self, grammar: str) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
+
+    def release(self, tag: MemoryTag) -> None:
+        self.released.append(tag)
+
+    def restore(self, tag: MemoryTag) -> None:
+        if tag in self.lost:
+            raise StartupError(f"{tag}: scripted loss.")
+        self.released.remove(tag)
 
     def shutdown(self) -> None:
         self.is_shut_down = True

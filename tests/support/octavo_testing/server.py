@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from octavo_engine.wire.records import (
     TokenLogprobs,
 )
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import MemoryTag, tags_of_level, tags_to_wake
 from octavo_server.api.app import build_app
 from octavo_server.api.server import ApiServer
 from octavo_server.config import ServerConfig
@@ -71,6 +72,8 @@ class ScriptedClient:
         self.requests: list[EngineRequest] = []
         self.running: set[str] = set()
         self.sequences: list[SequenceInfo] = []
+        self.sleeping_tags: frozenset[MemoryTag] = frozenset()
+        self.wake_error: Exception | None = None
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
     def __getattr__(self, name: str) -> Any:
@@ -128,6 +131,14 @@ class ScriptedClient:
 
     async def reset_prefix_cache(self) -> bool:
         return not self.running
+
+    async def sleep(self, level: int = 1) -> None:
+        self.sleeping_tags |= set(tags_of_level(level))
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        if self.wake_error is not None:
+            raise self.wake_error
+        self.sleeping_tags -= set(tags_to_wake(tags))
 
     async def _play_events(self, position: int) -> None:
         await asyncio.sleep(0)

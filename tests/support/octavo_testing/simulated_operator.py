@@ -22,8 +22,16 @@ from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.metrics import Telemetry
-from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import RouterReport
+from octavo_operator.names import (
+    ADMITTED_GATE,
+    COMPONENT_LABEL,
+    ENGINE,
+    REVISION_LABEL,
+    ROUTER,
+    ROUTER_LABEL,
+    SERVICE_LABEL,
+)
+from octavo_operator.observed import Load, RouterReport
 from octavo_operator.service import Settings
 from octavo_operator.spec.service import GROUP, KIND
 
@@ -91,7 +99,8 @@ class SimulatedNodes(RouterReports):
         admitted = {
             pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in engines if pod["status"].get("conditions")
         }
-        return {name: RouterReport(pod=name, admitted=admitted, running=self.num_running) for name in pods}
+        loads = {name: Load(running=self.num_running) for name in sorted(admitted)[:1]}
+        return {name: RouterReport(pod=name, admitted=admitted, loads=loads) for name in pods}
 
     def settle(self) -> bool:
         """Create and delete pods as the Deployments require; return whether anything changed."""
@@ -109,7 +118,10 @@ class SimulatedNodes(RouterReports):
         for pod in extra:
             path = path_of("Pod", self._namespace, pod["metadata"]["name"])
             self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        return bool(extra or missing)
+        admitted = [pod for pod in pods if pod not in extra and _is_newly_admitted(pod)]
+        for pod in admitted:
+            self._set_conditions(pod["metadata"]["name"], [{"type": "Ready", "status": "True"}])
+        return bool(extra or missing or admitted)
 
     def _start(self, name: str, deployment: Raw) -> None:
         self._made += 1
@@ -124,12 +136,20 @@ class SimulatedNodes(RouterReports):
         ready = [{"type": type_, "status": "True"} for type_ in ("ContainersReady", "PodScheduled")]
         if _component(pod) == ROUTER:
             ready.append({"type": "Ready", "status": "True"})
-        path = path_of("Pod", self._namespace, pod["metadata"]["name"]) + "/status"
-        self._plane.call("PATCH", path, {"status": {"phase": "Running", "conditions": ready}}, kind=STRATEGIC)
+        self._set_conditions(pod["metadata"]["name"], ready)
+
+    def _set_conditions(self, pod: str, conditions: list[Raw]) -> None:
+        path = path_of("Pod", self._namespace, pod) + "/status"
+        self._plane.call("PATCH", path, {"status": {"phase": "Running", "conditions": conditions}}, kind=STRATEGIC)
 
     def _list(self, kind: str) -> list[Raw]:
         found: list[Raw] = self._plane.call("GET", path_of(kind, self._namespace))["items"]
         return found
+
+
+def _is_newly_admitted(pod: Raw) -> bool:
+    found = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", ())}
+    return found.get(ADMITTED_GATE) == "True" and found.get("Ready") != "True"
 
 
 class SimulatedOperator:
@@ -146,7 +166,7 @@ class SimulatedOperator:
         self._reconciler = Reconciler(
             self.cluster,
             self.view,
-            settings=SETTINGS,
+            settings=lambda: SETTINGS,
             leadership=self._leadership,
             reports=nodes,
             queue=self._queue,

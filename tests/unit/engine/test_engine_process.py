@@ -67,6 +67,7 @@ SEQUENCE = SequenceInfo(
         messages.Abort("r", 1),
         messages.Abort("r"),
         messages.Call(7, "reset_prefix_cache"),
+        messages.Call(8, "wake_up", ["weights", "kv_cache"]),
         messages.Stop(),
     ],
 )
@@ -84,6 +85,7 @@ def test_messages_to_the_core_arrive_as_sent(message):
         messages.Outputs(CoreOutputs(block_lives=[BlockLife(lifetime_s=2.5, idle_s=0.5, reuse_gaps_s=[1.0])])),
         messages.Answered(1, True),
         messages.Answered(2, [SEQUENCE]),
+        messages.CallFailed(3, "why"),
     ],
     ids=lambda message: type(message).__name__,
 )

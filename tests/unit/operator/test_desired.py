@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from octavo_operator.cli import build_parser, settings_of
 from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.devices import unsupported_accelerators
 from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
@@ -20,6 +22,9 @@ SETTINGS = Settings(
 )
 
 
+FLAGS = ("--engine-image=e", "--router-image=r", "--key-secret=k")
+
+
 def _service(spec: dict[str, Any] | None = None, name: str = "llm") -> InferenceService:
     return read_service(stored(Case("", spec or {}, name=name)))
 
@@ -28,8 +33,8 @@ def _kinds(service: InferenceService) -> list[str]:
     return [f"{child['kind']}/{child['metadata']['name']}" for child in desired_children(service, SETTINGS)]
 
 
-def _find(service: InferenceService, kind: str, name: str) -> dict[str, Any]:
-    (found,) = [c for c in desired_children(service, SETTINGS) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
+def _find(service: InferenceService, kind: str, name: str, settings: Settings = SETTINGS) -> dict[str, Any]:
+    (found,) = [c for c in desired_children(service, settings) if (c["kind"], c["metadata"]["name"]) == (kind, name)]
     return found
 
 
@@ -72,12 +77,14 @@ def test_a_new_image_of_the_installation_makes_a_new_revision() -> None:
     assert engine_revision(_service(), newer) != engine_revision(_service(), SETTINGS)
 
 
-def test_default_pull_secrets_apply_unless_the_spec_names_some() -> None:
-    settings = replace(SETTINGS, image_pull_secrets=("registry",))
-    for spec, expected in (({}, "registry"), ({"imagePullSecrets": [{"name": "own"}]}, "own")):
+def test_pods_have_the_pull_secrets_of_the_spec_and_of_the_installation() -> None:
+    """An engine of a user's registry may have a router of the installation's registry."""
+    settings = replace(SETTINGS, image_pull_secrets=("registry", "shared"))
+    own = {"imagePullSecrets": [{"name": "own"}, {"name": "shared"}]}
+    for spec, expected in (({}, ["registry", "shared"]), (own, ["own", "shared", "registry"])):
         router = next(c for c in desired_children(_service(spec), settings) if c["kind"] == "Deployment")
         for made in (router, desired_engine(_service(spec), settings, replicas=1)):
-            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": expected}]
+            assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": name} for name in expected]
     assert "imagePullSecrets" not in desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
 
 
@@ -93,6 +100,25 @@ def test_policies_admit_prometheus_of_configured_namespaces_only() -> None:
         (added,) = [peer for peer in scraped if peer not in alone]
         assert added["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
         assert added["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+        collector = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+        assert collector in peers(replace(SETTINGS, scrape_peers=(collector,)), name)
+
+
+def test_a_platform_that_assigns_users_gets_pods_without_one() -> None:
+    given = settings_of(build_parser().parse_args([*FLAGS, "--no-fixed-user"]))
+    for settings, users in ((SETTINGS, {10001}), (replace(SETTINGS, has_fixed_user=given.has_fixed_user), set())):
+        router = _find(_service(), "Deployment", "llm-router", settings)
+        for made in (router, desired_engine(_service(), settings, replicas=1)):
+            security = made["spec"]["template"]["spec"]["securityContext"]
+            assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup") if name in security} == users
+            assert security["runAsNonRoot"] is True
+
+
+def test_a_peer_that_scrapes_is_a_json_object() -> None:
+    parse = build_parser().parse_args
+    assert settings_of(parse([*FLAGS, '--scrape-peer={"ipBlock": {}}'])).scrape_peers == ({"ipBlock": {}},)
+    with pytest.raises(SystemExit):
+        parse([*FLAGS, "--scrape-peer=monitoring"])
 
 
 def test_policies_admit_the_operator_from_its_namespace_only() -> None:
@@ -159,12 +185,79 @@ def test_keys_are_mounted_into_the_router_only() -> None:
     assert "keys" not in str(desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"])
 
 
+@pytest.mark.parametrize(
+    ("limits", "given", "device"),
+    [
+        ({}, None, "cpu"),
+        ({"nvidia.com/gpu": 1}, None, "cuda"),
+        ({"nvidia.com/mig-1g.5gb": 1}, None, "cuda"),
+        ({"amd.com/gpu": 1}, None, "cpu"),
+        ({"nvidia.com/gpu": 1}, "cpu", "cpu"),
+        ({}, "cuda", "cuda"),
+    ],
+    ids=str,
+)
+def test_engines_compute_on_the_device_that_the_pods_request(
+    limits: dict[str, Any], given: str | None, device: str
+) -> None:
+    service = _service({"resources": {"limits": limits}, "engine": {} if given is None else {"device": given}})
+    args = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert [arg for arg in args if arg.startswith("--device")] == [f"--device={device}"]
+    assert bool(unsupported_accelerators(service)) == ("amd.com/gpu" in limits)
+
+
 def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
     gpu = _service({"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"})
     volumes = desired_engine(gpu, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"]
     assert num_gpus(gpu) == 1
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in volumes
     assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
+
+
+def test_a_users_variable_replaces_the_operators() -> None:
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}, "engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}
+    pod = desired_engine(_service(spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        assert [variable["value"] for variable in container["env"] if variable["name"] == "HF_HOME"] == ["/tmp/hub"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "allowed", "available"),
+    [(4, None, 3), (1, None, 0), (0, None, 0), (4, 2, 2), (3, "50%", 1), (3, "0%", 3), (3, "100%", 0), (2, 5, 0)],
+)
+def test_the_budget_counts_wanted_replicas_of_all_revisions(
+    replicas: int, allowed: int | str | None, available: int
+) -> None:
+    budget = {} if allowed is None else {"disruptionBudget": {"maxUnavailable": allowed}}
+    spec = _find(_service({"replicas": replicas} | budget), "PodDisruptionBudget", "llm-engine")["spec"]
+    assert (spec["minAvailable"], "maxUnavailable" in spec) == (available, False)
+    assert REVISION_LABEL not in spec["selector"]["matchLabels"]
+    for name in ("llm-engine", "llm-router"):
+        policy = _find(_service(), "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"]
+        assert policy == "AlwaysAllow"
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"nvidia.com/gpu": "1000m"}, 1),
+        ({"nvidia.com/gpu": "1.0"}, 1),
+        ({"nvidia.com/gpu": "1k"}, 1000),
+        ({"nvidia.com/gpu": "500m"}, 1),
+        ({"nvidia.com/gpu.shared": 1}, 1),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2),
+        ({"nvidia.com/mig-3g.40gb.shared": 1}, 1),
+        ({"amd.com/gpu": 2, "cpu": 4}, 2),
+        ({"nvidia.com/gpu": 0}, 0),
+        ({"example.com/fpga": 1}, 0),
+    ],
+    ids=str,
+)
+def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
+    service = _service({"resources": {"limits": limits}})
+    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    assert num_gpus(service) == count
+    assert ("shm" in str(pod["volumes"])) is (count > 0)
 
 
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])
@@ -183,7 +276,8 @@ def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
 
 
 def test_known_ingress_classes_get_annotations_for_streaming() -> None:
-    wanted = {"host": "a.b", "className": "nginx", "annotations": {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}}
+    annotations = {"nginx.ingress.kubernetes.io/proxy-body-size": "1m"}
+    wanted = {"host": "a.b", "ingressClassName": "nginx", "annotations": annotations}
     annotations = _find(_service({"exposure": {"ingress": wanted}, "auth": OPEN}), "Ingress", "llm")["metadata"][
         "annotations"
     ]
@@ -199,9 +293,27 @@ def test_pods_end_soon_enough_for_their_namespace_to_go_within_a_minute() -> Non
     assert 5 + 5 + longest_s // 2 + 1 < 45
 
 
-def test_urls_follow_the_exposure() -> None:
-    exposed = _service({"exposure": {"ingress": {"host": "a.b", "path": "/x/", "tlsSecret": "t"}}, "auth": OPEN})
-    assert exposed_url(exposed) == "https://a.b/x"
+@pytest.mark.parametrize(
+    ("exposure", "url", "flag"),
+    [
+        ({"ingress": {"host": "a.b", "path": "/x/", "tlsSecretName": "t"}}, "https://a.b/x", "--root-path=/x"),
+        ({"ingress": {"host": "a.b", "path": "/v1"}}, "http://a.b", None),
+        ({"ingress": {"host": "a.b", "path": "/x/v1"}}, "http://a.b/x", "--root-path=/x"),
+        ({"ingress": {"host": "*.a.b"}}, None, None),
+        ({"gateway": {"parentRefs": [{"name": "g"}], "hostnames": ["*.b", "a.b"]}}, "http://a.b", None),
+        ({"gateway": {"parentRefs": [{"name": "g"}], "hostnames": ["a.b"], "scheme": "https"}}, "https://a.b", None),
+        ({"gateway": {"parentRefs": [{"name": "g"}]}}, None, None),
+    ],
+    ids=str,
+)
+def test_the_router_removes_the_path_of_the_url(exposure: dict[str, Any], url: str | None, flag: str | None) -> None:
+    service = _service({"exposure": exposure, "auth": OPEN})
+    args = _find(service, "Deployment", "llm-router")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert exposed_url(service) == url
+    assert [arg for arg in args if arg.startswith("--root-path")] == ([] if flag is None else [flag])
+
+
+def test_an_unexposed_service_has_an_internal_url() -> None:
     assert exposed_url(_service()) is None
     assert internal_url(_service(), SETTINGS) == "http://llm.default.svc.cluster.local"
 

@@ -17,7 +17,7 @@ class FailingReconciler(Reconciler):
         super().__init__(
             unused,
             View(),
-            settings=Settings(engine_image="e", router_image="r", operator_namespace="o"),
+            settings=lambda: Settings(engine_image="e", router_image="r", operator_namespace="o"),
             leadership=unused,
             reports=unused,
             queue=queue,

@@ -73,7 +73,7 @@ async def reports(router: Router, changes: Changes, monkeypatch: pytest.MonkeyPa
 
 
 def _waiting(reports: RouterReports) -> int:
-    return reports.for_pods("default", [POD[1]])[POD[1]].waiting
+    return reports.for_pods("default", [POD[1]])[POD[1]].loads["engine-0"].waiting
 
 
 async def test_an_admission_is_published_at_once(router: Router, reports: RouterReports, changes: Changes) -> None:

@@ -7,7 +7,7 @@ from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import report_of
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import ModelSize, RouterReport
+from octavo_operator.observed import Load, ModelSize, RouterReport
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -56,6 +56,7 @@ KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         ({"containerStatuses": [_container(state=BACK_OFF, lastState=FAILED)]}, "CrashLoop", "no such file or folder"),
         ({"containerStatuses": [_container(state=BACK_OFF, lastState=KILLED)]}, "OOMKilled", "more memory"),
         ({"initContainerStatuses": [_container("fetch", state=FAILED)]}, "FetchFailed", "no such file"),
+        ({"initContainerStatuses": [_container("fetch", state=BACK_OFF, lastState=KILLED)]}, "FetchFailed", "prefetch"),
         (
             {
                 "initContainerStatuses": [_container("fetch", state={"terminated": {"exitCode": 0}})],
@@ -92,12 +93,25 @@ def test_the_end_of_a_log_is_a_message_without_a_code(text: str) -> None:
 
 def test_a_ready_pod_has_no_trouble_from_earlier_failures() -> None:
     container = _container(state={"running": {}}, lastState=FAILED, restartCount=1)
-    conditions = [_condition("ContainersReady", "True"), _condition(ADMITTED_GATE, "True", "admitted")]
+    conditions = [_condition(type_, "True") for type_ in ("ContainersReady", "Ready", ADMITTED_GATE)]
     raw = _pod(conditions=conditions, containerStatuses=[container])
     raw["metadata"]["annotations"] = {ADMITTED_EPOCH: "00ff"}
     found = pod_of(raw)
     assert (found.trouble, found.message, found.restarts) == (None, "", 1)
     assert (found.serves, found.admitted_epoch, found.revision) == (True, "00ff", "r1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "trouble", "is_ready"),
+    [({}, "NodeLost", False), ({"reason": "ReadinessGatesNotReady"}, None, True)],
+    ids=["a dead node", "a kubelet that has not seen the open gate yet"],
+)
+def test_a_pod_whose_own_condition_is_not_true_does_not_serve(
+    reason: dict[str, str], trouble: str | None, is_ready: bool
+) -> None:
+    conditions = [_condition(type_, "True") for type_ in ("ContainersReady", ADMITTED_GATE)]
+    found = pod_of(_pod(conditions=[*conditions, {"type": "Ready", "status": "False"} | reason]))
+    assert (found.serves, found.trouble, found.is_ready) == (False, trouble, is_ready)
 
 
 def test_the_trouble_of_a_router_pod_is_found() -> None:
@@ -178,6 +192,28 @@ def test_a_foreign_deployment_is_not_an_engine_deployment() -> None:
     assert list(seen.engine_manifests) == ["llm-engine-r1"]
 
 
+def test_a_model_name_behind_one_router_belongs_to_the_first_service() -> None:
+    def sharing(name: str, *models: str) -> dict[str, Any]:
+        return _service(name, router={"ref": {"name": "a"}}, model={"uri": "pkg://x", "servedNames": [*models]})
+
+    def taken(view: View, name: str) -> dict[str, str]:
+        return dict(view.observed(read_service(view.services["default", name]), {}).taken_models)
+
+    view = View()
+    for raw in (_service("a"), sharing("b", "a", "llama"), sharing("c", "llama"), _service("llama")):
+        view.update(raw)
+    assert {name: taken(view, name) for name in ("a", "b", "c", "llama")} == {
+        "a": {},
+        "b": {"a": "a"},
+        "c": {"llama": "b"},
+        "llama": {},
+    }
+    edited = sharing("b", "other")
+    edited["metadata"]["resourceVersion"] = "2"
+    assert ("default", "c") in view.update(edited)
+    assert (taken(view, "b"), taken(view, "c")) == ({}, {})
+
+
 def test_a_shared_router_must_exist() -> None:
     view = View()
     sharing = _service("a", router={"ref": {"name": "b"}})
@@ -214,7 +250,7 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     report = report_of("router", replicas)
     assert report.admitted == {"a": "01"}
     assert report.sizes == {"a": ModelSize(**SIZE)}
-    assert (report.kv_usage, report.running, report.waiting) == (pytest.approx(0.2), 2, 1)
+    assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
 
 
 def test_removed_objects_leave_no_entries_in_the_view() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_operator.cluster.client import ApiError, Cluster, path_of
 from octavo_operator.cluster.event_recorder import SEEN_AT, EventRecorder
-from octavo_operator.cluster.pod_events import FIRST_LOOK_S, NEXT_LOOK_S, PodSetupEvents
+from octavo_operator.cluster.pod_events import FIRST_LOOK_S, LONG_WAIT_S, NEXT_LOOK_S, PodSetupEvents
 from octavo_operator.cluster.view import View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
@@ -89,7 +89,7 @@ async def test_a_conflict_without_an_existing_object_is_retried() -> None:
         (FORBIDDEN, True),
         (ApiError(422, "Invalid", "spec is immutable"), True),
         (ApiError(500, "InternalError", "failed calling webhook x: refused"), True),
-        (ApiError(500, "InternalError", "etcdserver: leader changed"), False),
+        (ApiError(500, "", "failed to create typed patch object (a/b; v1, Kind=Service): .spec.x: not declared"), True),
         (ApiError(503, "ServiceUnavailable", ""), False),
         (ApiError(429, "TooManyRequests", ""), False),
         (ApiError(401, "Unauthorized", ""), False),
@@ -106,6 +106,12 @@ async def test_permanent_refusals_are_returned_and_transient_ones_raised(error: 
     else:
         with pytest.raises(ApiError):
             await _execute(ScriptedCluster(error), Apply(_child(), "why"))
+
+
+@pytest.mark.parametrize("error", [ApiError(500, "InternalError", "etcdserver: leader changed"), ApiError(504, "", "")])
+async def test_a_failed_write_of_one_object_is_returned(error: ApiError) -> None:
+    found = await _execute(ScriptedCluster(error), Apply(_child(), "why"))
+    assert found == (("Service", "llm"), Refusal("Retrying", str(error)))
 
 
 async def test_a_delete_names_the_observed_uid_and_version() -> None:
@@ -197,10 +203,10 @@ def _pod(*conditions: tuple[str, str], **status: Any) -> dict[str, Any]:
 
 
 SCHEDULED = ("PodScheduled", "True")
-MOUNT = {"items": [
-    {"reason": "FailedMount", "note": 'secret "keys" not found', "deprecatedLastTimestamp": "2026-01-01T00:00:02Z"},
-    {"reason": "FailedScheduling", "note": "earlier", "eventTime": "2026-01-01T00:00:01Z"},
-]}  # fmt: skip
+FAILED = {"reason": "FailedMount", "note": 'secret "keys" not found', "deprecatedLastTimestamp": "2026-01-01T00:00:02Z"}
+UNPLACED = {"reason": "FailedScheduling", "note": "later", "deprecatedCount": 9, "eventTime": "2026-01-01T00:00:03Z"}
+ONCE = {"items": [FAILED, UNPLACED]}
+MOUNT = {"items": [FAILED | {"deprecatedCount": 3}, UNPLACED]}
 
 
 async def test_events_of_a_long_waiting_pod_are_listed_periodically() -> None:
@@ -212,6 +218,21 @@ async def test_events_of_a_long_waiting_pod_are_listed_periodically() -> None:
     assert await setup.refresh([_pod(SCHEDULED)]) == NEXT_LOOK_S
     assert setup.trouble_of("u") == 'FailedMount: secret "keys" not found'
     assert cluster.calls == [("GET", path_of("Event", "default"))]
+
+
+async def test_a_failure_of_a_normal_start_is_no_trouble_unless_the_pod_waits_for_long() -> None:
+    """The kubelet may not know a new Secret at once; its next attempt succeeds."""
+    clock = Clock()
+    setup = PodSetupEvents(ScriptedCluster(ONCE, {"items": [UNPLACED]}, ONCE), clock=clock)
+    await setup.refresh([_pod(SCHEDULED)])
+    for wait_s, trouble in (
+        (FIRST_LOOK_S, ""),
+        (NEXT_LOOK_S, ""),
+        (LONG_WAIT_S, 'FailedMount: secret "keys" not found'),
+    ):
+        clock.now += wait_s
+        await setup.refresh([_pod(SCHEDULED)])
+        assert setup.trouble_of("u") == trouble
 
 
 @pytest.mark.parametrize(

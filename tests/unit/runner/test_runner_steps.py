@@ -8,6 +8,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.runner import Runner
@@ -211,7 +212,14 @@ def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
 
 
 def test_the_local_executor_runs_plans_until_shutdown(rig: Rig) -> None:
-    executor = LocalExecutor(rig.runner, rig.compiler)
+    memory = EngineMemory(
+        rig.runner,
+        rig.backend,  # type: ignore[arg-type]
+        num_blocks=1,
+        load_model=Counting,
+        make_host=lambda: None,
+    )
+    executor = LocalExecutor(rig.runner, rig.compiler, memory)
     plan = StepPlan(step_id=3, seqs=[step(1, 0, 1)], new_seqs=[new(1, 5)])
     assert tokens(executor.submit(plan).result(timeout=0)) == {1: [6]}
     executor.shutdown()

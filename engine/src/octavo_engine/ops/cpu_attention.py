@@ -48,6 +48,10 @@ class CpuBackend:
     def allocate(self, num_blocks: int) -> None:
         self.cache.allocate(num_blocks)
 
+    def release(self) -> None:
+        self.cache.release()
+        self._scratch.release()
+
     def bytes_per_block(self) -> int:
         return self.cache.bytes_per_block()
 

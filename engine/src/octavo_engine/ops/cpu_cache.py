@@ -41,6 +41,9 @@ class BlockStore:
         self.keys = [lazy_zeros((num_blocks, *key), self.dtype) for key, _ in self._shapes]
         self.values = [lazy_zeros((num_blocks, *value), self.dtype) for _, value in self._shapes]
 
+    def release(self) -> None:
+        self.keys, self.values = [], []
+
     def bytes_per_block(self) -> int:
         return sum(math.prod(shape) * self.dtype.itemsize for shapes in self._shapes for shape in shapes)
 

@@ -70,6 +70,10 @@ class NativeBackend:
         self.swap_in = self.cache.swap_in
         self._scratch = Scratch(torch.float32)
 
+    def release(self) -> None:
+        self.cache.release()
+        self._scratch.release()
+
     def begin_step(self, batch: AttentionBatch) -> None:
         tables = batch.block_tables.to(torch.int32).contiguous()
         slots = batch.slots.to(torch.int64).contiguous()

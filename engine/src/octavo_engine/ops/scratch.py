@@ -15,6 +15,9 @@ class Scratch:
         self._dtype = dtype
         self._buffers: dict[str, Tensor] = {}
 
+    def release(self) -> None:
+        self._buffers.clear()
+
     def get_buffer(self, name: str, *shape: int) -> Tensor:
         size = math.prod(shape)
         buffer = self._buffers.get(name)

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
-from octavo_engine.wire.errors import EngineDead, StartupError
+from octavo_engine.wire.errors import EngineDead, StartupError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
+from octavo_engine.wire.sleep import WAKE_RETRY_S, MemoryTag
 
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
@@ -110,18 +111,25 @@ class CoreProcess:
                             yield core
                         case messages.Answered(call_id, answer):
                             self._resolve_call(call_id, answer)
+                        case messages.CallFailed(call_id, text):
+                            self._resolve_call(call_id, Unavailable(text, retry_after_s=WAKE_RETRY_S))
         finally:
             for waiting in self._calls.values():
                 waiting.cancel()
         raise EngineDead(f"the engine core {self._exit_description()}.")
 
-    async def call(self, name: CallName, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-        """Call a function of the core, between two steps. Raises EngineDead, also without an answer in time."""
+    async def call(
+        self, name: CallName, tags: Sequence[MemoryTag] = (), *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Answer:
+        """Call a function of the core, between two steps. `tags`: see `EngineCore.call`, as for Unavailable.
+
+        Raises EngineDead, also without an answer in time.
+        """
         call_id = next(self._call_ids)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = waiting
         try:
-            self.send(messages.Call(call_id, name))
+            self.send(messages.Call(call_id, name, [*tags]))
             await asyncio.wait({waiting}, timeout=timeout_s)
             if not waiting.done():
                 raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
@@ -131,9 +139,13 @@ class CoreProcess:
         finally:
             del self._calls[call_id]
 
-    def _resolve_call(self, call_id: int, answer: Answer) -> None:
+    def _resolve_call(self, call_id: int, answer: Answer | Unavailable) -> None:
         waiting = self._calls.get(call_id)
-        if waiting is not None and not waiting.done():
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, Unavailable):
+            waiting.set_exception(answer)
+        else:
             waiting.set_result(answer)
 
     async def stop(self) -> None:

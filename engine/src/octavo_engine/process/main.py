@@ -20,7 +20,7 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
-from octavo_engine.wire.errors import OctavoError, StartupError
+from octavo_engine.wire.errors import OctavoError, StartupError, Unavailable
 
 IGNORED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the process exits with its parent
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
@@ -84,11 +84,18 @@ def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[byte
                     core.add(request)
                 case messages.Abort(request_id, index):
                     core.abort(request_id, index)
-                case messages.Call(call_id, name):
-                    outbox.send(messages.encode(messages.Answered(call_id, core.call(name))))
+                case messages.Call():
+                    outbox.send(messages.encode(answer(core, message)))
                 case messages.Stop():
                     return
         outbox.send(messages.encode(messages.Outputs(core.step())))
+
+
+def answer(core: EngineCore, call: messages.Call) -> messages.Answered | messages.CallFailed:
+    try:
+        return messages.Answered(call.call_id, core.call(call.name, call.tags))
+    except Unavailable as error:
+        return messages.CallFailed(call.call_id, str(error))
 
 
 def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> int:

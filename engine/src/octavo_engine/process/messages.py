@@ -1,7 +1,8 @@
 """Messages between a front end and its engine core process: msgpack of the wire records.
 
 There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From the core: `Hello` once (both sockets
-are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and `Answered` for each `Call`.
+are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and for each `Call` an `Answered` or
+`CallFailed`.
 """
 
 import msgspec
@@ -11,6 +12,7 @@ from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput
+from octavo_engine.wire.sleep import MemoryTag
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -37,6 +39,7 @@ class Call(msgspec.Struct, tag=True):
 
     call_id: int
     name: CallName
+    tags: list[MemoryTag] = []
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -67,8 +70,15 @@ class Answered(msgspec.Struct, tag=True):
     answer: Answer
 
 
+class CallFailed(msgspec.Struct, tag=True):
+    """The call raised Unavailable. `message`: for the user."""
+
+    call_id: int
+    message: str
+
+
 ToCore = Add | Abort | Call | Stop
-FromCore = Hello | Ready | Failed | Outputs | Answered
+FromCore = Hello | Ready | Failed | Outputs | Answered | CallFailed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(Start).decode

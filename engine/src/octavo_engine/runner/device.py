@@ -91,4 +91,4 @@ def open_device(kind: str) -> Device:
     """Open a device. `kind`: `EngineConfig.device`. Raises StartupError for an unsupported kind."""
     if kind in ("auto", "cpu"):
         return CpuDevice()
-    raise StartupError(f"--device {kind} is not supported by this version: use cpu.")
+    raise StartupError(f"--device {kind} is not supported by this version: use cpu.", code="NoDevice")

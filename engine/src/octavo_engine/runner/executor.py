@@ -8,8 +8,10 @@ from concurrent.futures import Future
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.runner import Runner
 from octavo_engine.wire.plan import StepPlan, StepResult
+from octavo_engine.wire.sleep import MemoryTag
 
 
 class Executor(Protocol):
@@ -21,13 +23,22 @@ class Executor(Protocol):
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
+    def release(self, tag: MemoryTag) -> None:
+        """Give a part of the memory back; no plan runs until `restore`."""
+        ...
+
+    def restore(self, tag: MemoryTag) -> None:
+        """Restore released weights, or an empty KV cache. If it raises, the memory is still released."""
+        ...
+
     def shutdown(self) -> None: ...
 
 
 class LocalExecutor:
-    def __init__(self, runner: Runner, grammars: GrammarCompiler) -> None:
+    def __init__(self, runner: Runner, grammars: GrammarCompiler, memory: EngineMemory) -> None:
         self._runner: Runner | None = runner
         self._grammars = grammars
+        self._memory: EngineMemory | None = memory
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         future: Future[StepResult] = Future()
@@ -40,7 +51,15 @@ class LocalExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
 
+    def release(self, tag: MemoryTag) -> None:
+        if self._memory is not None:
+            self._memory.release(tag)
+
+    def restore(self, tag: MemoryTag) -> None:
+        if self._memory is not None:
+            self._memory.restore(tag)
+
     def shutdown(self) -> None:
         """Free the weights and the KV cache, and stop compiling grammars."""
-        self._runner = None
+        self._runner = self._memory = None
         self._grammars.shutdown()

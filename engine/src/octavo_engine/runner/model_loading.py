@@ -2,6 +2,9 @@
 
 import logging
 import time
+from collections.abc import Callable
+
+from torch import Tensor
 
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.grammar.compiler import GrammarCompiler
@@ -10,6 +13,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import Device, open_device
+from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
@@ -21,6 +25,7 @@ from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
+from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,9 +44,14 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     plan = plan_memory(config, device, model_config)
     model = load_model(device, files, model_config, plan, progress)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
-    runner = make_runner(config, device, model, plan, compiler)
     dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files)
+
+    def reload_model() -> Model:
+        check_unchanged(files, fingerprint)
+        return load_model(device, files, model_config, plan)
+
+    runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model)
     info = ReadyInfo(
         max_model_len=plan.max_model_len,
         num_blocks=plan.kv.num_blocks,
@@ -56,7 +66,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         kv_bytes=plan.kv.kv_bytes,
         load_s=time.perf_counter() - started,
     )
-    return LocalExecutor(runner, compiler), info
+    return LocalExecutor(runner, compiler, memory), info
 
 
 def load_model(
@@ -76,6 +86,12 @@ def load_model(
     return model
 
 
+def check_unchanged(files: ModelFiles, fingerprint: str) -> None:
+    """Raises StartupError if the files hold other weights: block hashes, which routers know, name the old ones."""
+    if weights_fingerprint(files) != fingerprint:
+        raise StartupError(f"{files.root}: the weights have changed since the start: restart the engine to load them.")
+
+
 def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig) -> Vocabulary:
     """Load the vocabulary for grammars; it has an end token, as the front end rejects grammars for other models."""
     tokenizer = load_tokenizer(resolve_text_files(config, files))
@@ -84,8 +100,15 @@ def load_vocabulary(config: EngineConfig, files: ModelFiles, model: ModelConfig)
 
 
 def make_runner(
-    config: EngineConfig, device: Device, model: Model, plan: MemoryPlan, compiler: GrammarCompiler
-) -> Runner:
+    config: EngineConfig,
+    device: Device,
+    model: Model,
+    plan: MemoryPlan,
+    compiler: GrammarCompiler,
+    *,
+    reload_model: Callable[[], Model],
+) -> tuple[Runner, EngineMemory]:
+    """Allocate the KV cache and make the runner. `reload_model` loads the weights that `EngineMemory` has released."""
     backend = device.attention_backend(model.kv_specs(), config.block_size, plan.dtype)
     backend.allocate(plan.kv.num_blocks)
     batch = PersistentBatch(
@@ -96,7 +119,10 @@ def make_runner(
         device=device.torch_device,
     )
     num_host_blocks = plan.kv.num_host_blocks
-    host = device.host_blocks(num_host_blocks, backend.bytes_per_block()) if num_host_blocks else None
+
+    def make_host() -> Tensor | None:
+        return device.host_blocks(num_host_blocks, backend.bytes_per_block()) if num_host_blocks else None
+
     _LOGGER.info(
         "KV cache: %d blocks of %d tokens; %d blocks in host memory",
         plan.kv.num_blocks,
@@ -104,4 +130,6 @@ def make_runner(
         num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
-    return Runner(model, backend, batch, grammars, host=host, logprobs_mode=config.logprobs_mode)
+    runner = Runner(model, backend, batch, grammars, host=make_host(), logprobs_mode=config.logprobs_mode)
+    blocks = plan.kv.num_blocks
+    return runner, EngineMemory(runner, backend, num_blocks=blocks, load_model=reload_model, make_host=make_host)

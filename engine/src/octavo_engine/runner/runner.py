@@ -38,7 +38,10 @@ class RunnableModel(Protocol):
 
 
 class Runner:
-    """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier."""
+    """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
+
+    `model` and `host` are public, as an engine that sleeps removes them (`EngineMemory`).
+    """
 
     def __init__(
         self,
@@ -50,11 +53,11 @@ class Runner:
         host: Tensor | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
-        self._model = model
+        self.model: RunnableModel | None = model
         self._backend = backend
         self._batch = batch
         self._grammars = grammars
-        self._host = host
+        self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
         self._costs = CostMeter()
 
@@ -67,6 +70,11 @@ class Runner:
             message = f"{type(error).__name__}: {error}"
             return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
         return StepResult(step_id=plan.step_id, seqs=results, costs=self._costs.current())
+
+    @property
+    def _model(self) -> RunnableModel:
+        assert self.model is not None, "a plan runs while the weights are released"
+        return self.model
 
     def _run(self, plan: StepPlan) -> list[SeqResult]:
         self._batch.drop(plan.dropped_seqs)
@@ -93,12 +101,12 @@ class Runner:
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.swap_out or plan.swap_in:
-            assert self._host is not None, "a plan swaps, but there is no host tier"
+            assert self.host is not None, "a plan swaps, but there is no host tier"
             started = time.perf_counter()
             if plan.swap_out:
-                self._backend.swap_out(plan.swap_out, self._host)
+                self._backend.swap_out(plan.swap_out, self.host)
             if plan.swap_in:
-                self._backend.swap_in(plan.swap_in, self._host)
+                self._backend.swap_in(plan.swap_in, self.host)
             self._costs.record_swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
         if plan.copies:
             self._backend.copy_blocks(plan.copies)

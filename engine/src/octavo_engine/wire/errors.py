@@ -60,7 +60,7 @@ class EngineDead(OctavoError):
 
 
 #: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.
-StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound"]
+StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound", "NoDevice"]
 
 
 class StartupError(OctavoError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-CallName = Literal["debug_requests", "reset_prefix_cache"]
+CallName = Literal["debug_requests", "reset_prefix_cache", "sleep", "wake_up"]
 SequenceState = Literal["deferred", "waiting", "running", "preempted"]
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, MANAGER
+from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, APPLIED, MANAGER
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
@@ -26,11 +26,14 @@ _TRANSIENT = (
     HTTPStatus.CONFLICT,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
+#: Messages of responses with status 500 that a retry can't change: a webhook that does not answer, and a manifest that
+#: does not have its kind's types (unknown fields, wrong types, duplicate entries). They have no reason of their own.
+_PERMANENT_500 = ("failed calling webhook", "failed to create typed patch object")
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE, PAGE_S = 500, 5.0  # objects per page; seconds per page: a server that has just started may never answer a request
-STRATEGIC = "application/strategic-merge-patch+json"
+STRATEGIC, MERGE = "application/strategic-merge-patch+json", "application/merge-patch+json"
 
 #: kind -> (group and version, plural)
 KINDS: dict[str, tuple[str, str]] = {
@@ -74,10 +77,15 @@ class ApiError(Exception):
 
 
 def is_transient(error: ApiError) -> bool:
-    """Return whether a retry may succeed. A failed webhook has status 500, too, but a person must repair it."""
+    """Return whether a retry may succeed. A person must repair some errors of status 500 (`_PERMANENT_500`), too."""
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "failed calling webhook" not in error.message
+        return not any(text in error.message for text in _PERMANENT_500)
     return error.status in _TRANSIENT
+
+
+def is_of_one_object(error: ApiError) -> bool:
+    """Return whether a transient error says nothing about writes of other objects, which may succeed."""
+    return error.status in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.GATEWAY_TIMEOUT)
 
 
 class Cluster:
@@ -179,6 +187,14 @@ class Cluster:
                 raise
             return False
         return True
+
+    async def set_replicas(self, namespace: str, deployment: str, uid: str, replicas: int) -> Raw:
+        """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of what was
+        applied is replaced: with the next accepted spec, the number is no user's change that must be repaired."""
+        metadata = {"uid": uid, "annotations": {APPLIED: f"replicas-{replicas}"}}
+        body = {"metadata": metadata, "spec": {"replicas": replicas}}
+        path = path_of("Deployment", namespace, deployment)
+        return await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
 
     async def _list(self, kind: str, namespace: str, fields: str) -> list[Raw]:
         answer = await self._call("GET", path_of(kind, namespace), query=f"?fieldSelector={quote(fields)}")

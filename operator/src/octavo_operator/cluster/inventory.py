@@ -37,9 +37,12 @@ class Inventory:
     ) -> None:
         self._cluster = cluster
         self._view = view
-        self._kinds = kinds
+        self._kinds = list(kinds)
         self._namespaces = namespaces
         self._remove = remove
+
+    def add_kind(self, kind: str) -> None:
+        self._kinds.append(kind)
 
     async def find_missing(self) -> set[str]:
         """Return the uids of objects that exist in the cluster and are not in the view; remove the reverse."""

@@ -1,7 +1,8 @@
 """`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret.
 
 The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: those of
-a pod that waits longer than `FIRST_LOOK_S` are listed every `NEXT_LOOK_S` seconds.
+a pod that waits longer than `FIRST_LOOK_S` are listed every `NEXT_LOOK_S` seconds. A failure counts if it recurs or if
+the pod waits for long: a normal start may have one, as when the kubelet's cache does not know a new Secret yet.
 """
 
 import time
@@ -13,6 +14,9 @@ from octavo_operator.cluster.client import Cluster
 
 FIRST_LOOK_S = 2.0
 NEXT_LOOK_S = 4.0
+MIN_OCCURRENCES = 3  # the kubelet repeats a failed mount after 0.5, 1 and 2 s
+LONG_WAIT_S = 20.0
+EARLIER = "FailedScheduling"  # reason of a Warning that is over once the pod has a node
 EXPIRY_S = 60.0  # a pod for which `refresh` was not called for so long is gone
 _IDLE = ("ContainerCreating", "PodInitializing")
 
@@ -21,6 +25,7 @@ Raw = Mapping[str, Any]
 
 @dataclass(slots=True)
 class PendingPod:
+    since_s: float
     next_look_s: float
     message: str = ""
 
@@ -40,10 +45,11 @@ class PodSetupEvents:
             if not is_starting_containers(pod):
                 self._pending.pop(uid, None)
                 continue
-            pending = self._pending.setdefault(uid, PendingPod(now + FIRST_LOOK_S))
+            pending = self._pending.setdefault(uid, PendingPod(now, now + FIRST_LOOK_S))
             if pending.next_look_s <= now:
                 pending.next_look_s = now + NEXT_LOOK_S
-                pending.message = await self._latest_warning(pod) or pending.message
+                is_long = now - pending.since_s >= LONG_WAIT_S
+                pending.message = await self._lasting_failure(pod, is_long=is_long) or pending.message
             delays_s.append(pending.next_look_s - now)
         return min(delays_s, default=None)
 
@@ -51,9 +57,11 @@ class PodSetupEvents:
         pending = self._pending.get(uid)
         return "" if pending is None else pending.message
 
-    async def _latest_warning(self, pod: Raw) -> str:
-        found = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
-        latest = max(found, key=last_seen, default=None)
+    async def _lasting_failure(self, pod: Raw, *, is_long: bool) -> str:
+        warnings = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
+        found = [event for event in warnings if event["reason"] != EARLIER]
+        lasting = [event for event in found if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
+        latest = max(lasting, key=last_seen, default=None)
         return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 
 
@@ -65,6 +73,10 @@ def is_starting_containers(pod: Raw) -> bool:
         return False
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
     return all(c.get("state", {}).get("waiting", {}).get("reason") in _IDLE for c in containers)
+
+
+def num_occurrences(event: Raw) -> int:
+    return int((event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1)
 
 
 def last_seen(event: Raw) -> str:

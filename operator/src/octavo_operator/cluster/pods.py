@@ -32,19 +32,24 @@ class Failure(NamedTuple):
     code: str = ""
 
 
+NODE_LOST = Failure("NodeLost", "its node reports nothing, so Kubernetes has marked the pod as not ready")
+
+
 def pod_of(raw: Raw) -> Pod:
     metadata, status = raw["metadata"], raw.get("status", {})
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     gate = conditions.get(ADMITTED_GATE, {})
     init, main = (_named(status.get(kind, ()), name) for kind, name in _CONTAINERS)
-    is_ready = conditions.get("ContainersReady", {}).get("status") == "True"
+    is_lost = _is_lost(conditions)
+    is_ready = conditions.get("ContainersReady", {}).get("status") == "True" and not is_lost
     is_admitted = gate.get("status") == "True"
-    failure = None if is_ready else _failure(status, conditions)
+    failure = NODE_LOST if is_lost else None if is_ready else _failure(status, conditions)
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         revision=metadata.get("labels", {}).get(REVISION_LABEL, ""),
         is_ready=is_ready,
+        is_pod_ready=conditions.get("Ready", {}).get("status") == "True",
         is_admitted=is_admitted,
         admitted_epoch=(metadata.get("annotations") or {}).get(ADMITTED_EPOCH) if is_admitted else None,
         is_terminating="deletionTimestamp" in metadata,
@@ -54,6 +59,16 @@ def pod_of(raw: Raw) -> Pod:
         failure_code="" if failure is None else failure.code,
         restarts=main.get("restartCount", 0),
     )
+
+
+def _is_lost(conditions: Mapping[str, Raw]) -> bool:
+    """Return whether Kubernetes has marked a pod as not ready because its node reports nothing.
+
+    It then changes the condition Ready only. A kubelet has only one reason for such a pod.
+    """
+    ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
+    both = (ready.get("status"), containers.get("status"))
+    return both == ("False", "True") and ready.get("reason") != "ReadinessGatesNotReady"
 
 
 _CONTAINERS = (("initContainerStatuses", FETCH), ("containerStatuses", ENGINE))
@@ -77,7 +92,10 @@ def _container_failure(container: Raw, *, fetches: bool) -> Failure | None:
         return Failure(_WAITING[reason], f"{reason}: {waiting.get('message', '')}")
     if ended.get("exitCode"):
         if ended.get("reason") == "OOMKilled":
-            return Failure("OOMKilled", "the container needed more memory than its limit")
+            what = "the container needed more memory than its limit"
+            if fetches:
+                return Failure("FetchFailed", f"{what}: raise model.prefetch.resources.limits.memory")
+            return Failure("OOMKilled", what)
         code, message = _termination_message(str(ended.get("message", "")))
         text = f"exit code {ended['exitCode']}" + (f": {message}" if message else "")
         return Failure("FetchFailed" if fetches else "CrashLoop", text, code)

@@ -1,8 +1,8 @@
 """`Reconciler`: gets a service from the queue, makes a plan, executes it, records events and writes the status.
 
 A failure affects one service only, which is queued again and gets a new plan. Before each write, the operator checks
-that it still leads. If the API server refuses an action, the other actions are still executed; the status shows the
-refusal, and the service is retried later.
+that it still leads. If an action is refused or fails, the other actions are still executed; the status shows the
+reason, and the service is retried later.
 """
 
 import logging
@@ -21,17 +21,16 @@ from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
-from octavo_operator.plan.conditions import with_transition_times
-from octavo_operator.plan.events import ServiceEvent, action_event, condition_events
-from octavo_operator.plan.plan import Plan, plan
-from octavo_operator.plan.status_conditions import refused
-from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_operator.plan.events import ServiceEvent, action_event
+from octavo_operator.plan.plan import Plan, plan, plan_unreadable
+from octavo_operator.service import ServiceIdentity, Settings, read_running_parts, read_service
 from octavo_operator.spec.service import InvalidSpec
 from octavo_operator.timestamps import now_text
 
 logger = logging.getLogger(__name__)
 
 LOAD_EVERY_S = 15.0
+Refusals = Mapping[Ref, Refusal]
 
 
 class NotLeading(Exception):
@@ -48,7 +47,7 @@ class Reconciler:
         cluster: Cluster,
         view: View,
         *,
-        settings: Settings,
+        settings: Callable[[], Settings],
         leadership: Leadership,
         reports: RouterReports,
         queue: WorkQueue[Key],
@@ -97,24 +96,35 @@ class Reconciler:
         raw = self._view.services.get(key)
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
             return  # the service is deleted, and Kubernetes deletes its children; or another operator leads
-        try:
-            service = read_service(raw)
-        except InvalidSpec as error:
-            status, events = _refusal(raw, str(error))
-            await self._conclude(key, raw, status, events)
-            return
+        service, make_plan = self._planner(raw)
         retry_s = await self._pod_events.refresh(self._view.pods(service))
-        planned, refusals = await self._act(service, raw)
+        planned, refusals = await self._act(service, raw, make_plan)
         await self._conclude(key, raw, planned.status, planned.events)
         if retry_s is not None:
             self._queue.add_later(key, retry_s)
         if refusals:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 
-    async def _act(self, service: InferenceService, raw: Mapping[str, Any]) -> tuple[Plan, dict[Ref, Refusal]]:
+    def _planner(self, raw: Mapping[str, Any]) -> tuple[ServiceIdentity, Callable[[Refusals], Plan]]:
+        """The service, as far as its spec can be read, and the function that makes its plan."""
+        try:
+            service = read_service(raw)
+        except InvalidSpec as error:
+            parts, message = read_running_parts(raw), str(error)
+            return parts, lambda refusals: plan_unreadable(
+                parts, self._observed(parts, refusals), message, now=now_text()
+            )
+        secret = self._secret_of((service.namespace, service.name))
+        return service, lambda refusals: plan(
+            service, self._observed(service, refusals), self._settings(), now=now_text(), new_secret=secret
+        )
+
+    async def _act(
+        self, service: ServiceIdentity, raw: Mapping[str, Any], make_plan: Callable[[Refusals], Plan]
+    ) -> tuple[Plan, dict[Ref, Refusal]]:
         """Execute the plan; return the plan and the refusals. If there are refusals, the plan is made again, so that
         its status shows them."""
-        planned, refusals = self._plan(service, {}), dict[Ref, Refusal]()
+        planned, refusals = make_plan({}), dict[Ref, Refusal]()
         for action in planned.actions:
             self._check_leading()
             refusal = await self._writer.execute(service, action, now=now_text())
@@ -124,19 +134,12 @@ class Reconciler:
             self._telemetry.count_action(action)
             if (event := action_event(action)) is not None:
                 await self._events.record(raw, event, seen_at=now_text("microseconds"))
-        return (self._plan(service, refusals) if refusals else planned), refusals
+        return (make_plan(refusals) if refusals else planned), refusals
 
-    def _plan(self, service: InferenceService, refusals: Mapping[Ref, Refusal]) -> Plan:
+    def _observed(self, service: ServiceIdentity, refusals: Refusals) -> Observed:
         pods = self._view.router_pods((service.namespace, service.router))
         reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
-        observed = self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
-        return plan(
-            service,
-            observed,
-            self._settings,
-            now=now_text(),
-            new_secret=self._secret_of((service.namespace, service.name)),
-        )
+        return self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
         """Add to pods and routers the reasons why their containers can't be created."""
@@ -170,11 +173,3 @@ class Reconciler:
     def _check_leading(self) -> None:
         if not self._leadership.may_write:
             raise NotLeading("another operator leads now")
-
-
-def _refusal(raw: Any, message: str) -> tuple[dict[str, Any], list[ServiceEvent]]:
-    """Status and events for a spec that can't be read. The status keeps its other fields."""
-    status, generation = raw.get("status") or {}, raw["metadata"]["generation"]
-    conditions, before = refused(message), status.get("conditions", ())
-    rows = with_transition_times(conditions, before, generation=generation, now=now_text())
-    return {**status, "observedGeneration": generation, "conditions": rows}, list(condition_events(conditions, before))

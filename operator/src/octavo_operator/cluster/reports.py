@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.observed import ModelSize, RouterReport
+from octavo_operator.observed import Load, ModelSize, RouterReport
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterRe
     """Return the published report with the load of the report `now`."""
     if now is None:
         return published
-    return replace(published, running=now.running, waiting=now.waiting, kv_usage=now.kv_usage)
+    return replace(published, loads=now.loads)
 
 
 def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
@@ -128,19 +128,23 @@ def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, 
 
 
 def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
-    """Make a router's report. `kv_usage`: share of the blocks that running requests use, without blocks only cached."""
     known = list(replicas)
-    loads = [replica.get("load") or {} for replica in known]
-    total = sum(load.get("total_blocks", 0) for load in loads)
-    free = sum(load.get("free_blocks", 0) + load.get("cached_blocks", 0) for load in loads)
     return RouterReport(
         pod=pod,
         admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
         sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
+        loads={r["name"]: _load_of(r.get("load") or {}) for r in known},
         models=frozenset(model for replica in known for model in replica.get("models", ())),
-        running=sum(load.get("running", 0) for load in loads),
-        waiting=sum(load.get("waiting", 0) for load in loads),
-        kv_usage=1 - free / total if total else None,
+    )
+
+
+def _load_of(load: Mapping[str, int]) -> Load:
+    total = load.get("total_blocks", 0)
+    return Load(
+        running=load.get("running", 0),
+        waiting=load.get("waiting", 0),
+        num_blocks=total,
+        num_used_blocks=total - load.get("free_blocks", 0) - load.get("cached_blocks", 0),
     )
 
 

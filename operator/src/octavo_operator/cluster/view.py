@@ -20,8 +20,9 @@ from octavo_operator.names import (
     router_deployment,
 )
 from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
+from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.service import InferenceService
+from octavo_operator.service import ServiceIdentity, read_running_parts
 from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
 
 Key = tuple[str, str]  # namespace, name
@@ -33,10 +34,12 @@ M = TypeVar("M", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The router that serves a service, and the host with path that only this service may have."""
+    """The router that serves a service, and what only this service may have: the host with path, and each model name
+    of its router."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
+    models: frozenset[tuple[Key, str]] = frozenset()  # router, name
 
 
 NOTHING = Claim()
@@ -47,10 +50,12 @@ class View:
     services: dict[Key, Raw] = field(default_factory=dict)
     _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
+    _returned: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service: see `Observed.returned`
     _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # router -> its pods by name
     _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
+    _models: dict[tuple[Key, str], set[Key]] = field(default_factory=dict)
     _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services behind it
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
@@ -77,6 +82,17 @@ class View:
             return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
 
+    def update_written(self, sent: Raw, response: Raw) -> None:
+        """Store the response to a write of the manifest `sent`."""
+        self.update(response)
+        metadata = response["metadata"]
+        service = (metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_LABEL, ""))
+        ref = (response["kind"], metadata["name"])
+        if matches(sent, response):
+            _drop(self._returned, service, ref)
+        else:
+            self._returned.setdefault(service, {})[ref] = trimmed(response)
+
     def objects(self) -> Iterator[Raw]:
         """All stored objects, including the InferenceServices."""
         yield from self.services.values()
@@ -89,6 +105,7 @@ class View:
 
     def _forget(self, service: Key, ref: Ref) -> None:
         _drop(self._objects, service, ref)
+        _drop(self._returned, service, ref)
         self._owners.pop((service[0], *ref), None)
 
     def services_behind_router(self, router: Key) -> set[Key]:
@@ -102,13 +119,13 @@ class View:
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
-    def pods(self, service: InferenceService) -> list[Raw]:
+    def pods(self, service: ServiceIdentity) -> list[Raw]:
         """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
 
-    def observed(self, service: InferenceService, reports: Mapping[str, RouterReport]) -> Observed:
+    def observed(self, service: ServiceIdentity, reports: Mapping[str, RouterReport]) -> Observed:
         """Make the observed state of a service. `reports`: report of each router pod, by the pod's name."""
         key, router = (service.namespace, service.name), (service.namespace, service.router)
         objects = self._objects.get(key, {})
@@ -127,7 +144,9 @@ class View:
             routers={name: reports.get(name) for name in serving},
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router(router) else None,
-            host_owner=self._host_owner(service),
+            host_owner=self._host_owner(key),
+            taken_models=self._taken_models(key),
+            returned=self._returned.get(key, {}),
             status=self.services.get(key, {}).get("status") or {},
         )
 
@@ -142,6 +161,10 @@ class View:
             self.services[key], self._claims[key] = raw, after
         _move(self._users, key, before.router, after.router)
         _move(self._hosts, key, before.host, after.host)
+        for model in before.models - after.models:
+            _move(self._models, key, model, None)
+        for model in after.models - before.models:
+            _move(self._models, key, None, model)
         return {key} | self._concerned(before) | self._concerned(after)
 
     def _concerned(self, claim: Claim) -> set[Key]:
@@ -162,24 +185,34 @@ class View:
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
-    def _host_owner(self, service: InferenceService) -> str | None:
+    def _host_owner(self, key: Key) -> str | None:
         """Name of the service that claimed this service's host and path first; None if that is the service itself."""
-        key = (service.namespace, service.name)
         host = self._claims.get(key, NOTHING).host
-        rivals = self._hosts.get(host, set()) if host is not None else set()
-        first = min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=key)
+        first = key if host is None else self._first(self._hosts.get(host, set()), key)
         return None if first == key else "/".join(first)
+
+    def _taken_models(self, key: Key) -> dict[str, str]:
+        """Names of this service's models that another service behind its router claimed first -> that service."""
+        claimed = sorted(self._claims.get(key, NOTHING).models)
+        firsts = {name: self._first(self._models.get((router, name), set()), key) for router, name in claimed}
+        return {name: first[1] for name, first in firsts.items() if first != key}
+
+    def _first(self, rivals: Iterable[Key], default: Key) -> Key:
+        """The service that was created first; of several, the first by name."""
+        return min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=default)
 
 
 def _claim(raw: Raw) -> Claim:
+    parts = read_running_parts(raw)
+    router = (parts.namespace, parts.router)
     try:
         spec = read_spec(raw)
     except InvalidSpec:
-        return NOTHING
-    router = spec.router.ref.name if spec.router.ref else raw["metadata"]["name"]
+        return Claim(router)  # its pods run on, and the router's reports concern them
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-    return Claim((raw["metadata"]["namespace"], router), host)
+    names = spec.model.served_names or (parts.name,)
+    return Claim(router, host, frozenset((router, name) for name in names))
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:

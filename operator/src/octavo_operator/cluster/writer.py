@@ -1,18 +1,19 @@
-"""`Writer`: executes one action of a plan, or returns the API server's refusal.
+"""`Writer`: executes one action of a plan, or returns the reason why the object was not written.
 
 It never overwrites an object of another owner: an object that was not observed is applied on the condition that it does
 not exist; if it exists after all, its owner is checked first.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError, Cluster, is_transient
+from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, is_transient
 from octavo_operator.cluster.view import View
 from octavo_operator.observed import Ref, Refusal
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 from octavo_operator.plan.owner import is_ours, name_taken
-from octavo_operator.service import InferenceService
+from octavo_operator.service import ServiceIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -22,35 +23,43 @@ class Writer:
         self._cluster = cluster
         self._view = view
 
-    async def execute(self, service: InferenceService, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
-        """Execute an action; return the API server's refusal, if any. Raises ApiError if a retry may succeed."""
+    async def execute(self, service: ServiceIdentity, action: Action, *, now: str) -> tuple[Ref, Refusal] | None:
+        """Execute an action; return the object and the reason if it was not written.
+
+        Raises ApiError for a conflict with another write and if the API server can't be used at the moment.
+        """
         logger.info("%s/%s: %s", service.namespace, service.name, described(action))
         try:
             refusal = await self._write(service, action, now=now)
         except ApiError as error:
-            if is_transient(error):
+            if not is_transient(error):
+                return _ref(action), Refusal("Refused", str(error))
+            if not is_of_one_object(error):
                 raise
-            return _ref(action), Refusal("Refused", str(error))
+            return _ref(action), Refusal("Retrying", str(error))
         return None if refusal is None else (_ref(action), refusal)
 
-    async def _write(self, service: InferenceService, action: Action, *, now: str) -> Refusal | None:
+    async def _write(self, service: ServiceIdentity, action: Action, *, now: str) -> Refusal | None:
         match action:
             case Apply(manifest, is_new=True):
                 return await self._apply_new(service, dict(manifest))
             case Apply(manifest):
-                self._update_view(await self._cluster.apply(manifest), manifest["kind"])
+                self._update_view(await self._cluster.apply(manifest), manifest)
             case CreateOnce(manifest):
                 await self._cluster.create(manifest)
             case Delete(kind, name, uid, version):
                 await self._cluster.delete(kind, service.namespace, name, uid, version)
             case SetGate(pod, uid, epoch, reason):
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
+            case SetReplicas(name, uid, replicas):
+                written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
+                self._view.update({**written, "kind": "Deployment"})
         return None
 
-    async def _apply_new(self, service: InferenceService, manifest: dict[str, Any]) -> Refusal | None:
+    async def _apply_new(self, service: ServiceIdentity, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            self._update_view(await self._cluster.apply_new(manifest), kind)
+            self._update_view(await self._cluster.apply_new(manifest), manifest)
         except ApiError as error:
             if not error.is_conflict:
                 raise
@@ -59,12 +68,12 @@ class Writer:
                 raise
             if not is_ours(found, service):
                 return name_taken(found)
-            self._update_view(await self._cluster.apply(manifest), kind)
+            self._update_view(await self._cluster.apply(manifest), manifest)
         return None
 
-    def _update_view(self, response: dict[str, Any], kind: str) -> None:
+    def _update_view(self, response: dict[str, Any], sent: Mapping[str, Any]) -> None:
         """Update the view at once, so that the next plan doesn't repeat the write if the watch delivers it late."""
-        self._view.update({**response, "kind": kind})
+        self._view.update_written(sent, {**response, "kind": sent["kind"]})
 
 
 def described(action: Action) -> str:
@@ -77,6 +86,8 @@ def described(action: Action) -> str:
             return f"deletes {kind} {name}: {reason}"
         case SetGate(pod, _, epoch, reason):
             return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+        case SetReplicas(name, _, replicas, reason):
+            return f"scales Deployment {name} to {replicas}: {reason}"
 
 
 def _ref(action: Action) -> Ref:
@@ -87,3 +98,5 @@ def _ref(action: Action) -> Ref:
             return kind, name
         case SetGate(pod):
             return "Pod", pod
+        case SetReplicas(name):
+            return "Deployment", name

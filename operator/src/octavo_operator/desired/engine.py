@@ -7,9 +7,11 @@ revision has its own Deployment, so Kubernetes' rollout, which does not consider
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from octavo_operator.desired.devices import device_of
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -23,6 +25,7 @@ from octavo_operator.desired.objects import (
     pull_secrets,
     resources,
 )
+from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
     ADMITTED_GATE,
@@ -39,10 +42,12 @@ from octavo_operator.names import (
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import parse_quantity
 
 REVISION_CHARS = 8
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
+SHARED, MIG = ".shared", "nvidia.com/mig-"  # GPUs shared by time slices or MPS; partitions of a GPU
 _GIB = 2**30
 
 
@@ -75,13 +80,26 @@ def desired_engine(service: InferenceService, settings: Settings, *, replicas: i
 
 
 def num_gpus(service: InferenceService) -> int:
-    """Number of GPUs that one replica requests, of any vendor."""
+    """Number of GPUs that one replica requests, of any vendor. Partitions and shared GPUs count as GPUs."""
     resources = service.spec.resources
     limits = {} if resources is None else resources.requests | resources.limits
-    return sum(int(limits.get(name, 0)) for name in GPU_RESOURCES)
+    return sum(math.ceil(parse_quantity(amount) or 0) for name, amount in limits.items() if _is_gpu(name))
+
+
+def _is_gpu(resource: str) -> bool:
+    return resource.removesuffix(SHARED) in GPU_RESOURCES or resource.startswith(MIG)
+
+
+def template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    """Fields of `engine.podTemplate` that the operator sets itself."""
+    return conflicts(_own_template(service, settings), service.spec.engine.pod_template)
 
 
 def _template(service: InferenceService, settings: Settings) -> Manifest:
+    return with_template(_own_template(service, settings), service.spec.engine.pod_template)
+
+
+def _own_template(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     pod = {
         "serviceAccountName": engine_account(service.name),
@@ -89,7 +107,7 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
         "enableServiceLinks": False,
         "readinessGates": [{"conditionType": ADMITTED_GATE}],
         "terminationGracePeriodSeconds": service.grace_s(settings),
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings),
         "imagePullSecrets": pull_secrets(service, settings),
         "nodeSelector": spec.node_selector,
         "tolerations": dump_parts(spec.tolerations) or None,
@@ -114,7 +132,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
         "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": [*_environment(service), *dump_parts(spec.engine.env)],
+        "env": _environment(service),
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
@@ -133,6 +151,8 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
     yield "--router-only"
     yield f"--shutdown-delay={settings.lame_duck_s}"
     yield "--log-format=json"
+    if service.spec.engine.device is None:
+        yield f"--device={device_of(service)}"
     if isolates_tenants(service.spec.auth):
         yield "--cache-isolation"  # also without API keys, so that adding the first key causes no rollout
     yield from engine_flags(service)
@@ -148,11 +168,13 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         "tokenizer": model.tokenizer,
         "chat-template": model.chat_template,
         "dtype": model.dtype,
+        "device": engine.device,
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,
         "block-size": engine.block_size,
-        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "gpu-memory-utilization": engine.gpu_memory_utilization_percent
+        and f"{engine.gpu_memory_utilization_percent / 100:g}",
         "kv-cache-memory-bytes": engine.kv_cache_memory and num_bytes(engine.kv_cache_memory),
         "swap-space": engine.swap_space and f"{num_bytes(engine.swap_space) / _GIB:g}",
         "tool-call-parser": engine.tool_call_parser,
@@ -168,8 +190,11 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
 
 
 def _environment(service: InferenceService) -> list[Manifest]:
+    """Environment variables, each name once: the API server refuses a second one."""
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
-    return [*model_environment(), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    ours = [*model_environment(service), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
+    names = {variable["name"] for variable in ours}
+    return [*ours, *(variable for variable in dump_parts(service.spec.engine.env) if variable["name"] not in names)]
 
 
 def _shared_memory_volume(service: InferenceService) -> list[Manifest]:

@@ -22,6 +22,7 @@ from octavo_operator.spec.access import Gateway, Ingress
 
 MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
+API_PATH = "/v1"  # under which routers serve the API of the models
 ANY_PEER = None  # peers of a NetworkPolicy rule that admits everybody
 #: IngressClass -> annotations that streaming needs: no buffering, large request bodies, long read timeouts.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
@@ -53,15 +54,24 @@ def internal_url(service: InferenceService, settings: Settings) -> str:
 
 
 def exposed_url(service: InferenceService) -> str | None:
-    """URL of the Ingress, or of the first host name of the Gateway's route; None without an exposure or a host name."""
+    """URL, without /v1, of the Ingress or of the first host name of the Gateway's route; None without one host name."""
     exposure = service.spec.exposure
     if exposure is None:
         return None
     if (ingress := exposure.ingress) is not None:
-        scheme = "http" if ingress.tls_secret is None else "https"
-        return f"{scheme}://{ingress.host}{(ingress.path or '/').rstrip('/')}"
-    hostnames = exposure.gateway.hostnames if exposure.gateway else ()
-    return f"http://{hostnames[0]}" if hostnames else None
+        scheme, hosts = "http" if ingress.tls_secret_name is None else "https", [ingress.host]
+    else:
+        assert exposure.gateway is not None
+        scheme, hosts = exposure.gateway.scheme or "http", list(exposure.gateway.hostnames)
+    host = next((host for host in hosts if not host.startswith("*")), None)
+    return None if host is None else f"{scheme}://{host}{path_prefix(service)}"
+
+
+def path_prefix(service: InferenceService) -> str:
+    """Path of the Ingress before /v1, empty or without a slash at its end."""
+    exposure = service.spec.exposure
+    path = exposure.ingress.path if exposure is not None and exposure.ingress is not None else None
+    return (path or "").rstrip("/").removesuffix(API_PATH)
 
 
 def _public_service(service: InferenceService) -> Manifest:
@@ -106,7 +116,7 @@ def _exposure(service: InferenceService, settings: Settings) -> list[Manifest]:
 def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
     backend = {"service": {"name": service.name, "port": {"name": HTTP}}}
     paths = [{"path": wanted.path or "/", "pathType": "Prefix", "backend": backend}]
-    tls = None if wanted.tls_secret is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret}]
+    tls = None if wanted.tls_secret_name is None else [{"hosts": [wanted.host], "secretName": wanted.tls_secret_name}]
     manifest = child(
         service,
         "networking.k8s.io/v1",
@@ -115,7 +125,7 @@ def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
         component=ROUTER,
         spec=drop_none(
             {
-                "ingressClassName": wanted.class_name,
+                "ingressClassName": wanted.ingress_class_name,
                 "rules": [{"host": wanted.host, "http": {"paths": paths}}],
                 "tls": tls,
             }
@@ -127,7 +137,7 @@ def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
 
 
 def _annotations(wanted: Ingress) -> dict[str, str]:
-    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.class_name or "")), {})
+    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.ingress_class_name or "")), {})
     return known | wanted.annotations
 
 
@@ -173,7 +183,7 @@ def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
-    return [_pods("prometheus", namespace) for namespace in settings.scraped_from]
+    return [*(_pods("prometheus", name) for name in settings.scraped_from), *map(dict, settings.scrape_peers)]
 
 
 def _pods(name: str, namespace: str) -> Manifest:

@@ -44,9 +44,10 @@ def dump_parts(parts: Iterable[SpecPart]) -> list[Manifest]:
 
 
 def pull_secrets(service: InferenceService, settings: Settings) -> list[Manifest] | None:
-    """References to pull Secrets; None if there are none, so that the field is left out."""
-    own = [ref.name for ref in service.spec.image_pull_secrets]
-    return [{"name": name} for name in own or settings.image_pull_secrets] or None
+    """References to pull Secrets, the installation's too, as its images may be in a registry of their own; None if
+    there are none, so that the field is left out."""
+    names = dict.fromkeys((*(ref.name for ref in service.spec.image_pull_secrets), *settings.image_pull_secrets))
+    return [{"name": name} for name in names] or None
 
 
 def drop_none(fields: Mapping[str, Any]) -> Manifest:
@@ -64,13 +65,12 @@ CONTAINER_SECURITY: Manifest = {
 }
 
 
-def pod_security() -> Manifest:
+def pod_security(settings: Settings) -> Manifest:
     """The pod security context that the Pod Security Standard "restricted" requires."""
+    user = {"runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID} if settings.has_fixed_user else {}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        "fsGroup": USER_ID,
+        **user,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }

@@ -1,7 +1,6 @@
 """The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
-from typing import Any
-
+from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -14,6 +13,7 @@ from octavo_operator.desired.objects import (
     pull_secrets,
     resources,
 )
+from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.names import (
     ADMIN,
     ENGINE,
@@ -30,6 +30,7 @@ from octavo_operator.names import (
     router_selector,
 )
 from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.fields import num_of_share
 
 DEFAULT_REPLICAS = 2
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
@@ -53,7 +54,9 @@ def desired_engine_identity(service: InferenceService) -> Manifest:
 
 
 def desired_engine_budget(service: InferenceService) -> Manifest:
-    limit = service.spec.disruption_budget.max_unavailable
+    """The budget of all revisions together: during a rollout, pods of either revision keep the service available, and
+    pods that don't start are evicted at any time."""
+    replicas, limit = service.spec.replicas, service.spec.disruption_budget.max_unavailable
     return child(
         service,
         "policy/v1",
@@ -61,7 +64,8 @@ def desired_engine_budget(service: InferenceService) -> Manifest:
         f"{service.name}-engine",
         component=ENGINE,
         spec={
-            "maxUnavailable": 1 if limit is None else limit,
+            "minAvailable": max(0, replicas - num_of_share(1 if limit is None else limit, replicas)),
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": engine_selector(service.name)},
         },
     )
@@ -74,7 +78,11 @@ def _budget(service: InferenceService) -> Manifest:
         "PodDisruptionBudget",
         router_deployment(service.name),
         component=ROUTER,
-        spec={"maxUnavailable": 1, "selector": {"matchLabels": router_selector(service.name)}},
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": router_selector(service.name)},
+        },
     )
 
 
@@ -116,14 +124,17 @@ def _deployment(service: InferenceService, settings: Settings) -> Manifest:
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": router_selector(service.name)},
-            "template": {"metadata": pod_metadata(service, ROUTER), "spec": _pod(service, settings)},
+            "template": with_template(_own_template(service, settings), service.spec.router.pod_template),
         },
     )
 
 
-def _pod(service: InferenceService, settings: Settings) -> Manifest:
-    where = service.spec.router.pod_template
-    placed: dict[str, Any] = {} if where is None else where.model_dump(by_alias=True, exclude_defaults=True)
+def router_template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    """Fields of `router.podTemplate` that the operator sets itself."""
+    return conflicts(_own_template(service, settings), service.spec.router.pod_template)
+
+
+def _own_template(service: InferenceService, settings: Settings) -> Manifest:
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     if keys := _keys_secret(service):
         volumes.append({"name": "keys", "secret": {"secretName": keys}})
@@ -132,13 +143,13 @@ def _pod(service: InferenceService, settings: Settings) -> Manifest:
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": service.grace_s(settings),
-        "securityContext": pod_security(),
+        "securityContext": pod_security(settings),
         "imagePullSecrets": pull_secrets(service, settings),
         "topologySpreadConstraints": [_spread_routers(service)],
         "containers": [_container(service, settings)],
         "volumes": volumes,
     }
-    return drop_none(pod | placed)
+    return {"metadata": pod_metadata(service, ROUTER), "spec": drop_none(pod)}
 
 
 def _container(service: InferenceService, settings: Settings) -> Manifest:
@@ -177,6 +188,8 @@ def _flags(service: InferenceService, settings: Settings) -> list[str]:
         f"--shutdown-delay={settings.lame_duck_s}",
         "--log-format=json",
     ]
+    if prefix := path_prefix(service):
+        flags.append(f"--root-path={prefix}")
     return [*flags, f"--api-key-file={KEYS_PATH}"] if _keys_secret(service) else flags
 
 

@@ -13,6 +13,7 @@ from octavo_operator.desired.objects import (
     Manifest,
     child,
     drop_none,
+    dump_parts,
     resources,
 )
 from octavo_operator.names import ENGINE, cache_claim
@@ -22,7 +23,8 @@ CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
 FETCHED = ("hf", "s3")
 DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
-DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+#: Downloads from the Hugging Face Hub take up to about 4 GB for files of many GB (huggingface_hub#3300).
+DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "4Gi"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,14 @@ def desired_claim(service: InferenceService) -> list[Manifest]:
     return [claim]
 
 
-def model_environment() -> list[Manifest]:
-    """Environment variables that put the Hugging Face cache and Octavo's own cache into the mounted folder."""
-    return [
-        {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
-        {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
-    ]
+def model_environment(service: InferenceService) -> list[Manifest]:
+    """Environment variables that put the Hugging Face cache and Octavo's own cache into the mounted folder.
+
+    The user's variables of these names replace them, so that the engine looks where the init container has written.
+    """
+    given = {variable["name"]: variable for variable in dump_parts(service.spec.engine.env)}
+    ours = {"XDG_CACHE_HOME": CACHE_PATH, "HF_HOME": f"{CACHE_PATH}/huggingface"}
+    return [given.get(name, {"name": name, "value": value}) for name, value in ours.items()]
 
 
 def secret_environment(service: InferenceService) -> list[Manifest]:
@@ -81,7 +85,7 @@ def _cache_volume(service: InferenceService) -> Manifest:
         limit = {} if cache is None or cache.size is None else {"sizeLimit": cache.size}
         return {"name": "cache", "emptyDir": limit}
     if cache.mode == "HostPath":
-        return {"name": "cache", "hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+        return {"name": "cache", "hostPath": {"path": cache.host_path, "type": "Directory"}}
     claim = cache.claim_name or cache_claim(service.name)
     return {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
 
@@ -94,7 +98,7 @@ def _prefetch(service: InferenceService, settings: Settings, cache_mount: Manife
         "image": engine.image or settings.engine_image,
         "imagePullPolicy": engine.image_pull_policy or settings.image_pull_policy,
         "args": ["fetch", model.uri, *([] if model.revision is None else ["--revision", model.revision])],
-        "env": model_environment(),
+        "env": model_environment(service),
         "envFrom": secret_environment(service) or None,
         "resources": resources(own, DEFAULT_PREFETCH),
         "securityContext": CONTAINER_SECURITY,

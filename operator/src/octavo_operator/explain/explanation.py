@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.cluster.pod_events import last_seen
+from octavo_operator.cluster.pod_events import last_seen, num_occurrences
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
-from octavo_operator.plan.conditions import REASONS
+from octavo_operator.plan.conditions import NON_BLOCKING, REASONS
 
 Raw = Mapping[str, Any]
 MAX_EVENTS = 8
@@ -116,7 +116,7 @@ def _chain(conditions: Sequence[Raw]) -> Iterator[Link]:
             yield Link(condition=name, state="unknown")
             continue
         blocked = "fails" if found["status"] == "False" else "waits"
-        otherwise = "open" if found["reason"] == "NotChecked" else blocked
+        otherwise = "open" if found["reason"] in NON_BLOCKING else blocked
         yield Link(
             condition=name,
             state="holds" if found["status"] == "True" else otherwise,
@@ -186,7 +186,7 @@ def _latest(events: Iterable[Raw]) -> tuple[Event, ...]:
             about="/".join(about_of(event)),
             reason=event.get("reason") or "",
             message=" ".join((event.get("note") or "").split()),
-            count=(event.get("series") or {}).get("count") or event.get("deprecatedCount") or 1,
+            count=num_occurrences(event),
         )
         for event in rows
     )

@@ -15,8 +15,14 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, dict[str, Meaning]] = {
     "Accepted": {
         "Valid": Meaning("The spec can be served."),
+        "ClaimIsForOneNode": Meaning(
+            "Several replicas share a ReadWriteOnce claim, so they start on one node only. This does not block Ready.",
+            "Delete the service, and create it with `model.cache.accessMode: ReadWriteMany`, if its StorageClass "
+            "supports that, or keep the replicas on one node.",
+        ),
         "InvalidSpec": Meaning(
-            "The operator can't read the spec, though the API server accepted it. Running pods are not changed.",
+            "The operator can't read the spec, though the API server accepted it. Running pods are kept, scaled and "
+            "admitted.",
             "The message names the field. The versions of CRD and operator differ: upgrade both together, or "
             "remove the field.",
         ),
@@ -28,15 +34,26 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Another service claimed this host and path earlier.",
             "Choose another host or path, or share that service's router: `spec.router.ref.name`.",
         ),
+        "ModelNameTaken": Meaning(
+            "Another service behind the same router claimed one of the model names earlier.",
+            "Choose other names (`model.servedNames`), or leave `router.ref` out, so that the service has a router of "
+            "its own.",
+        ),
         "NoGatewayApi": Meaning(
-            "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it.",
+            "`spec.exposure.gateway` needs the Gateway API, but the operator was installed without it, or its CRDs are "
+            "missing.",
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
+        ),
+        "PodTemplateConflict": Meaning(
+            "A `podTemplate` contains fields that only the operator sets, such as the engine's arguments or probes.",
+            "The message names the fields. Leave them out; `engine.image`, `engine.extraArgs` and `drain` are the "
+            "fields of the spec for them.",
         ),
     },
     "ChildrenApplied": {
         "Applied": Meaning("All objects of the service match its spec."),
         "NotTried": Meaning(
-            "The operator changes nothing while the spec is not accepted.",
+            "While the spec is not accepted, the operator only scales and admits running pods.",
             "See `Accepted`.",
         ),
         "NameTaken": Meaning(
@@ -44,9 +61,14 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The message names the object and its owner. Remove the object, or give the service another name.",
         ),
         "Refused": Meaning(
-            "The API server refuses an object of the service: a quota, an admission webhook, a missing right. The "
-            "operator retries with growing delays, at least once a minute.",
-            "The message is the API server's response.",
+            "The API server refuses an object of the service: a quota, an admission webhook, a missing right, or an "
+            "unknown field in a part of the spec that is copied into pods. The other objects are written, and running "
+            "pods keep serving. The operator retries with growing delays, at least once a minute.",
+            "The message is the API server's response, which names the field.",
+        ),
+        "Retrying": Meaning(
+            "The write of an object failed, and the operator tries it again. This does not block Ready.",
+            "If this lasts, the message is the API server's error.",
         ),
     },
     "FitsHardware": {
@@ -56,6 +78,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Weights and KV cache do not fit into memory; the message has the sizes.",
             "Lower `engine.maxModelLen`, raise `engine.kvCacheMemory`, choose a smaller model, or give `resources` "
             "more.",
+        ),
+        "NoGpuSupport": Meaning(
+            "The engine can't compute on the accelerator that `resources` requests: this version computes on CPUs "
+            "only.",
+            "Request no accelerator. `engine.device: cpu` computes on the CPU of a node that has one.",
         ),
     },
     "ModelReady": {
@@ -126,6 +153,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         "StartFailed": Meaning(
             "The container runtime can't start the container; the message is the runtime's.",
             "Check that `engine.image` is an engine image, and that `runtimeClassName` can run it.",
+        ),
+        "NodeLost": Meaning(
+            "The node of the pods reports nothing: it is down, or its kubelet or network is.",
+            "`kubectl get nodes` shows it. Kubernetes replaces the pods after some minutes; deleting the node replaces "
+            "them at once.",
         ),
     },
     "RouterReady": {

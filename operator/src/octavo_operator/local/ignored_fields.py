@@ -19,6 +19,7 @@ _IGNORED = {
     "runtimeClassName": "there are no containers here",
     "imagePullSecrets": "there are no images here",
     "engine.image": "the installed octavo is the engine",
+    "engine.podTemplate": "there are no pods here",
     "engine.imagePullPolicy": "there are no images here",
     "model.cache": "models are in this machine's own caches",
     "model.prefetch": "the first engine fetches the model",

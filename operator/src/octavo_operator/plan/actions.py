@@ -46,4 +46,14 @@ class SetGate:
     reason: str
 
 
-Action = Apply | CreateOnce | Delete | SetGate
+@dataclass(frozen=True, slots=True)
+class SetReplicas:
+    """Scale a Deployment whose other fields stay as they are."""
+
+    name: str
+    uid: str
+    replicas: int
+    reason: str
+
+
+Action = Apply | CreateOnce | Delete | SetGate | SetReplicas

@@ -7,22 +7,11 @@ every applied object has as an annotation.
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
-from octavo_operator.spec.service import GROUP
-
-APPLIED = f"{GROUP}/applied"
-
-#: A number and a suffix. Text with a longer exponent is no quantity, but for example the digest 12e3456789012345.
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([a-zA-Z]*)")
-_SUFFIXES: dict[str, Decimal] = {"": Decimal(1), "m": Decimal("0.001")} | {
-    suffix + binary: Decimal((1024 if binary else 1000) ** power)
-    for power, suffix in enumerate("KMGTPE", 1)
-    for binary in ("i", "")
-}
+from octavo_operator.names import APPLIED
+from octavo_operator.spec.quantity import parse_quantity
 
 
 def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,6 +25,30 @@ def with_digest(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
     """Return whether the live object has all fields of `wanted`, a manifest with its digest."""
     return live is not None and _holds(wanted, live)
+
+
+def is_as_returned(wanted: Mapping[str, Any], returned: Mapping[str, Any] | None, live: Mapping[str, Any]) -> bool:
+    """Return whether the live object is what an earlier write of `wanted` came back as.
+
+    An admission webhook may change each object that is written, such as the registry of its images. A repair would be
+    changed again. Only fields of `wanted` are compared, and lists that the webhook has made longer or shorter.
+    """
+    return returned is not None and digest_of(returned) == digest_of(wanted) and _agrees(wanted, returned, live)
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str | None:
+    """Digest of the manifest that was applied last, from the object's annotation."""
+    found: str | None = (manifest["metadata"].get("annotations") or {}).get(APPLIED)
+    return found
+
+
+def _agrees(wanted: Any, returned: Any, live: Any) -> bool:
+    if isinstance(wanted, Mapping) and isinstance(returned, Mapping) and isinstance(live, Mapping):
+        return all(_agrees(value, returned.get(key), live.get(key)) for key, value in wanted.items())
+    lists = all(isinstance(value, list | tuple) for value in (wanted, returned, live))
+    if lists and len(wanted) == len(returned) == len(live):
+        return all(map(_agrees, wanted, returned, live))
+    return bool(returned == live) or _is_same_quantity(returned, live)
 
 
 def _holds(wanted: Any, live: Any) -> bool:
@@ -54,11 +67,3 @@ def _is_same_quantity(wanted: Any, live: Any) -> bool:
         return False
     first, second = parse_quantity(wanted), parse_quantity(live)
     return first is not None and first == second
-
-
-def parse_quantity(quantity: int | str) -> Decimal | None:
-    """Value of a quantity in Kubernetes' notation, as in `resources`; None for any other text."""
-    found = _QUANTITY.fullmatch(str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
-        return None
-    return Decimal(found[1]) * _SUFFIXES[found[2]]

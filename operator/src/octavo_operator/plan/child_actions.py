@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo_operator.observed import Observed
 from octavo_operator.plan.actions import Apply
-from octavo_operator.plan.apply_digest import APPLIED, matches
+from octavo_operator.plan.apply_digest import digest_of, is_as_returned, matches
 from octavo_operator.plan.owner import is_ours
 from octavo_operator.service import InferenceService
 
@@ -22,17 +22,16 @@ def child_actions(
     """Yield the action that makes the child `live` match `manifest`, which has its digest; none if it matches."""
     if matches(manifest, live) or (live is not None and not is_ours(live, service)):
         return
+    ref = (manifest["kind"], manifest["metadata"]["name"])
+    if live is not None and is_as_returned(manifest, observed.returned.get(ref), live):
+        return
     if live is None:
         was_removed = _was_applied(service, observed)
         yield Apply(manifest, "it is missing" if was_removed else why, is_new=True, repairs=was_removed)
-    elif _digest(live) in (None, _digest(manifest)):
+    elif digest_of(live) in (None, digest_of(manifest)):
         yield Apply(manifest, "it was changed", repairs=True)
     else:
         yield Apply(manifest, why)
-
-
-def _digest(manifest: Raw) -> Any:
-    return (manifest["metadata"].get("annotations") or {}).get(APPLIED)
 
 
 def _was_applied(service: InferenceService, observed: Observed) -> bool:

@@ -14,13 +14,22 @@ Status = Literal["True", "False", "Unknown"]
 REASONS: dict[str, dict[str, Status]] = {
     "Accepted": {
         "Valid": "True",
+        "ClaimIsForOneNode": "True",
         "InvalidSpec": "False",
         "RouterNotFound": "False",
         "HostTaken": "False",
+        "ModelNameTaken": "False",
         "NoGatewayApi": "False",
+        "PodTemplateConflict": "False",
     },
-    "ChildrenApplied": {"Applied": "True", "NotTried": "Unknown", "NameTaken": "False", "Refused": "False"},
-    "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False"},
+    "ChildrenApplied": {
+        "Applied": "True",
+        "NotTried": "Unknown",
+        "NameTaken": "False",
+        "Refused": "False",
+        "Retrying": "Unknown",
+    },
+    "FitsHardware": {"Fits": "True", "NotChecked": "Unknown", "TooLarge": "False", "NoGpuSupport": "False"},
     "ModelReady": {
         "Fetched": "True",
         "Fetching": "Unknown",
@@ -41,6 +50,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "CrashLoop": "False",
         "OOMKilled": "False",
         "StartFailed": "False",
+        "NodeLost": "False",
     },
     "RouterReady": {
         "RouterServes": "True",
@@ -52,6 +62,9 @@ REASONS: dict[str, dict[str, Status]] = {
     "Progressing": {"Complete": "False", "RollingOut": "True"},
     "Ready": {"Serving": "True"},  # otherwise Ready has the reason of the condition that blocks it
 }
+
+#: Reasons of conditions that are Unknown without blocking Ready.
+NON_BLOCKING = frozenset({"NotChecked", "Retrying"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Condition:
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
     """The condition Ready: True, or else with the reason of the first False condition or, without one, of the first
     Unknown condition."""
-    missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason != "NotChecked"]
+    missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason not in NON_BLOCKING]
     if not missing:
         return Condition("Ready", "Serving", message)
     first = next((c for c in missing if c.status == "False"), missing[0])

@@ -7,13 +7,13 @@ from typing import Any
 
 from octavo_operator.names import MANAGER, SERVICE_LABEL
 from octavo_operator.observed import Refusal
-from octavo_operator.service import InferenceService
+from octavo_operator.service import ServiceIdentity
 from octavo_operator.spec.service import GROUP, KIND
 
 Raw = Mapping[str, Any]
 
 
-def is_ours(live: Raw, service: InferenceService) -> bool:
+def is_ours(live: Raw, service: ServiceIdentity) -> bool:
     """Return whether the operator may change the object for this service: its owner is this or an earlier service of
     the same name, or it has lost its owner reference but still has the operator's labels.
     """

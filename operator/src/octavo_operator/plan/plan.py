@@ -21,9 +21,10 @@ from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import rollout
-from octavo_operator.plan.status_conditions import conditions_of, size_of
-from octavo_operator.service import InferenceService, Settings
+from octavo_operator.plan.rollout import rollout, scale_current
+from octavo_operator.plan.status_conditions import conditions_of, refused, size_of
+from octavo_operator.plan.unaccepted import keep_running
+from octavo_operator.service import InferenceService, Settings, UnreadableService
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
     before = observed.status.get("conditions", ())
     status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
     events = tuple(condition_events(conditions, before))
-    if conditions[0].status != "True":  # the spec can't be served: leave the running objects unchanged
-        return Plan((), status, events)
+    if conditions[0].status != "True":
+        return Plan(tuple(keep_running(service, observed, settings)), status, events)
     actions = [
         *_secret(service, observed, new_secret),
         *_children(service, observed, children),
@@ -55,6 +56,22 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
         *gate_actions(observed),
     ]
     return Plan(tuple(actions), status, events)
+
+
+def plan_unreadable(service: UnreadableService, observed: Observed, message: str, *, now: str) -> Plan:
+    """Make the plan for a service whose spec the operator can't read. `message`: the reason. `now`: RFC 3339. The
+    status keeps its other fields."""
+    before, conditions = observed.status.get("conditions", ()), refused(message)
+    replicas, updated = service.replicas, observed.status.get("revision", {}).get("updated", "")
+    scaling = () if replicas is None else scale_current(observed, replicas)
+    desired = observed.status.get("replicas", {}).get("desired", 0) if replicas is None else replicas
+    status = {
+        **observed.status,
+        "observedGeneration": service.generation,
+        "replicas": _replicas(observed, desired=desired, wanted=updated),
+        "conditions": with_transition_times(conditions, before, generation=service.generation, now=now),
+    }
+    return Plan((*scaling, *gate_actions(observed)), status, tuple(condition_events(conditions, before)))
 
 
 def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
@@ -101,9 +118,7 @@ def _ref(manifest: Manifest) -> Ref:
 
 
 def _status(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
-    pods = [pod for pod in observed.pods if not pod.is_terminating]
-    serving = [pod for pod in pods if pod.serves]
-    num_ready, desired = len(serving), service.spec.replicas
+    serving = [pod for pod in observed.pods if pod.serves]
     current = wanted if any(p.revision == wanted for p in serving) else next((p.revision for p in serving), None)
     internal, outside = internal_url(service, settings), exposed_url(service)
     status: dict[str, Any] = {
@@ -111,17 +126,23 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
         "selector": ",".join(f"{key}={value}" for key, value in sorted(engine_selector(service.name).items())),
         "url": outside or internal,
         "addresses": [{"type": "Internal", "url": internal}, *_outside(service, outside)],
-        "replicas": {
-            "total": len(observed.pods),
-            "desired": desired,
-            "ready": num_ready,
-            "updated": sum(pod.revision == wanted for pod in pods),
-            "draining": len(observed.pods) - len(pods),
-            "summary": f"{num_ready}/{desired}",
-        },
+        "replicas": _replicas(observed, desired=service.spec.replicas, wanted=wanted),
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
     return status | _model(service, observed, wanted) | _load(observed)
+
+
+def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any]:
+    pods = [pod for pod in observed.pods if not pod.is_terminating]
+    num_ready = sum(pod.serves for pod in pods)
+    return {
+        "total": len(observed.pods),
+        "desired": desired,
+        "ready": num_ready,
+        "updated": sum(pod.revision == wanted for pod in pods),
+        "draining": len(observed.pods) - len(pods),
+        "summary": f"{num_ready}/{desired}",
+    }
 
 
 def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
@@ -148,12 +169,14 @@ def _outside(service: InferenceService, url: str | None) -> list[dict[str, str]]
 
 
 def _load(observed: Observed) -> dict[str, Any]:
-    reports = [report for report in observed.routers.values() if report is not None]
-    if not reports:
+    """The status field `load`, of this service's pods: the router may serve other services, too."""
+    pods = [pod.name for pod in observed.pods]
+    loads = [report.load_of(pods) for report in observed.routers.values() if report is not None]
+    if not loads:
         return {}
-    usage = [report.kv_usage for report in reports if report.kv_usage is not None]
+    usage = [load.num_used_blocks / load.num_blocks for load in loads if load.num_blocks]
     load: dict[str, Any] = {
-        "running": max(report.running for report in reports),
-        "waiting": max(report.waiting for report in reports),
+        "running": max(load.running for load in loads),
+        "waiting": max(load.waiting for load in loads),
     }
     return {"load": load | ({"kvUsage": f"{max(usage):.0%}"} if usage else {})}

@@ -6,11 +6,11 @@ A revision without admitted pods is deleted at once, however often the spec chan
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.observed import EngineDeployment, Observed, Pod
-from octavo_operator.plan.actions import Action, Delete
+from octavo_operator.plan.actions import Action, Delete, SetReplicas
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.service import InferenceService, Settings
@@ -26,9 +26,25 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings) -
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
     needed = _still_needed(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
+    if live is None and _is_refused(observed):  # the wanted revision can't start: an older one serves until it can
+        actions.extend(action for action in scale_current(observed, replicas) if action.name in needed)
     return actions + [
         _delete(s, "another revision is wanted, and other revisions serve") for s in older if s.name not in needed
     ]
+
+
+def scale_current(observed: Observed, replicas: int) -> Iterator[SetReplicas]:
+    """Scale the Deployment with the most admitted pods, the newest one of several."""
+    admitted = Counter(pod.revision for pod in observed.pods if pod.is_admitted and not pod.is_terminating)
+    found = [s for s in observed.engine_deployments if not s.is_deleting]
+    current = max(found, key=lambda s: (admitted[s.revision], s.created), default=None)
+    if current is not None and current.replicas != replicas:
+        yield SetReplicas(current.name, current.uid, replicas, f"the spec asks for {replicas} replicas")
+
+
+def _is_refused(observed: Observed) -> bool:
+    rows = observed.status.get("conditions", ())
+    return any((row["type"], row["reason"]) == ("ChildrenApplied", "Refused") for row in rows)
 
 
 def is_complete(service: InferenceService, observed: Observed, wanted: str) -> bool:

@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo_operator.desired.engine import num_gpus
+from octavo_operator.desired.devices import device_of, unsupported_accelerators
+from octavo_operator.desired.engine import template_conflicts
+from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
-from octavo_operator.plan.apply_digest import parse_quantity
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.quantity import parse_quantity
 
 #: Codes of the engine's termination message (`StartupCode` of the engine); a test keeps them equal.
-OUT_OF_MEMORY, MODEL_NOT_FOUND = "OutOfMemory", "ModelNotFound"
+OUT_OF_MEMORY, MODEL_NOT_FOUND, NO_DEVICE = "OutOfMemory", "ModelNotFound", "NoDevice"
 #: Troubles that occur only after the weights were fetched.
 _WITH_WEIGHTS: tuple[Trouble, ...] = ("OOMKilled", "CrashLoop", "StartFailed")
 _MIB = 2**20
@@ -25,6 +27,7 @@ _TROUBLES: tuple[Trouble, ...] = (
     "OOMKilled",
     "CrashLoop",
     "StartFailed",
+    "NodeLost",
     "Unschedulable",
 )
 
@@ -51,7 +54,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
 
 
 def refused(message: str) -> list[Condition]:
-    """Conditions of a service whose spec can't be read; the operator does not change its objects."""
+    """Conditions of a service whose spec can't be read."""
     accepted = Condition("Accepted", "InvalidSpec", message)
     return [accepted, ready([accepted], message="")]
 
@@ -67,17 +70,39 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the host and path of spec.exposure belong to {observed.host_owner}"
         remedy = "choose another host or path, or share its router (spec.router.ref.name)"
         return Condition("Accepted", "HostTaken", f"{what}: {remedy}")
+    for name, owner in observed.taken_models.items():
+        what = f"the model name {name!r} belongs to InferenceService {owner}, which has the same router"
+        return Condition("Accepted", "ModelNameTaken", f"{what}: choose another name in model.servedNames")
     exposure = service.spec.exposure
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
         return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
+    if taken := _template_conflicts(service, settings):
+        what = f"the operator itself sets {', '.join(taken)}"
+        remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
+        return Condition("Accepted", "PodTemplateConflict", f"{what}: {remedy}")
+    cache = service.spec.model.cache
+    if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
+        what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
+        remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
+        return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
+
+
+def _template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
+    found = [f"engine.podTemplate.{path}" for path in template_conflicts(service, settings)]
+    if service.owns_router:
+        found += [f"router.podTemplate.{path}" for path in router_template_conflicts(service, settings)]
+    return found
 
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:
     if accepted.status != "True":
-        return Condition("ChildrenApplied", "NotTried", "the operator changes nothing while the spec can't be served")
-    for (kind, name), refusal in observed.refusals.items():
+        return Condition(
+            "ChildrenApplied", "NotTried", "while the spec can't be served, the operator only scales and admits pods"
+        )
+    order = sorted(observed.refusals.items(), key=lambda item: item[1].reason == "Retrying")
+    for (kind, name), refusal in order:
         return Condition("ChildrenApplied", refusal.reason, f"{kind} {name}: {refusal.message}")
     return Condition("ChildrenApplied", "Applied", "all objects of this service match its spec")
 
@@ -90,7 +115,13 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
 
 
 def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
+    if others := unsupported_accelerators(service):
+        what = f"no engine can compute on {', '.join(others)}, so these engines compute on the CPU"
+        remedy = "request nvidia.com/gpu, or none and set engine.device to cpu"
+        return Condition("FitsHardware", "NoGpuSupport", f"{what}: {remedy}")
     for pod in pods:
+        if pod.failure_code == NO_DEVICE:
+            return Condition("FitsHardware", "NoGpuSupport", f"{pod.name}: {pod.message}")
         if pod.failure_code == OUT_OF_MEMORY:
             return Condition("FitsHardware", "TooLarge", pod.message)
     if size is not None:
@@ -109,7 +140,7 @@ def _beyond_limit(service: InferenceService) -> str:
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
     parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
     total = sum(num_bytes(size) for size in asked.values() if size is not None)
-    if limit is None or num_gpus(service) or total < limit:
+    if limit is None or device_of(service) == "cuda" or total < limit:
         return ""
     return (
         f"the spec does not fit: {' and '.join(parts)} take {total / _MIB:,.0f} MiB, and the container's memory limit, "

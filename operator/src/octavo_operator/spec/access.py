@@ -9,13 +9,13 @@ from octavo_operator.spec.fields import (
     Annotations,
     Image,
     Name,
-    NodeSelector,
     PassedThrough,
     Reference,
     Resources,
     ServiceName,
     SpecPart,
 )
+from octavo_operator.spec.pod_template import PodTemplate
 
 
 class Toleration(SpecPart):
@@ -30,20 +30,13 @@ class RouterRef(SpecPart):
     name: ServiceName
 
 
-class RouterPods(SpecPart):
-    node_selector: NodeSelector | None = None
-    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
-    affinity: PassedThrough | None = None
-    priority_class_name: Name | None = None
-
-
 class Router(SpecPart):
     ref: RouterRef | None = None
     replicas: Annotated[int, Field(ge=1, le=32)] | None = None
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
     resources: Resources | None = None
-    pod_template: RouterPods | None = None
+    pod_template: PodTemplate | None = None
 
     @model_validator(mode="after")
     def _is_own_or_shared(self) -> Self:
@@ -57,8 +50,8 @@ class Router(SpecPart):
 class Ingress(SpecPart):
     host: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
     path: Annotated[str, Field(max_length=253, pattern="^/")] | None = None
-    class_name: Name | None = None
-    tls_secret: Name | None = None
+    ingress_class_name: Name | None = None
+    tls_secret_name: Name | None = None
     annotations: Annotations = Field(default_factory=dict)
 
 
@@ -70,6 +63,7 @@ class ParentRef(SpecPart):
 
 class Gateway(SpecPart):
     parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=8)]
+    scheme: Literal["http", "https"] | None = None
     hostnames: Annotated[tuple[Name, ...], Field(max_length=16)] = ()
 
 

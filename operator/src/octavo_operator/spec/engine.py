@@ -6,12 +6,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
+from octavo_operator.spec.pod_template import PodTemplate
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
 RESERVED_FLAGS = (
-    "model|revision|served-model-name|tokenizer|chat-template|dtype|host|port|max-model-len|max-num-seqs|"
+    "model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "no-enable-prefix-caching|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|"
     "router-secret|router-secret-file|router-only|drain-timeout"
@@ -53,11 +54,12 @@ class EnvVar(SpecPart):
 class Engine(SpecPart):
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
+    device: Literal["cpu", "cuda"] | None = None
     max_model_len: Tokens | None = None
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = None
     max_num_batched_tokens: Tokens | None = None
     block_size: Literal[8, 16, 32, 64, 128] | None = None
-    gpu_memory_utilization: Annotated[float, Field(ge=0.01, le=1)] | None = None
+    gpu_memory_utilization_percent: Annotated[int, Field(ge=1, le=100)] | None = None
     kv_cache_memory: Quantity | None = None
     swap_space: Quantity | None = None
     prefix_caching: bool | None = None
@@ -65,6 +67,7 @@ class Engine(SpecPart):
     reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = None
     extra_args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    pod_template: PodTemplate | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -73,10 +76,10 @@ class Engine(SpecPart):
                 "engine.extraArgs repeats a flag that the operator sets: use the field of the spec that stands for it "
                 "(model.*, engine.*, parallelism.*, auth.*, drain.*)"
             )
-        if self.gpu_memory_utilization is not None and self.kv_cache_memory is not None:
+        if self.gpu_memory_utilization_percent is not None and self.kv_cache_memory is not None:
             raise ValueError(
-                "engine.kvCacheMemory says how much memory the KV cache gets, gpuMemoryUtilization how it is derived: "
-                "set one of them"
+                "engine.kvCacheMemory says how much memory the KV cache gets, gpuMemoryUtilizationPercent how it is "
+                "derived: set one of them"
             )
         if len({variable.name for variable in self.env}) != len(self.env):
             raise ValueError("engine.env has a name twice: list each name once")

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
 URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|(s3|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
+TOKENIZER_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|pkg://[^/ ][^ ]*|file:///[^ ]+)$"
 ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -17,6 +18,11 @@ class Cache(SpecPart):
     storage_class_name: Name | None = None
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
     host_path: Annotated[str, Field(max_length=1024, pattern="^/.+")] | None = None
+
+    @property
+    def is_for_one_node(self) -> bool:
+        """True for a claim that the operator creates and that only pods of one node can use."""
+        return self.mode == "PVC" and self.size is not None and self.access_mode != "ReadWriteMany"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -45,7 +51,7 @@ class Model(SpecPart):
     uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
     revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     served_names: Annotated[tuple[ServedName, ...], Field(min_length=1, max_length=16)] | None = None
-    tokenizer: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    tokenizer: Annotated[str, Field(min_length=1, max_length=1024, pattern=TOKENIZER_PATTERN)] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     secret_ref: Reference | None = None

@@ -14,24 +14,23 @@ from pydantic import Field, ValidationError, model_validator
 from octavo_operator.spec.access import Auth, Exposure, NetworkPolicy, Router, Toleration
 from octavo_operator.spec.engine import Engine, Parallelism
 from octavo_operator.spec.fields import (
-    Annotations,
-    LabelValue,
     Name,
     NodeSelector,
     PassedThrough,
     Quantity,
     Reference,
     Resources,
+    Share,
     SpecPart,
 )
 from octavo_operator.spec.model import Model
+from octavo_operator.spec.pod_template import PodMetadata
 
 GROUP = "serving.octavo.dev"
 VERSION = "v1alpha1"
 KIND = "InferenceService"
 MAX_NAME_CHARS = 40
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_OURS = (f"{GROUP}/", "app.kubernetes.io/")
 
 
 class InvalidSpec(Exception):
@@ -43,21 +42,7 @@ class Drain(SpecPart):
 
 
 class DisruptionBudget(SpecPart):
-    max_unavailable: int | str | None = None
-
-
-class PodMetadata(SpecPart):
-    labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
-    annotations: Annotations = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _leaves_ours(self) -> Self:
-        if any(key.startswith(_OURS) for key in self.labels):
-            raise ValueError(
-                "labels under serving.octavo.dev/ and app.kubernetes.io/ are reserved for the operator: choose "
-                "another prefix"
-            )
-        return self
+    max_unavailable: Share | None = None
 
 
 class InferenceServiceSpec(SpecPart):

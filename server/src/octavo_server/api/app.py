@@ -28,6 +28,7 @@ from octavo_server.api import (
     models,
     render,
     responses,
+    sleep,
     tokens,
 )
 from octavo_server.api.client import EngineClient
@@ -63,6 +64,7 @@ MODULES = (
     tokens,
     health,
     drain,
+    sleep,
     admin,
     kv,
 )
@@ -93,6 +95,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         config=client.config,
         ready=client.ready_info,
         stats=lambda: client.stats,
+        sleeping=lambda: client.sleeping_tags,
         prefix=config.metrics_prefix,
     )
     client.on_stats = telemetry.record_step

@@ -3,7 +3,7 @@
 These protocols contain no code; they keep the handlers independent of processes, sockets and models.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_server.openai.rendering import ChatRenderer
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo_engine.wire.kv_stream import KVChange
     from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats
     from octavo_engine.wire.sampling import SamplingParams
+    from octavo_engine.wire.sleep import MemoryTag
 
 
 class TextCodec(Protocol):
@@ -114,4 +115,17 @@ class EngineClient(Protocol):
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; return False if requests use blocks, which prevents it. Raises EngineDead."""
+        ...
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back and abort running requests. Raises InvalidRequest, EngineDead."""
+        ...
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Restore memory, all by default. Raises InvalidRequest, EngineDead, and Unavailable if it still sleeps."""
+        ...
+
+    @property
+    def sleeping_tags(self) -> "frozenset[MemoryTag]":
+        """Memory that is given back; empty if the engine is awake."""
         ...

@@ -19,6 +19,7 @@ from octavo_server.api.admission import Admission
 from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.output_log import OutputLog
+from octavo_server.api.sleep_control import SleepControl
 from octavo_server.config import ServerConfig
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
@@ -63,6 +64,7 @@ class ApiContext:
     in_flight: InFlight = field(default_factory=InFlight)
     threads: RequestThreads = field(default_factory=RequestThreads)
     lifecycle: Lifecycle = field(init=False)
+    sleep_control: SleepControl = field(init=False)
     body_budget: BodyBudget = field(init=False)
     admission: Admission = field(init=False)
     longest_token: int = field(init=False)
@@ -73,6 +75,7 @@ class ApiContext:
         codec = self.client.tokenizer
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
         self.lifecycle.on_change = self.publish_readiness
+        self.sleep_control = SleepControl(self.client, self.lifecycle)
         self.body_budget = BodyBudget(self.config.max_body_memory_bytes)
         self.admission = Admission(
             self.config.queue,

@@ -17,6 +17,7 @@ from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.openai.chat import ChatCompletion
+from octavo_server.openai.completion import Completion
 from octavo_server.openai.invocations import InvocationRequest, InvocationShape
 
 router = APIRouter()
@@ -24,7 +25,9 @@ router = APIRouter()
 
 @router.post(
     "/invocations",
-    **accepts(InvocationRequest, "Answer a chat or completion request", answer=ChatCompletion, streams=True),
+    **accepts(
+        InvocationRequest, "Answer a chat or completion request", answer=(ChatCompletion, Completion), streams=True
+    ),
 )
 async def invoke(request: Request) -> Response:
     context = context_of(request)

@@ -21,7 +21,8 @@ JSON, EVENT_STREAM, TEXT = "application/json", "text/event-stream", "text/plain"
 REFUSALS = (400, 401, 404, 429, 500, 503)
 
 Schema = dict[str, Any]
-#: A type that msgspec can describe, a media type if the response isn't JSON, or None for a response without a body.
+#: A type that msgspec can describe, a tuple of such types, of which the response has one, a media type if the response
+#: isn't JSON, or None for a response without a body.
 AnswerType = Any
 
 
@@ -73,8 +74,9 @@ def _described(answer: AnswerType) -> tuple[Schema, Schema]:
         return {}, {}
     if isinstance(answer, str):
         return {answer: {"schema": {"type": "string"}}}, {}
-    (schema,), definitions = msgspec.json.schema_components([answer], ref_template=_ref("{name}"))
-    return {JSON: {"schema": schema}}, definitions
+    kinds = answer if isinstance(answer, tuple) else (answer,)
+    schemas, definitions = msgspec.json.schema_components(kinds, ref_template=_ref("{name}"))
+    return {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}}}, definitions
 
 
 def _ref(name: str) -> str:

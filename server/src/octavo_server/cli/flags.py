@@ -43,6 +43,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "gpu_memory_utilization": "Share of the memory of the machine or container for weights and KV cache together.",
         "num_gpu_blocks_override": "Number of KV blocks, which otherwise follows from the size of the KV cache.",
         "swap_space": "CPU memory in GiB for the KV blocks of preempted requests.",
+        "enable_sleep_mode": "Routes /sleep and /wake_up, which release and restore the memory of the KV cache and the "
+        "weights.",
         "enable_prefix_caching": "Sharing of KV blocks between requests with equal prefixes.",
         "kv_stream": "Route GET /kv/events, which streams the hashes of the cached KV blocks to Octavo's routers.",
         "kv_events_config": "JSON settings of vLLM's KV events over ZeroMQ, for other routers; the events contain "

@@ -153,7 +153,7 @@ def add_lifecycle_flags(parser: Any) -> None:
     text = "Seconds that running requests have to finish after SIGTERM or POST /drain."
     add_seconds(group, "--drain-timeout", text, default=30.0, alias="--shutdown-timeout")
     text = (
-        "Smallest number of seconds between SIGTERM and exit; meanwhile new requests get status 503, so that proxies "
-        "notice the end. Ctrl-C skips this delay."
+        "Smallest number of seconds between SIGTERM and exit, so that proxies notice the end. Meanwhile a router "
+        "serves new requests, and `octavo serve` answers them with status 503. Ctrl-C skips this delay."
     )
     add_seconds(group, "--shutdown-delay", text, default=0.0)

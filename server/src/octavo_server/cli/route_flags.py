@@ -92,6 +92,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         **http_settings_of(args),
         admin_port=args.admin_port,
         routing_headers=args.routing_headers,
+        root_path=args.root_path.rstrip("/"),
         replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
         limits=RequestLimits(
@@ -111,6 +112,13 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free "
         "port. Default: none, so that all routes answer on --port.",
+    )
+    group.add_argument(
+        "--root-path",
+        default="",
+        metavar="PATH",
+        help="Prefix that the paths of requests may have, such as /models if clients use http://HOST/models/v1; it is "
+        "removed. Default: none.",
     )
     add_cors_flags(group)
     group.add_argument(

@@ -35,6 +35,7 @@ ROUTES: Mapping[str, Kind] = {
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
     **dict.fromkeys((MESSAGES, RENDER, COUNT_TOKENS), "client"),
     **dict.fromkeys(("/tokenize", "/detokenize", "/invocations", "/tokenizer_info"), "client"),
+    **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "admin"),
     **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
     **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
     **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),

@@ -1,8 +1,9 @@
-"""`Lifecycle`: the states accepting, draining and stopping of a server.
+"""`Lifecycle`: the states accepting, sleeping, draining and stopping of a server.
 
 While draining, new requests are refused and running ones may finish; those that outlast the timeout are ended with an
-error. A draining server can resume, a stopping one (the process got a signal to end) can't. `DrainMiddleware` refuses
-and counts requests; it counts from the first byte, so that a request still being read or tokenised is included.
+error. A draining server can resume, a stopping one (the process got a signal to end) can't. A sleeping server refuses
+new requests, too, while its engine has no memory. `DrainMiddleware` refuses and counts requests; it counts from the
+first byte, so that a request still being read or tokenised is included.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from octavo_engine.wire.errors import Unavailable
+from octavo_engine.wire.sleep import WAKE_RETRY_S
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +23,7 @@ from octavo_server.json_responses import error_reply
 
 logger = logging.getLogger(__name__)
 
-State = Literal["accepting", "draining", "stopping"]
+State = Literal["accepting", "sleeping", "draining", "stopping"]
 
 #: Delay after which a client refused by a draining server should retry: meanwhile another server takes its place.
 RETRY_AFTER_S = 5.0
@@ -34,18 +36,45 @@ class Lifecycle:
     """
 
     def __init__(self, in_flight: InFlight, *, timeout_s: float) -> None:
-        self.state: State = "accepting"
+        self._drain_state: Literal["draining", "stopping"] | None = None
+        self._is_sleeping = False
         self.num_requests = 0
         self._in_flight = in_flight
         self._timeout_s = timeout_s
         self._ender: asyncio.Handle | None = None
         self._deadline_s = 0.0  # by the loop's clock, once `_ender` is set
+        self._accepts_until_s = 0.0  # by the loop's clock, while the state is not accepting
         self._idle = asyncio.Event()
         self._idle.set()
         self.on_change: Callable[[], None] = lambda: None
 
-    def drain(self, *, for_good: bool = False) -> None:
-        """Start draining. A second call doesn't extend the time. `for_good`: the server stops and can't resume."""
+    @property
+    def state(self) -> State:
+        """The state; of a drain and sleep at the same time, the drain."""
+        return self._drain_state or ("sleeping" if self._is_sleeping else "accepting")
+
+    def fall_asleep(self, *, ends_requests: bool) -> None:
+        """Refuse new requests until `wake_up`. `ends_requests`: end running requests with an error."""
+        self._is_sleeping = True
+        self.on_change()
+        if ends_requests:
+            text = "The server went to sleep: send the request to another one, or again after POST /wake_up."
+            self._in_flight.end_all(Unavailable(text, retry_after_s=WAKE_RETRY_S))
+
+    def wake_up(self) -> None:
+        """Accept requests again, unless the server drains."""
+        self._is_sleeping = False
+        if self._drain_state is None:
+            self._in_flight.reopen()
+        self.on_change()
+
+    def drain(self, *, for_good: bool = False, accepts_for_s: float = 0.0) -> None:
+        """Start draining. A second call doesn't extend the time. `for_good`: the server stops and can't resume.
+
+        `accepts_for_s`: for this time new requests are still served, though the state says that they should go
+        elsewhere.
+        """
+        self._accepts_until_s = asyncio.get_running_loop().time() + accepts_for_s
         if for_good:
             self._enter_state("stopping")
         if self._ender is not None:
@@ -64,8 +93,9 @@ class Lifecycle:
         if self._ender is not None:
             self._ender.cancel()
             self._ender = None
-        self._in_flight.reopen()
-        self._enter_state("accepting")
+        if not self._is_sleeping:
+            self._in_flight.reopen()
+        self._enter_state(None)
         return True
 
     async def drained(self, *, at_least_s: float = 0.0) -> None:
@@ -87,9 +117,15 @@ class Lifecycle:
 
     async def check_accepting(self, receive: Receive) -> None:
         """Read the body and raise Unavailable while new requests are refused."""
-        if self.state != "accepting":
-            await discard_body(receive)
-            raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
+        if self.state == "accepting":
+            return
+        if self.state != "sleeping" and asyncio.get_running_loop().time() < self._accepts_until_s:
+            return
+        await discard_body(receive)
+        if self.state == "sleeping":
+            text = "This server sleeps: send the request to another one, or wake this one with POST /wake_up."
+            raise Unavailable(text, retry_after_s=WAKE_RETRY_S)
+        raise Unavailable("This server is draining: send the request to another one.", retry_after_s=RETRY_AFTER_S)
 
     def begin_request(self) -> None:
         self.num_requests += 1
@@ -100,8 +136,8 @@ class Lifecycle:
         if not self.num_requests:
             self._idle.set()
 
-    def _enter_state(self, state: State) -> None:
-        self.state = state
+    def _enter_state(self, state: Literal["draining", "stopping"] | None) -> None:
+        self._drain_state = state
         self.on_change()
 
     def _end_all(self) -> None:

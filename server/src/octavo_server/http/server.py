@@ -2,7 +2,8 @@
 
 The first SIGTERM or SIGINT starts a drain (`http/lifecycle.py`): the listener stays open, new requests get a 503,
 running ones finish or end with an error event at the timeout; then the listener closes. A second signal ends everything
-at once. A subclass may override `on_tick` and `shutdown` for its own resources.
+at once. A subclass may override `on_tick` and `shutdown` for its own resources, and may serve new requests during the
+shutdown delay.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ FINAL_WRITE_S = 5
 
 
 class DrainingServer(uvicorn.Server):
+    accepts_during_delay = False
+
     def __init__(
         self,
         app: ASGIApp,
@@ -76,16 +79,16 @@ class DrainingServer(uvicorn.Server):
         if self._stopping is not None:
             self.force_exit = self.should_exit = True
             return
-        self._lifecycle.drain(for_good=True)
-        self._stopping = asyncio.create_task(self._exit_when_drained(sig))
+        delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
+        self._lifecycle.drain(for_good=True, accepts_for_s=delay_s if self.accepts_during_delay else 0.0)
+        self._stopping = asyncio.create_task(self._exit_when_drained(delay_s))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._lifecycle.end_now()
         await super().shutdown(sockets)
 
-    async def _exit_when_drained(self, sig: int) -> None:
+    async def _exit_when_drained(self, delay_s: float) -> None:
         lifecycle = self._lifecycle
-        delay_s = self._shutdown_delay_s if sig == signal.SIGTERM else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + FINAL_WRITE_S):
                 await lifecycle.drained(at_least_s=delay_s)

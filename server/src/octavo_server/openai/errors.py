@@ -58,6 +58,10 @@ class NotEnabled(OctavoError):
         super().__init__(f"{route} is switched off: start the server with {flag}.")
 
 
+class Conflict(OctavoError):
+    """Another request changed the server's state meanwhile."""
+
+
 class GenerationFailed(OctavoError):
     """The engine ended a request with finish reason "error"; the client may send the request again."""
 
@@ -106,6 +110,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (NotStored, 404, "NotFoundError"),
     (NotEnabled, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
+    (Conflict, 409, "ConflictError"),
     (RequestTooLarge, 413, "RequestTooLargeError"),
     (Overloaded, 429, "RateLimitError"),
     (Unavailable, 503, "ServiceUnavailableError"),

@@ -100,6 +100,8 @@ class Router:
         self._paths = frozenset(KINDS) | OTHERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.settings.root_path:
+            scope = _without_prefix(scope, self.settings.root_path)
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
             await self._proxy(scope, receive, send)
         else:
@@ -196,11 +198,23 @@ class Router:
         return Waiting(sum(counts.values()) - sum(held.values()), held)
 
 
+def _without_prefix(scope: Scope, prefix: str) -> Scope:
+    """Remove the prefix from the path, if it is there: proxies with a rule for a path send it, others don't."""
+    raw = prefix.encode()
+    if not scope["path"].startswith(f"{prefix}/") or not scope["raw_path"].startswith(raw + b"/"):
+        return scope
+    return {**scope, "path": scope["path"].removeprefix(prefix), "raw_path": scope["raw_path"].removeprefix(raw)}
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     return error_reply(error, path=request.scope["path"])
 
 
 class RouterServer(DrainingServer):
+    """During the shutdown delay new requests are served: nothing in front of a router would send them elsewhere."""
+
+    accepts_during_delay = True
+
     def __init__(self, router: Router) -> None:
         self._feed = router.feed
         super().__init__(

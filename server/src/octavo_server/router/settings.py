@@ -24,10 +24,12 @@ class ForwardLimits:
 class RouterSettings(HttpSettings):
     """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
     whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
+    `root_path`: a prefix that the paths of requests may have, without a slash at its end.
     """
 
     admin_port: int | None = None
     routing_headers: bool = False
+    root_path: str = ""
     replica_key: str = field(default="", repr=False)
     max_index_entries: int = 4_000_000
     forward: ForwardLimits = field(default_factory=ForwardLimits)

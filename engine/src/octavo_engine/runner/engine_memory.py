@@ -1,0 +1,61 @@
+"""`EngineMemory`: gives the weights and the KV cache back to the system while an engine sleeps, and restores them."""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+
+from torch import Tensor
+
+from octavo_engine.ops.attention import AttentionBackend
+from octavo_engine.runner.runner import RunnableModel, Runner
+from octavo_engine.wire.sleep import MemoryTag
+
+
+class EngineMemory:
+    """The memory of one runner. `load_model` raises StartupError; `make_host` allocates the runner's `host`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        backend: AttentionBackend,
+        *,
+        num_blocks: int,
+        load_model: Callable[[], RunnableModel],
+        make_host: Callable[[], Tensor | None],
+    ) -> None:
+        self._runner = runner
+        self._backend = backend
+        self._num_blocks = num_blocks
+        self._load_model = load_model
+        self._make_host = make_host
+
+    def release(self, tag: MemoryTag) -> None:
+        """Free the memory. No plan may run until `restore`."""
+        if tag == "weights":
+            self._runner.model = None
+        else:
+            self._backend.release()
+            self._runner.host = None
+        return_freed_memory()
+
+    def restore(self, tag: MemoryTag) -> None:
+        """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released."""
+        if tag == "weights":
+            self._runner.model = self._load_model()
+        else:
+            self._backend.allocate(self._num_blocks)
+            self._runner.host = self._make_host()
+
+
+def return_freed_memory() -> None:
+    """Free unreachable objects, also frozen ones, and return the allocator's free memory to the system."""
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if was_frozen:
+        gc.freeze()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+        if trim is not None:
+            trim(ctypes.c_size_t(0))

@@ -1,0 +1,60 @@
+"""`OptionalApis`: kinds of other projects that the settings ask for and that the cluster may not serve, or not yet.
+
+While such a kind is missing, the settings that need it are off, and the operator asks for it periodically: its CRD may
+be installed after the operator, or be away only while the operator starts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from octavo_operator.cluster.client import Cluster
+from octavo_operator.cluster.inventory import is_served
+from octavo_operator.resync import retry_until_ok
+from octavo_operator.service import Settings
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 30.0
+POD_MONITOR, HTTP_ROUTE = "PodMonitor", "HTTPRoute"
+
+
+class OptionalApis:
+    """`namespaces`: empty for all."""
+
+    def __init__(self, cluster: Cluster, wanted: Settings, namespaces: Sequence[str]) -> None:
+        self.wanted = wanted
+        self._cluster = cluster
+        self._namespace = namespaces[0] if namespaces else None
+        self._missing: list[str] = []
+
+    @property
+    def settings(self) -> Settings:
+        """The wanted settings without those that need a missing kind."""
+        return replace(
+            self.wanted,
+            has_pod_monitors=self.wanted.has_pod_monitors and POD_MONITOR not in self._missing,
+            has_gateway_api=self.wanted.has_gateway_api and HTTP_ROUTE not in self._missing,
+        )
+
+    async def ask(self) -> None:
+        """Find the kinds that are missing at the start. Raises ApiError."""
+        asked = (self.wanted.has_pod_monitors and POD_MONITOR, self.wanted.has_gateway_api and HTTP_ROUTE)
+        self._missing = [kind for kind in asked if kind and not await self._is_served(kind)]
+        for kind in self._missing:
+            logger.warning("there are no %ss in this cluster: the operator creates none until their CRD exists", kind)
+
+    async def ask_until_complete(self, on_found: Callable[[str], None]) -> None:
+        """Ask for missing kinds until all are served. `on_found`: called with each kind that is found."""
+        while self._missing:
+            await asyncio.sleep(ASK_EVERY_S)
+            for kind in tuple(self._missing):
+                if await retry_until_ok(partial(self._is_served, kind)):
+                    logger.info("the cluster serves %ss now", kind)
+                    self._missing.remove(kind)
+                    on_found(kind)
+
+    async def _is_served(self, kind: str) -> bool:
+        return await is_served(self._cluster, kind, self._namespace)

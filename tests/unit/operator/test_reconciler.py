@@ -1,0 +1,223 @@
+"""A reconciliation of a service whose objects the API server refuses, or whose spec is not accepted."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from octavo_operator import optional_apis
+from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.reconciler import Incomplete, Reconciler
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.metrics import Telemetry
+from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.observed import RouterReport
+from octavo_operator.optional_apis import OptionalApis
+from octavo_operator.service import Settings
+from octavo_testing.infsvc_cases import Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
+KEY: Key = ("default", "llm")
+UNTYPED = ApiError(
+    500,
+    "",
+    "failed to create typed patch object (default/llm-engine; apps/v1, Kind=Deployment): "
+    ".spec.template.spec.affinity.nodeAffinty: field not declared in schema",
+)
+LEADER_CHANGED = ApiError(500, "InternalError", "etcdserver: leader changed")
+Fault = Callable[[str, str], ApiError | None]
+
+
+class RecordingCluster(Cluster):
+    """Accepts every write for which `fault`, called with method and path, returns no error."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self.written: dict[str, dict[str, Any]] = {}
+        self.stored: dict[str, dict[str, Any]] = {}
+        self.webhook: Callable[[str], str] = lambda manifest: manifest
+        self._version = 100
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        if (error := self._fault(method, path)) is not None:
+            raise error
+        if "/events" not in path:
+            self.written[path] = dict(body or {})
+        self._version += 1
+        stored = self.stored.get(path.rpartition("/")[2], {"metadata": {"uid": path}})
+        sent = {"creationTimestamp": "2026-01-01T00:00:00Z"} | (body or {}).get("metadata", {})
+        changed = stored["metadata"] | sent | {"resourceVersion": str(self._version)}
+        answer: dict[str, Any] = json.loads(self.webhook(json.dumps({**stored, **(body or {}), "metadata": changed})))
+        return answer
+
+
+class Leader:
+    may_write, identity = True, "operator-0"
+
+
+class Reports:
+    def for_pods(self, namespace: str, pods: Any) -> dict[str, RouterReport]:
+        return {pod: RouterReport(pod=pod, admitted={"llm-engine-0": "e1"}) for pod in pods}
+
+
+class Operator:
+    """A reconciler over a view with one service, a router that serves, and an engine pod that was not admitted yet."""
+
+    def __init__(self, raw: dict[str, Any], fault: Fault = lambda *_: None) -> None:
+        self.view, self.cluster = View(), RecordingCluster(fault)
+        fakes: dict[str, Any] = {"leadership": Leader(), "reports": Reports()}
+        self._reconciler = Reconciler(
+            self.cluster,
+            self.view,
+            settings=lambda: SETTINGS,
+            queue=WorkQueue[Key](),
+            secret_of=str,
+            telemetry=Telemetry(),
+            **fakes,
+        )
+        self.view.update(raw)
+        self.cluster.stored["status"] = raw  # the last part of the path to which the status is written
+        ready = [{"type": type_, "status": "True"} for type_ in ("Ready", "ContainersReady", "PodScheduled")]
+        self.view.update(_pod("llm-router-0", "router", conditions=ready))
+        self.view.update(_pod("llm-engine-0", "engine", conditions=ready[1:]))
+
+    async def reconcile(self) -> None:
+        await self._reconciler.reconcile(KEY)
+
+    @property
+    def admitted(self) -> list[str]:
+        paths = [path for path in self.cluster.written if "/pods/" in path]
+        return [path.split("/")[-2] for path in paths if ADMITTED_GATE in str(self.cluster.written[path])]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        (found,) = (body for path, body in self.cluster.written.items() if "inferenceservices" in path)
+        return dict(found["status"])
+
+    def condition(self, type_: str) -> dict[str, Any]:
+        return next(c for c in self.status["conditions"] if c["type"] == type_)
+
+
+class Crds:
+    """A cluster that serves the kinds in `served`."""
+
+    def __init__(self) -> None:
+        self.served: set[str] = {"PodMonitor"}
+
+    async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
+        if kind not in self.served:
+            raise ApiError(404, "", "404 page not found")
+        return set()
+
+
+def _raw(name: str = "llm", **spec: Any) -> dict[str, Any]:
+    raw = stored(Case("", spec, name=name))
+    raw["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    return raw
+
+
+def _pod(name: str, component: str, **status: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: component, REVISION_LABEL: "old"}
+    metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+
+
+def _engine_fault(error: ApiError) -> Fault:
+    """Fail writes of the wanted revision."""
+    return lambda _, path: error if "/deployments/llm-engine-" in path and not path.endswith("-old") else None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(UNTYPED, "Refused"), (LEADER_CHANGED, "Retrying")], ids=["untyped", "leader changed"]
+)
+async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiError, reason: str) -> None:
+    operator = Operator(_raw(), _engine_fault(error))
+    with pytest.raises(Incomplete):
+        await operator.reconcile()
+    assert any("deployments/llm-router" in path for path in operator.cluster.written)
+    assert operator.admitted == ["llm-engine-0"]
+    found = operator.condition("ChildrenApplied")
+    assert found["reason"] == reason
+    assert error.message in found["message"]
+    assert operator.condition("Ready")["status"] == "False"
+
+
+def _deployment(revision: str, replicas: int) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", COMPONENT_LABEL: "engine", REVISION_LABEL: revision}
+    owner = {"apiVersion": "serving.octavo.dev/v1alpha1", "kind": "InferenceService", "name": "llm", "controller": True}
+    metadata = {"namespace": "default", "name": f"llm-engine-{revision}", "uid": "d", "labels": labels}
+    metadata |= {"ownerReferences": [owner], "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "2"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": replicas}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"shiny": True}, "InvalidSpec"),
+        ({"exposure": {"gateway": {"parentRefs": [{"name": "gw"}]}}, "auth": {"required": False}}, "NoGatewayApi"),
+    ],
+    ids=["unreadable", "no Gateway API"],
+)
+async def test_pods_are_scaled_and_admitted_while_the_spec_is_not_accepted(spec: dict[str, Any], reason: str) -> None:
+    operator = Operator(_raw(**spec, replicas=3))
+    running = operator.cluster.stored["llm-engine-old"] = _deployment("old", 1)
+    operator.view.update(running)
+    await operator.reconcile()
+    (scaled,) = (body for path, body in operator.cluster.written.items() if path.endswith("/llm-engine-old"))
+    assert (scaled["spec"], scaled["metadata"]["uid"]) == ({"replicas": 3}, "d")
+    assert operator.admitted == ["llm-engine-0"]
+    assert operator.condition("Accepted")["reason"] == reason
+    assert operator.status["replicas"]["desired"] == 3
+    assert operator.view.services_behind_router_of(("default", "llm-router-0")) == {KEY}
+    assert len(operator.cluster.written) == 3  # replicas, gate, status
+    operator.cluster.written.clear()
+    await operator.reconcile()
+    assert "llm-engine-old" not in str(operator.cluster.written.keys())
+
+
+async def test_the_revision_that_serves_is_scaled_while_the_wanted_one_is_refused() -> None:
+    operator = Operator(_raw(), _engine_fault(UNTYPED))
+    running = operator.cluster.stored["llm-engine-old"] = _deployment("old", 1)
+    operator.view.update(running)
+    conditions = [{"type": type_, "status": "True"} for type_ in ("ContainersReady", "Ready", ADMITTED_GATE)]
+    operator.view.update(_pod("llm-engine-0", "engine", conditions=conditions))
+    for replicas, expected in ((1, 0), (3, 1), (3, 1)):
+        operator.view.update(_raw(replicas=replicas) | {"status": operator.view.services[KEY].get("status")})
+        with pytest.raises(Incomplete):
+            await operator.reconcile()
+        scaled = [body for path, body in operator.cluster.written.items() if path.endswith("/llm-engine-old")]
+        assert [body["spec"] for body in scaled] == [{"replicas": 3}] * expected
+
+
+async def test_a_kind_whose_crd_comes_later_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional_apis, "ASK_EVERY_S", 0.0)
+    crds: Any = Crds()
+    apis = OptionalApis(crds, replace(SETTINGS, has_gateway_api=True, has_pod_monitors=True), ())
+    await apis.ask()
+    assert (apis.settings.has_gateway_api, apis.settings.has_pod_monitors) == (False, True)
+    found = list[str]()
+    asking = asyncio.create_task(apis.ask_until_complete(found.append))
+    crds.served.add("HTTPRoute")
+    await asyncio.wait_for(asking, 10)
+    assert (found, apis.settings.has_gateway_api) == (["HTTPRoute"], True)
+
+
+async def test_an_object_that_a_webhook_changes_is_written_once() -> None:
+    operator = Operator(_raw(resources={"limits": {"memory": "1Gi"}}))
+    operator.cluster.webhook = lambda manifest: manifest.replace('"image": "', '"image": "mirror.example.com/')
+    await operator.reconcile()
+    deployments = [raw for raw in operator.view.objects() if raw["kind"] == "Deployment"]
+    assert all("mirror.example.com" in str(raw) for raw in deployments)
+    operator.cluster.written.clear()
+    await operator.reconcile()
+    assert [path for path in operator.cluster.written if "/deployments/" in path] == []
+    changed = json.loads(json.dumps(deployments[0]).replace("mirror.example.com", "elsewhere.example.com"))
+    changed["metadata"]["resourceVersion"] = "9999"
+    operator.view.update(changed)
+    await operator.reconcile()
+    assert [path.rpartition("/")[2] for path in operator.cluster.written if "/deployments/" in path] == [
+        changed["metadata"]["name"]
+    ]
