@@ -42,6 +42,10 @@ async def test_json_is_accepted_with_parameters(served, kind):
     assert answer.status_code == 200
 
 
+async def test_a_line_break_is_no_trailing_slash(served):
+    assert (await served.http.get("/v1/models/%0A")).status_code == 404
+
+
 @pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/metrics"])
 async def test_probes_with_a_trailing_slash_are_redirected_without_a_key(locked, path):
     answer = await locked.http.get(f"{path}/")

@@ -22,7 +22,7 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}", **answers("One served name", ModelObject, refusals=(401, 404)))
 async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
-    if not model:
+    if not model and request.scope["path"].endswith("/"):  # the route also matches a line break in this place
         return RedirectResponse(request.url.replace(path=request.url.path.removesuffix("/")))
     if model not in context.config.served_model_names:
         raise ModelNotFound(model)
