@@ -63,6 +63,8 @@ def test_fields_of_an_existing_claim_cannot_change(
         refusal = ""
     except ApiException as error:
         refusal = json.loads(error.body)["message"]
+    finally:
+        custom.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, "case")
     assert bool(refusal) is bool(message)
     assert message in refusal
 

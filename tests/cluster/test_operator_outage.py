@@ -34,7 +34,7 @@ def test_changes_right_after_an_outage_are_applied_once(frail: ControlPlane, tmp
         operated.wait_until_settled("first", "second")
         writes = operated.writes(since)
     of_first = {kind: count for (kind, name), count in writes.items() if name.startswith("first")}
-    assert of_first == {"deployments": 1, "inferenceservices/status": 1}
+    assert of_first == {"deployments": 1, "poddisruptionbudgets": 1, "inferenceservices/status": 1}
     assert {kind for (kind, _), count in writes.items() if count > 1} <= {"inferenceservices/status"}
 
 
