@@ -58,7 +58,15 @@ async def test_logprobs_are_those_of_the_beam(served):
     assert answer["choices"][0]["logprobs"]["token_logprobs"] == [-0.25] * 3
 
 
-@pytest.mark.parametrize(("fields", "param"), [({"stream": True}, "use_beam_search"), ({"n": 11}, "logprobs")])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "use_beam_search"),
+        ({"n": 11}, "logprobs"),
+        ({"length_penalty": 1e308}, "length_penalty"),
+        ({"length_penalty": -1e308}, "length_penalty"),
+    ],
+)
 async def test_impossible_searches_are_refused(served, fields, param):
     answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -17,6 +17,10 @@ from octavo_engine.wire.sampling import SamplingParams
 Generate = Callable[[list[TokenizedPrompt], SamplingParams], list[RequestOutput]]
 
 
+#: Largest absolute `length_penalty`: the length of a long beam to this power is still a number.
+MAX_PENALTY = 10
+
+
 @dataclass(slots=True)
 class BeamSearchParams:
     """The settings of a beam search. Raises InvalidRequest, which names the field."""
@@ -33,6 +37,9 @@ class BeamSearchParams:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {value!r}.", param=name)
+        if not -MAX_PENALTY <= self.length_penalty <= MAX_PENALTY:
+            rule = f"in [-{MAX_PENALTY}, {MAX_PENALTY}]"
+            raise InvalidRequest(f"length_penalty must be {rule}, got {self.length_penalty!r}.", param="length_penalty")
 
 
 @dataclass(slots=True)
