@@ -1,5 +1,5 @@
 # Image of the engine with its API server. Build it from the root of the repository: make images
-#   TORCH_INDEX, TORCH_SPEC   source of torch (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu128
+#   TORCH_INDEX, TORCH_SPEC   source of torch (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu130
 #   MODELS                    packages with weights to install, for pkg:// models; MODELS=none installs none
 #   TARGET                    cpu, or cuda, which adds the compiler that Triton's launcher needs
 # The sources are the last layer, in their own folder, as their dependencies are large and change rarely.
