@@ -25,7 +25,8 @@ def bounded(cluster: Cluster, namespace: str) -> str:
 
 
 def _engine(cluster: Cluster, namespace: str) -> dict:
-    (pod,) = cluster.find("Pod", namespace, "app.kubernetes.io/component=engine")
+    label = f"app.kubernetes.io/component=engine,serving.octavo.dev/service={NAME}"
+    (pod,) = cluster.find("Pod", namespace, label)
     return pod
 
 
