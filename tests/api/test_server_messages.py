@@ -341,7 +341,7 @@ async def test_the_client_raises_its_own_errors(served, client):
         await client.messages.count_tokens(model="claude", messages=[USER])
     with pytest.raises(anthropic.BadRequestError, match="maximum context length is 1024"):
         await answer_of(client, messages=[{"role": "user", "content": "a" * 2000}])
-    answer = await served.http.post("/v1/messages", content=b"{")
+    answer = await served.http.post("/v1/messages", content=b"{", headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     answer = await served.http.get("/v1/messages")
     assert (answer.status_code, answer.json()["type"]) == (405, "error")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from octavo_testing.framing_attacks import H2C, SMUGGLED
-from octavo_testing.raw_http import chunks, completion_body, request_bytes
+from octavo_testing.raw_http import JSON_TYPE, chunks, completion_body, request_bytes
 
 START_LINES = (
     *[b"POST /v1/completions HTTP/1.1"] * 16,
@@ -82,7 +82,7 @@ class HeadMutator:
     def _request(self, body: bytes, *, is_plain: bool) -> tuple[bytes, bytes]:
         """Return the head and the rest of a request."""
         is_chunked = self._dice.random() < 0.3
-        framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body)
+        framing = JSON_TYPE + (b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(body))
         content = chunks(body, trailers=self._dice.choice((b"", b"x: y\r\n"))) if is_chunked else body
         if is_plain:
             upgrade = self._dice.choice(UPGRADES)
