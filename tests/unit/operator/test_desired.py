@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from octavo_operator.cli import build_parser, settings_of
 from octavo_operator.desired.children import desired_children
-from octavo_operator.desired.devices import unsupported_accelerators
-from octavo_operator.desired.engine import desired_engine, engine_revision, num_gpus
+from octavo_operator.desired.devices import num_accelerators, unsupported_accelerators
+from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
@@ -209,7 +209,7 @@ def test_engines_compute_on_the_device_that_the_pods_request(
 def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
     gpu = _service({"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"})
     volumes = desired_engine(gpu, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"]
-    assert num_gpus(gpu) == 1
+    assert num_accelerators(gpu) == 1
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in volumes
     assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
 
@@ -256,7 +256,7 @@ def test_the_budget_counts_wanted_replicas_of_all_revisions(
 def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
     service = _service({"resources": {"limits": limits}})
     pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
-    assert num_gpus(service) == count
+    assert num_accelerators(service) == count
     assert ("shm" in str(pod["volumes"])) is (count > 0)
 
 

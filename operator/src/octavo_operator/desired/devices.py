@@ -1,8 +1,10 @@
 """The device on which a service's engines compute, and the accelerators that its pods request."""
 
+import math
 from typing import Literal
 
 from octavo_operator.service import InferenceService
+from octavo_operator.spec.quantity import parse_quantity
 
 Device = Literal["cpu", "cuda"]
 #: Prefix of NVIDIA's resources: whole GPUs, shared ones (`nvidia.com/gpu.shared`) and MIG (`nvidia.com/mig-1g.5gb`).
@@ -22,6 +24,12 @@ def unsupported_accelerators(service: InferenceService) -> list[str]:
     if service.spec.engine.device is not None:
         return []
     return sorted(name for name in _requested(service) if name.startswith(OTHER_VENDORS))
+
+
+def num_accelerators(service: InferenceService) -> int:
+    """Number of accelerators that one replica requests, of any vendor. Partitions and shared GPUs count as one each."""
+    found = (amount for name, amount in _requested(service).items() if name.startswith((NVIDIA, *OTHER_VENDORS)))
+    return sum(math.ceil(parse_quantity(amount) or 0) for amount in found)
 
 
 def _requested(service: InferenceService) -> dict[str, str | int]:

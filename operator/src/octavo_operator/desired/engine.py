@@ -7,11 +7,10 @@ revision has its own Deployment, so Kubernetes' rollout, which does not consider
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from octavo_operator.desired.devices import device_of
+from octavo_operator.desired.devices import device_of, num_accelerators
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -42,12 +41,9 @@ from octavo_operator.names import (
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
-from octavo_operator.spec.quantity import parse_quantity
 
 REVISION_CHARS = 8
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
-SHARED, MIG = ".shared", "nvidia.com/mig-"  # GPUs shared by time slices or MPS; partitions of a GPU
 _GIB = 2**30
 
 
@@ -77,17 +73,6 @@ def desired_engine(service: InferenceService, settings: Settings, *, replicas: i
     )
     manifest["metadata"]["labels"] |= {REVISION_LABEL: revision, ROUTER_LABEL: service.router}
     return manifest
-
-
-def num_gpus(service: InferenceService) -> int:
-    """Number of GPUs that one replica requests, of any vendor. Partitions and shared GPUs count as GPUs."""
-    resources = service.spec.resources
-    limits = {} if resources is None else resources.requests | resources.limits
-    return sum(math.ceil(parse_quantity(amount) or 0) for name, amount in limits.items() if _is_gpu(name))
-
-
-def _is_gpu(resource: str) -> bool:
-    return resource.removesuffix(SHARED) in GPU_RESOURCES or resource.startswith(MIG)
 
 
 def template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
@@ -198,7 +183,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
 
 
 def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
-    size = service.spec.shared_memory or ("1Gi" if num_gpus(service) else None)
+    size = service.spec.shared_memory or ("1Gi" if num_accelerators(service) else None)
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
