@@ -13,6 +13,7 @@ from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.plan.rollout import rollout
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
+from octavo_testing.newer_templates import newer_templates
 from octavo_testing.plan_cluster import PlanCluster
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
@@ -144,6 +145,23 @@ def test_a_converged_cluster_is_not_written_to(seed: int, history: list[str]) ->
     world.operate()
     assert world.cluster.num_writes == before
     assert world.cluster.status == status
+
+
+@given(seed=st.integers(0, 2**32), history=events, later=events)
+def test_an_upgrade_of_the_operator_writes_nothing(seed: int, history: list[str], later: list[str]) -> None:
+    """The newer operator writes other templates. Another history makes Deployments of both versions."""
+    world = World(random.Random(seed))
+    for event in history:
+        world.happen(event)
+    world.converge()
+    before = world.cluster.num_writes
+    with newer_templates():
+        world.converge()
+        assert world.cluster.num_writes == before
+        for event in later:
+            world.happen(event)
+        world.converge()
+    assert world.cluster.num_serving == world.service.spec.replicas
 
 
 @given(seed=st.integers(0, 2**32), history=events)

@@ -15,6 +15,7 @@ ADMITTED_GATE = f"{GROUP}/router-admitted"
 ADMITTED_EPOCH = f"{GROUP}/admitted-epoch"  # annotation of a pod: the epoch that its open gate belongs to
 
 APPLIED = f"{GROUP}/applied"  # annotation of a child: digest of the manifest that was applied
+TEMPLATE = f"{GROUP}/template"  # annotation of a router's Deployment: revision of its pod template
 
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080

@@ -130,3 +130,8 @@ class Observed:
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def revisions(self) -> frozenset[str]:
+        """Revisions of the engine Deployments that stay."""
+        return frozenset(s.revision for s in self.engine_deployments if not s.is_deleting)

@@ -8,13 +8,16 @@ from octavo_operator.desired.weights import desired_claim
 from octavo_operator.service import InferenceService, Settings
 
 
-def desired_children(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Manifests in the order of creation: objects that pods refer to come before the pods."""
+def desired_children(
+    service: InferenceService, settings: Settings, *, router_template: str | None = None
+) -> list[Manifest]:
+    """Manifests in the order of creation: objects that pods refer to come before the pods. `router_template`: revision
+    of the live router's pod template."""
     return [
         *desired_claim(service),
         desired_engine_identity(service),
         *desired_network(service, settings),
-        *desired_router(service, settings),
+        *desired_router(service, settings, () if router_template is None else (router_template,)),
         desired_engine_budget(service),
         *desired_monitors(service, settings),
     ]

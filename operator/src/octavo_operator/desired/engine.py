@@ -1,13 +1,12 @@
 """The engine's pods: one Deployment per revision, whose template never changes.
 
-A revision is the hash of all inputs that an engine reads when it starts. So changes that apply to running engines (API
-keys, the number of replicas) and changes of the router cause no rollout. The plan creates and deletes Deployments. Each
-revision has its own Deployment, so Kubernetes' rollout, which does not consider the routers, never runs.
+A revision is the hash of the pod template, which has all inputs that an engine reads when it starts. So changes that
+apply to running engines (API keys, the number of replicas) and changes of the router cause no rollout. The plan creates
+and deletes Deployments. Each revision has its own Deployment, so Kubernetes' rollout, which does not consider the
+routers, never runs.
 """
 
-import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from octavo_operator.desired.devices import device_of, num_accelerators
@@ -25,6 +24,7 @@ from octavo_operator.desired.objects import (
     resources,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
+from octavo_operator.desired.template_version import Versions, choose_template
 from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
 from octavo_operator.names import (
     ADMITTED_GATE,
@@ -42,20 +42,21 @@ from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
-REVISION_CHARS = 8
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 _GIB = 2**30
 
 
-def engine_revision(service: InferenceService, settings: Settings) -> str:
-    template = json.dumps(_template(service, settings), sort_keys=True)
-    return hashlib.sha256(template.encode()).hexdigest()[:REVISION_CHARS]
+def engine_revision(service: InferenceService, settings: Settings, *, live: Collection[str] = ()) -> str:
+    """The wanted revision. `live`: revisions that have a Deployment."""
+    return choose_template(TEMPLATES, service, settings, live).revision
 
 
-def desired_engine(service: InferenceService, settings: Settings, *, replicas: int) -> Manifest:
-    """The Deployment of the wanted revision."""
-    revision = engine_revision(service, settings)
-    template = _template(service, settings)
+def desired_engine(
+    service: InferenceService, settings: Settings, *, replicas: int, live: Collection[str] = ()
+) -> Manifest:
+    """The Deployment of the wanted revision. `live`: revisions that have a Deployment."""
+    chosen = choose_template(TEMPLATES, service, settings, live)
+    revision, template = chosen.revision, chosen.content
     template["metadata"]["labels"] |= {REVISION_LABEL: revision}
     manifest = child(
         service,
@@ -82,6 +83,9 @@ def template_conflicts(service: InferenceService, settings: Settings) -> list[st
 
 def _template(service: InferenceService, settings: Settings) -> Manifest:
     return with_template(_own_template(service, settings), service.spec.engine.pod_template)
+
+
+TEMPLATES: Versions = {1: _template}
 
 
 def _own_template(service: InferenceService, settings: Settings) -> Manifest:

@@ -1,5 +1,7 @@
 """The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
+from collections.abc import Collection
+
 from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
@@ -14,6 +16,7 @@ from octavo_operator.desired.objects import (
     resources,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
+from octavo_operator.desired.template_version import Versions, choose_template
 from octavo_operator.names import (
     ADMIN,
     ENGINE,
@@ -21,6 +24,7 @@ from octavo_operator.names import (
     ROUTER,
     ROUTER_ADMIN_PORT,
     ROUTER_PORT,
+    TEMPLATE,
     engine_account,
     engine_selector,
     engines_service,
@@ -37,11 +41,12 @@ DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "
 KEYS_PATH = "/etc/octavo/keys"
 
 
-def desired_router(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """The objects of the service's own router; none for a service that shares another service's router."""
+def desired_router(service: InferenceService, settings: Settings, live: Collection[str]) -> list[Manifest]:
+    """The objects of the service's own router; none for a service that shares another service's router. `live`: the
+    revision of the live Deployment's template."""
     if not service.owns_router:
         return []
-    return [*_identity(service), _deployment(service, settings), _budget(service)]
+    return [*_identity(service), _deployment(service, settings, live), _budget(service)]
 
 
 def num_routers(service: InferenceService) -> int:
@@ -112,8 +117,9 @@ def _account(service: InferenceService, name: str, component: str) -> Manifest:
     return child(service, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False)
 
 
-def _deployment(service: InferenceService, settings: Settings) -> Manifest:
-    return child(
+def _deployment(service: InferenceService, settings: Settings, live: Collection[str]) -> Manifest:
+    template = choose_template(TEMPLATES, service, settings, live)
+    manifest = child(
         service,
         "apps/v1",
         "Deployment",
@@ -124,9 +130,18 @@ def _deployment(service: InferenceService, settings: Settings) -> Manifest:
             "revisionHistoryLimit": 1,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": router_selector(service.name)},
-            "template": with_template(_own_template(service, settings), service.spec.router.pod_template),
+            "template": template.content,
         },
     )
+    manifest["metadata"]["annotations"] = {TEMPLATE: template.revision}
+    return manifest
+
+
+def _template(service: InferenceService, settings: Settings) -> Manifest:
+    return with_template(_own_template(service, settings), service.spec.router.pod_template)
+
+
+TEMPLATES: Versions = {1: _template}
 
 
 def router_template_conflicts(service: InferenceService, settings: Settings) -> list[str]:

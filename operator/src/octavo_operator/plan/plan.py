@@ -12,7 +12,14 @@ from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.desired.objects import Manifest, child
-from octavo_operator.names import ROUTER, engine_deployment, engine_selector, router_deployment, router_secret
+from octavo_operator.names import (
+    ROUTER,
+    TEMPLATE,
+    engine_deployment,
+    engine_selector,
+    router_deployment,
+    router_secret,
+)
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.apply_digest import with_digest
@@ -39,8 +46,8 @@ class Plan:
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
     """Make the plan for one service. `now`: RFC 3339. `new_secret`: value of the router's Secret, if it is created."""
-    wanted = engine_revision(service, settings)
-    children = [with_digest(manifest) for manifest in desired_children(service, settings)]
+    wanted = engine_revision(service, settings, live=observed.revisions)
+    children = [with_digest(made) for made in _desired_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
     conditions = conditions_of(service, observed, settings, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
@@ -111,6 +118,12 @@ def _children(service: InferenceService, observed: Observed, wanted: Sequence[Ma
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
             yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")
+
+
+def _desired_children(service: InferenceService, observed: Observed, settings: Settings) -> list[Manifest]:
+    router = observed.children.get(("Deployment", router_deployment(service.name)), {})
+    annotations = router.get("metadata", {}).get("annotations") or {}
+    return desired_children(service, settings, router_template=annotations.get(TEMPLATE))
 
 
 def _ref(manifest: Manifest) -> Ref:

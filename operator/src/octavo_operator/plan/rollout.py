@@ -17,8 +17,9 @@ from octavo_operator.service import InferenceService, Settings
 
 
 def rollout(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
-    wanted, replicas = engine_revision(service, settings), service.spec.replicas
-    manifest = with_digest(desired_engine(service, settings, replicas=replicas))
+    live_revisions, replicas = observed.revisions, service.spec.replicas
+    wanted = engine_revision(service, settings, live=live_revisions)
+    manifest = with_digest(desired_engine(service, settings, replicas=replicas, live=live_revisions))
     actions: list[Action] = []
     live = observed.engine_manifests.get(manifest["metadata"]["name"])
     actions.extend(child_actions(service, observed, manifest, live, why=f"revision {wanted} with {replicas} replicas"))

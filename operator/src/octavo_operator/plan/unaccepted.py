@@ -20,8 +20,7 @@ from octavo_operator.service import InferenceService, Settings
 def keep_running(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[Action]:
     """Yield the actions for a spec that can be read. The rollout of a revision that exists already continues: its
     template was accepted before."""
-    wanted = engine_revision(service, settings)
-    if any(s.revision == wanted and not s.is_deleting for s in observed.engine_deployments):
+    if engine_revision(service, settings, live=observed.revisions) in observed.revisions:
         yield from rollout(service, observed, settings)
     else:
         yield from scale_current(observed, service.spec.replicas)
