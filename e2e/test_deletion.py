@@ -10,7 +10,7 @@ from octavo_e2e.release import Release
 WITHIN_S = 60
 SERVICE = "going"
 LABEL = f"serving.octavo.dev/service={SERVICE}"
-MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "Role", "RoleBinding", "Ingress", "NetworkPolicy")
+MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "RoleBinding", "Ingress", "NetworkPolicy")
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
     shared = {"router": {"ref": {"name": "host"}}}
     cluster.serve(namespace, "guest", replicas=0, **shared)
     gone = {
-        "RoleBinding": "guest-router",
         "PodDisruptionBudget": "guest-router",
         "Ingress": "host",
         "NetworkPolicy": "host-router",

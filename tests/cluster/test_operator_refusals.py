@@ -156,7 +156,6 @@ async def test_a_spec_of_a_newer_crd_is_refused_and_pods_stay(stage: ServiceName
         ("Service", NAME, {"metadata": {"ownerReferences": None}}),
         ("PodDisruptionBudget", f"{NAME}-engine", {"spec": {"minAvailable": "100%"}}),
         ("NetworkPolicy", f"{NAME}-engine", {"spec": {"ingress": None}}),
-        ("Role", f"{NAME}-router", {"rules": None}),
         ("Service", f"{NAME}-engines", None),
         ("NetworkPolicy", f"{NAME}-router", None),
         ("ServiceAccount", f"{NAME}-router", None),

@@ -61,6 +61,13 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         help="name of a pull Secret, in the namespace of each service, which pods use beside those of the spec; may be "
         "repeated",
     )
+    add(
+        "--router-role",
+        default="ClusterRole/octavo-router",
+        metavar="KIND/NAME",
+        type=_role,
+        help="ClusterRole, or Role in each namespace, by which routers read EndpointSlices (default: %(default)s)",
+    )
     add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
     add(
         "--lame-duck",
@@ -130,6 +137,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         operator_namespace=args.lease_namespace,
         image_pull_policy=args.image_pull_policy,
         image_pull_secrets=tuple(args.image_pull_secrets),
+        router_role=args.router_role,
         cluster_domain=args.cluster_domain,
         lame_duck_s=args.lame_duck,
         has_pod_monitors=args.pod_monitors,
@@ -149,6 +157,13 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
     return found
+
+
+def _role(text: str) -> str:
+    kind, _, name = text.partition("/")
+    if kind not in ("ClusterRole", "Role") or not name:
+        raise argparse.ArgumentTypeError(f"{text} is not ClusterRole/NAME or Role/NAME")
+    return text
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -29,7 +29,6 @@ CHILDREN: tuple[Resource, ...] = (
     ("networking.k8s.io/v1", "ingresses"),
     ("networking.k8s.io/v1", "networkpolicies"),
     ("policy/v1", "poddisruptionbudgets"),
-    ("rbac.authorization.k8s.io/v1", "roles"),
     ("rbac.authorization.k8s.io/v1", "rolebindings"),
 )
 MONITORS: Resource = ("monitoring.coreos.com/v1", "podmonitors")

@@ -19,6 +19,7 @@ class Settings:
     operator_namespace: str  # the only namespace from which NetworkPolicies admit operator pods
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()  # beside those of the spec
+    router_role: str = "ClusterRole/octavo-router"  # kind and name of the role of routers
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # seconds for which a terminating pod keeps serving while proxies remove it
     has_pod_monitors: bool = False

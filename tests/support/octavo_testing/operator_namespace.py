@@ -15,7 +15,10 @@ from octavo_testing.operator_command import OperatorProcess
 from octavo_testing.waiting import eventually
 
 MERGE = "application/merge-patch+json"
-MADE = ("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "Role", "Secret", "Ingress")
+MADE = (
+    *("Deployment", "Service", "ServiceAccount", "PodDisruptionBudget", "NetworkPolicy", "RoleBinding", "Secret"),
+    "Ingress",
+)
 
 
 class OperatorNamespace:

@@ -56,6 +56,8 @@ class PlanCluster:
         match action:
             case Apply(manifest):
                 self._apply(copy.deepcopy(dict(manifest)))
+            case CreateOnce(manifest) if manifest["kind"] == "RoleBinding":
+                self._apply(copy.deepcopy(dict(manifest)))
             case CreateOnce(manifest):
                 self.secrets.setdefault(manifest["metadata"]["name"], manifest["stringData"]["secret"])
             case Delete(kind, name, uid, version):

@@ -46,7 +46,6 @@ CHILDREN = (
     "Ingress",
     "NetworkPolicy",
     "PodDisruptionBudget",
-    "Role",
     "RoleBinding",
 )
 WATCHED = (KIND, "Pod", *CHILDREN)

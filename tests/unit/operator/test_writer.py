@@ -123,10 +123,18 @@ async def test_a_delete_names_the_observed_uid_and_version() -> None:
         await _execute(ScriptedCluster(CHANGED), Delete("Service", "llm", "u1", "7", "why"))
 
 
-async def test_an_existing_secret_is_not_changed() -> None:
-    assert await _execute(ScriptedCluster(EXISTS), CreateOnce(_child(), "why")) is None
+async def test_an_existing_secret_is_neither_read_nor_changed() -> None:
+    secret = _child() | {"kind": "Secret"}
+    assert await _execute(ScriptedCluster(EXISTS), CreateOnce(secret, "why")) is None
     with pytest.raises(ApiError):
-        await _execute(ScriptedCluster(CHANGED), CreateOnce(_child(), "why"))
+        await _execute(ScriptedCluster(CHANGED), CreateOnce(secret, "why"))
+
+
+async def test_an_existing_role_binding_must_belong_to_the_service() -> None:
+    binding = CreateOnce(_child() | {"kind": "RoleBinding"}, "why")
+    assert await _execute(ScriptedCluster(EXISTS, _listed()), binding) is None
+    ref, refusal = await _execute(ScriptedCluster(EXISTS, _listed(labels={}, ownerReferences=[])), binding)
+    assert (ref, refusal.reason) == (("RoleBinding", "llm"), "NameTaken")
 
 
 async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:

@@ -44,7 +44,6 @@ KINDS: dict[str, tuple[str, str]] = {
     "Pod": ("v1", "pods"),
     "Event": ("events.k8s.io/v1", "events"),
     "Deployment": ("apps/v1", "deployments"),
-    "Role": ("rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "Ingress": ("networking.k8s.io/v1", "ingresses"),

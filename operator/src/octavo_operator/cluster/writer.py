@@ -46,7 +46,7 @@ class Writer:
             case Apply(manifest):
                 self._update_view(await self._cluster.apply(manifest), manifest)
             case CreateOnce(manifest):
-                await self._cluster.create(manifest)
+                return await self._create(service, manifest)
             case Delete(kind, name, uid, version):
                 await self._cluster.delete(kind, service.namespace, name, uid, version)
             case SetGate(pod, uid, epoch, reason):
@@ -55,6 +55,13 @@ class Writer:
                 written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
                 self._view.update({**written, "kind": "Deployment"})
         return None
+
+    async def _create(self, service: ServiceIdentity, manifest: Mapping[str, Any]) -> Refusal | None:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        if await self._cluster.create(manifest) or kind == "Secret":  # Secrets of services can't be read
+            return None
+        found = await self._cluster.find(kind, metadata["namespace"], metadata["name"])
+        return None if found is None or is_ours(found, service) else name_taken(found)
 
     async def _apply_new(self, service: ServiceIdentity, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]

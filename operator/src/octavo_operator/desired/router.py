@@ -46,7 +46,7 @@ def desired_router(service: InferenceService, settings: Settings, live: Collecti
     revision of the live Deployment's template."""
     if not service.owns_router:
         return []
-    return [*_identity(service), _deployment(service, settings, live), _budget(service)]
+    return [*_identity(service, settings), _deployment(service, settings, live), _budget(service)]
 
 
 def num_routers(service: InferenceService) -> int:
@@ -91,26 +91,19 @@ def _budget(service: InferenceService) -> Manifest:
     )
 
 
-def _identity(service: InferenceService) -> list[Manifest]:
-    name = router_account(service.name)
-    role = child(
-        service,
-        "rbac.authorization.k8s.io/v1",
-        "Role",
-        name,
-        component=ROUTER,
-        rules=[{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}],
-    )
+def _identity(service: InferenceService, settings: Settings) -> list[Manifest]:
+    """The router's account, bound to the installation's role, which lets it read EndpointSlices."""
+    name, (kind, _, role) = router_account(service.name), settings.router_role.partition("/")
     binding = child(
         service,
         "rbac.authorization.k8s.io/v1",
         "RoleBinding",
         name,
         component=ROUTER,
-        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
         subjects=[{"kind": "ServiceAccount", "name": name, "namespace": service.namespace}],
     )
-    return [_account(service, name, ROUTER), role, binding]
+    return [_account(service, name, ROUTER), binding]
 
 
 def _account(service: InferenceService, name: str, component: str) -> Manifest:

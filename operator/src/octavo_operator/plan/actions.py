@@ -19,7 +19,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class CreateOnce:
-    """Create an object, such as a Secret, if it is missing, and never change it."""
+    """Create a Secret or a RoleBinding if it is missing, and never change it."""
 
     manifest: Mapping[str, Any]
     reason: str

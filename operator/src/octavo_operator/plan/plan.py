@@ -33,6 +33,9 @@ from octavo_operator.plan.status_conditions import conditions_of, refused, size_
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
+#: Kinds that the operator has no right to delete. Kubernetes deletes them with their service.
+KEPT = ("PersistentVolumeClaim", "RoleBinding")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -111,10 +114,14 @@ def _taken_names(
 
 def _children(service: InferenceService, observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Action]:
     for manifest in wanted:
-        yield from child_actions(service, observed, manifest, observed.children.get(_ref(manifest)))
+        live = observed.children.get(_ref(manifest))
+        if manifest["kind"] != "RoleBinding":
+            yield from child_actions(service, observed, manifest, live)
+        elif live is None:
+            yield CreateOnce(manifest, "the router reads EndpointSlices by it")
     refs = set(map(_ref, wanted))
     for (kind, name), live in observed.children.items():
-        if (kind, name) not in refs and kind != "PersistentVolumeClaim" and may_be_deleted(live, service.uid):
+        if (kind, name) not in refs and kind not in KEPT and may_be_deleted(live, service.uid):
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
             yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")
