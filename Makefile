@@ -45,7 +45,7 @@ up: $(VENV)/.run ## serve MODEL on PORT by REPLICAS engines behind the prefix-aw
 serve: $(VENV)/.run ## serve MODEL on PORT by one engine, with an OpenAI-compatible API; all flags: ARGS='--help'
 	exec $(BIN)/octavo serve $(MODEL) --port $(PORT) $(ARGS)
 
-images: ## build the images octavo/engine, octavo/router and octavo/operator (settings: images/build)
+images: ## build the images of engine, router and operator, and load them into a local cluster (settings: images/build)
 	images/build
 
 # auditwheel gives the engine's wheel its manylinux tag. libgomp, the OpenMP runtime, comes with torch.

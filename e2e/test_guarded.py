@@ -32,7 +32,7 @@ def _containers(cluster: Cluster, namespace: str) -> set[tuple[str, int]]:
 
 
 def test_a_service_works_in_a_restricted_namespace(guarded: str, cluster: Cluster) -> None:
-    privileged = ("run", "privileged", "-n", guarded, "--image=octavo/router:dev", "--privileged")
+    privileged = ("run", "privileged", "-n", guarded, "--image=none", "--privileged")
     cluster.kubectl(*privileged, check=False)
     assert cluster.get("Pod", guarded, "privileged") is None, "the namespace is not restricted"
     assert "Paris" in cluster.ask(HOST, NAME, key="key-of-a")

@@ -34,7 +34,7 @@ WRONG = (
     ({"operator": {"image": "x"}}, "additional properties 'image' not allowed"),
     ({"operator": {"resources": {"limits": {"memory": "1 GB"}}}}, "'/operator/resources/limits/memory'"),
     ({"operator": {"podLabels": {"a": 1}}}, "'/operator/podLabels/a': got number, want string"),
-    ({"images": {"engine": ""}}, "'/images/engine': minLength: got 0, want 1"),
+    ({"images": {"registry": ""}}, "'/images/registry': minLength: got 0, want 1"),
     ({"images": {"pullSecrets": ["registry"]}}, "'/images/pullSecrets/0': got string, want object"),
     ({"images": {"pullPolicy": "Sometimes"}}, "value must be one of 'Always', 'IfNotPresent', 'Never'"),
     ({"watchNamespaces": "default"}, "'/watchNamespaces': got string, want array"),
@@ -120,3 +120,17 @@ def _dry_run(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
             made, field_manager="octavo-tests", dry_run="All", field_validation="Strict", force_conflicts=True
         )
         assert answer.metadata.name == made["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("images", "name"),
+    [
+        ({}, "localhost/octavo/engine:0.1.0"),
+        ({"registry": "r.test:5000/team"}, "r.test:5000/team/engine:0.1.0"),
+        ({"registry": "r.test", "tag": "9"}, "r.test/engine:9"),
+        ({"tag": "9", "engine": "r.test/x@sha256:abc"}, "r.test/x@sha256:abc"),
+    ],
+)
+def test_images_are_named_by_registry_and_version(images: dict[str, Any], name: str) -> None:
+    (deployment,) = [made for made in render({"images": images}) if made["kind"] == "Deployment"]
+    assert f"--engine-image={name}" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]

@@ -15,6 +15,8 @@ def tree(tmp_path: Path) -> Path:
     """Copy `images/build` to a folder without cluster tools, beside a PATH folder that has only a shell's programs."""
     (tmp_path / "octavo" / "images").mkdir(parents=True)
     shutil.copy(ROOT / "images" / "build", tmp_path / "octavo" / "images")
+    (tmp_path / "octavo" / "charts" / "octavo").mkdir(parents=True)
+    shutil.copy(ROOT / "charts" / "octavo" / "Chart.yaml", tmp_path / "octavo" / "charts" / "octavo")
     (tmp_path / "bin").mkdir()
     for name in NEEDED:
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
@@ -53,10 +55,10 @@ def test_each_builder_builds_all_three_images(tree: Path, builder: str, begins: 
     done, calls = _build(tree)
     assert done.returncode == 0, done.stderr
     assert [call.split(" -t ")[-1] for call in calls] == [
-        f"octavo/{name}:dev -f images/{name}.Dockerfile ." for name in ("engine", "router", "operator")
+        f"localhost/octavo/{name}:0.1.0 -f images/{name}.Dockerfile ." for name in ("engine", "router", "operator")
     ]
     assert all(call.startswith(begins) for call in calls)
-    sizes = [line for line in done.stdout.splitlines() if line.startswith("octavo/")]
+    sizes = [line for line in done.stdout.splitlines() if line.startswith("localhost/octavo/")]
     assert len(sizes) == 3
     assert all("1000 MiB" in line or "1 GB" in line for line in sizes)
 
@@ -83,7 +85,7 @@ def test_images_are_loaded_into_the_current_kind_cluster(tree: Path) -> None:
     _add_builder(tree, "kubectl", "echo kind-mine")
     _add_builder(tree, "kind", '[[ $* != "get clusters" ]] || printf "%s\\n" other mine')
     _, calls = _build(tree, "router")
-    assert calls[1:] == ["kind load docker-image --name mine octavo/router:dev"]
+    assert calls[1:] == ["kind load docker-image --name mine localhost/octavo/router:0.1.0"]
 
 
 def test_images_can_be_pushed_to_a_registry(tree: Path) -> None:

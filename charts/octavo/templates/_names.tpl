@@ -23,3 +23,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "octavo.labels" -}}
 {{ merge (include "octavo.ownLabels" . | fromYaml) .Values.commonLabels | toYaml }}
 {{- end }}
+
+{{- /* The name of an image. Arguments: the root context, and operator, engine or router. */}}
+{{- define "octavo.image" -}}
+{{- $root := index . 0 -}}
+{{- $images := $root.Values.images -}}
+{{ index $images (index . 1) | default (printf "%s/%s:%s" $images.registry (index . 1) (default $root.Chart.AppVersion $images.tag)) }}
+{{- end }}

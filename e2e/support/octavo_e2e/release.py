@@ -79,7 +79,5 @@ def _runs(pod: dict[str, object]) -> bool:
 
 def _image_values() -> list[str]:
     """Values for images that `make images` has built under other names than the chart's defaults."""
-    prefix, tag = os.environ.get("IMAGE_PREFIX", "octavo"), os.environ.get("IMAGE_TAG", "dev")
-    if (prefix, tag) == ("octavo", "dev"):
-        return []
-    return [part for n in ("operator", "engine", "router") for part in ("--set", f"images.{n}={prefix}/{n}:{tag}")]
+    given = {"registry": os.environ.get("IMAGE_PREFIX"), "tag": os.environ.get("IMAGE_TAG")}
+    return [part for name, value in given.items() if value for part in ("--set-string", f"images.{name}={value}")]
