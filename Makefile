@@ -29,7 +29,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images dist test nightly e2e lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images wheels dist test nightly e2e lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,12 +49,17 @@ images: ## build the images of engine, router and operator, and load them into a
 	images/build
 
 # auditwheel gives the engine's wheel its manylinux tag. libgomp, the OpenMP runtime, comes with torch.
-dist: $(VENV)/.dev ## build wheels into dist/; the engine's has kernels for all CPU levels, so it needs no compiler
+wheels: $(VENV)/.dev ## build wheels into dist/; the engine's has kernels for all CPU levels, so it needs no compiler
 	rm -rf dist build/kernels build/wheels
 	$(BIN)/python -m octavo_engine.ops.prebuilt build/kernels
 	OCTAVO_PREBUILT_KERNELS=$(CURDIR)/build/kernels $(BIN)/python -m pip wheel --quiet --no-deps -w build/wheels ./engine
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/auditwheel repair --strip --exclude libgomp.so.1 -w dist build/wheels/octavo_engine-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist ./server ./operator
+	@ls -l dist
+
+dist: wheels ## build wheels, chart and images (OCI layouts with a list of their packages) into dist/; needs helm and an image builder
+	helm package charts/octavo --destination dist
+	SAVE=dist images/build
 	@ls -l dist
 
 test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1

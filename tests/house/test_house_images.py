@@ -97,6 +97,22 @@ def test_images_can_be_pushed_to_a_registry(tree: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("builder", "command"),
+    [
+        ("docker", "docker save -o {file} {image}"),
+        ("podman", "podman save --quiet --format oci-archive -o {file} {image}"),
+        ("buildah", "buildah push --quiet {image} oci-archive:{file}:{image}"),
+    ],
+)
+def test_images_can_be_saved(tree: Path, builder: str, command: str) -> None:
+    _add_builder(tree, builder, "echo 1")
+    done, calls = _build(tree, "router", SAVE="dist", BUILDER=builder)
+    assert done.returncode == 0, done.stderr
+    image, file = "localhost/octavo/router:0.1.0", "dist/octavo-router-0.1.0.tar"
+    assert calls[1:] == [command.format(image=image, file=file)]
+
+
 def test_a_failed_build_ends_the_script(tree: Path) -> None:
     _add_builder(tree, "docker", "[[ $1 != build ]] || exit 3")
     done, calls = _build(tree)
