@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from octavo_operator.desired.devices import device_of, num_accelerators
+from octavo_operator.desired.devices import device_of, num_gpus
 from octavo_operator.desired.objects import (
     CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
@@ -183,7 +183,7 @@ def _environment(service: InferenceService) -> list[Manifest]:
 
 
 def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
-    size = service.spec.shared_memory or ("1Gi" if num_accelerators(service) else None)
+    size = service.spec.shared_memory or ("1Gi" if num_gpus(service) else None)
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 
 
