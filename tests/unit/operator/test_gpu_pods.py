@@ -1,4 +1,4 @@
-"""The pods of services that request GPUs: what GKE, EKS and OpenShift need, and no GPU that the engine leaves unused."""
+"""The pods of services that request GPUs: what GKE, EKS and OpenShift need, and no GPU that stays unused."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.devices import num_gpus
 from octavo_operator.desired.engine import desired_engine, engine_revision
-from octavo_operator.names import ENGINE
 from octavo_operator.observed import Observed
 from octavo_operator.plan.plan import plan
 from octavo_operator.plan.status_conditions import conditions_of
@@ -71,3 +70,78 @@ def test_a_service_holds_no_gpu_that_its_engine_leaves_unused(
     assert reason == "Valid" or "computes on 1" in found.message
     actions = plan(service, Observed(), SETTINGS, now="t", new_secret="s").actions
     assert bool(actions) is (reason == "Valid")
+
+
+@pytest.mark.parametrize(
+    ("limits", "engine", "is_read_only"),
+    [
+        ({}, {}, True),
+        (GPU, {}, False),
+        (GPU, {"device": "cpu"}, False),
+        ({"nvidia.com/mig-1g.10gb": 1}, {}, False),
+        ({}, {"device": "cuda"}, False),
+        ({"amd.com/gpu": 1}, {}, True),
+    ],
+    ids=str,
+)
+def test_only_a_container_with_an_nvidia_device_has_a_writable_root(
+    limits: dict[str, Any], engine: dict[str, Any], is_read_only: bool
+) -> None:
+    pod = _pod(_service(limits, engine=engine, model=HUB))
+    (engine_container,), (fetch,) = pod["containers"], pod["initContainers"]
+    assert engine_container["securityContext"] == fetch["securityContext"] | {"readOnlyRootFilesystem": is_read_only}
+    assert fetch["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "resources" not in fetch or "nvidia.com/gpu" not in str(fetch["resources"])
+
+
+def test_compilers_cache_on_the_cache_volume_where_an_engine_computes_on_cuda() -> None:
+    def variables(service: InferenceService) -> dict[str, str]:
+        return {v["name"]: v.get("value", "") for v in _pod(service)["containers"][0]["env"]}
+
+    found = variables(_service(GPU))
+    caches = {name: value for name, value in found.items() if name.endswith(("_CACHE_DIR", "_CACHE_PATH"))}
+    assert caches == {
+        "TRITON_CACHE_DIR": "/var/cache/octavo/triton",
+        "TORCHINDUCTOR_CACHE_DIR": "/var/cache/octavo/inductor",
+        "CUDA_CACHE_PATH": "/tmp/cuda",
+    }
+    on_cpu = variables(_service(GPU, engine={"device": "cpu"}))
+    assert on_cpu == {name: value for name, value in found.items() if name not in caches}
+    own = variables(_service(GPU, engine={"env": [{"name": "TRITON_CACHE_DIR", "value": "/scratch"}]}))
+    assert own == found | {"TRITON_CACHE_DIR": "/scratch"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "size"),
+    [
+        ({}, {}, None),
+        ({}, {"sharedMemory": "2Gi"}, "2Gi"),
+        (GPU, {}, "1Gi"),
+        (GPU, {"sharedMemory": "64Mi"}, "64Mi"),
+        ({"nvidia.com/gpu": 2}, {"engine": {"device": "cpu"}}, "16Gi"),
+        ({"nvidia.com/gpu": 8}, {"engine": {"device": "cpu"}, "sharedMemory": "4Gi"}, "4Gi"),
+        ({"amd.com/gpu": 1}, {}, None),
+    ],
+    ids=str,
+)
+def test_shared_memory_suits_the_number_of_gpus(limits: dict[str, Any], spec: dict[str, Any], size: str | None) -> None:
+    pod = _pod(_service(limits, **spec))
+    sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    mounts = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "shm"]
+    assert (sizes, mounts) == (([], []) if size is None else ([size], ["/dev/shm"]))
+
+
+def test_pods_on_a_platform_that_assigns_users_name_no_user() -> None:
+    service = _service(GPU, model=HUB, auth=KEYS)
+    for settings, users in ((SETTINGS, {10001}), (replace(SETTINGS, has_fixed_user=False), set())):
+        routers = [made for made in desired_children(service, settings) if made["kind"] == "Deployment"]
+        pods = [_pod(service, settings), *(made["spec"]["template"]["spec"] for made in routers)]
+        assert len(pods) == 2
+        for pod in pods:
+            parts = [pod, *pod["containers"], *pod.get("initContainers", ())]
+            contexts = [part["securityContext"] for part in parts]
+            found = [context[name] for context in contexts for name in context if name in _USER_FIELDS]
+            assert set(found) == users
+
+
+_USER_FIELDS = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")

@@ -1,17 +1,30 @@
-"""The device on which a service's engines compute, and the accelerators that its pods request."""
+"""The device on which a service's engines compute, the accelerators that its pods request, and what these need."""
 
 import math
 import re
 from typing import Literal
 
+from octavo_operator.desired.objects import CONTAINER_SECURITY, Manifest
+from octavo_operator.desired.weights import CACHE_PATH
 from octavo_operator.service import InferenceService
 from octavo_operator.spec.quantity import parse_quantity
 
 Device = Literal["cpu", "cuda"]
 #: Prefix of NVIDIA's resources.
 NVIDIA = "nvidia.com/"
-#: NVIDIA's resources that count GPUs: whole ones, shared ones and MIG partitions. Others count memory or network devices.
+#: NVIDIA's resources that count GPUs: whole ones, shared ones and MIG partitions. Others count memory or NICs.
 _NVIDIA_GPUS = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)")
+#: Caches of compiled kernels. Pods and nodes may share those of Triton and Inductor: their keys contain the type of GPU
+#: and all versions, and files are renamed into place. The driver locks the files of its own cache, so that cache is
+#: never on a volume that may be a network file system.
+KERNEL_CACHES = {
+    "TRITON_CACHE_DIR": f"{CACHE_PATH}/triton",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_PATH}/inductor",
+    "CUDA_CACHE_PATH": "/tmp/cuda",
+}
+#: Size of /dev/shm for one GPU, and for several, between which NCCL exchanges data there. Both are limits: memory is
+#: only taken as it is used.
+SHARED_MEMORY, SHARED_MEMORY_OF_SEVERAL = "1Gi", "16Gi"
 #: Prefixes of other vendors' accelerators, on which no engine can compute.
 OTHER_VENDORS = ("amd.com/gpu", "gpu.intel.com/", "habana.ai/", "google.com/tpu", "aws.amazon.com/neuron")
 
@@ -43,6 +56,30 @@ def num_unused_gpus(service: InferenceService) -> int:
     parallelism = service.spec.parallelism
     used = (parallelism.tensor or 1) * (parallelism.pipeline or 1)
     return max(0, num_gpus(service) - used) if device_of(service) == "cuda" else 0
+
+
+def device_environment(service: InferenceService) -> list[Manifest]:
+    """Environment variables for engines that compute on cuda: without them, kernels are compiled at each start."""
+    caches = KERNEL_CACHES if device_of(service) == "cuda" else {}
+    return [{"name": name, "value": path} for name, path in caches.items()]
+
+
+def container_security(service: InferenceService) -> Manifest:
+    """Security context of the engine's container. Hooks of NVIDIA's container toolkit, which runs them for a container
+    with a GPU, write into its root file system (kserve#5711)."""
+    return CONTAINER_SECURITY | {"readOnlyRootFilesystem": not _gets_nvidia(service)}
+
+
+def shared_memory_volume(service: InferenceService) -> list[Manifest]:
+    """The volume for /dev/shm; none for the container runtime's own, which has 64 MiB."""
+    default = SHARED_MEMORY_OF_SEVERAL if num_gpus(service) > 1 else SHARED_MEMORY
+    size = service.spec.shared_memory or (default if _gets_nvidia(service) else None)
+    return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+
+
+def _gets_nvidia(service: InferenceService) -> bool:
+    """Return whether engine containers get an NVIDIA device, also one on which the engine does not compute."""
+    return service.spec.engine.device == "cuda" or any(name.startswith(NVIDIA) for name in _requested(service))
 
 
 def _requested(service: InferenceService) -> dict[str, str | int]:
