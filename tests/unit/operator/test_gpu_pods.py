@@ -94,20 +94,37 @@ def test_only_a_container_with_an_nvidia_device_has_a_writable_root(
     assert "resources" not in fetch or "nvidia.com/gpu" not in str(fetch["resources"])
 
 
-def test_compilers_cache_on_the_cache_volume_where_an_engine_computes_on_cuda() -> None:
-    def variables(service: InferenceService) -> dict[str, str]:
-        return {v["name"]: v.get("value", "") for v in _pod(service)["containers"][0]["env"]}
+def _variables(service: InferenceService) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in _pod(service)["containers"][0]["env"]}
 
-    found = variables(_service(GPU))
-    caches = {name: value for name, value in found.items() if name.endswith(("_CACHE_DIR", "_CACHE_PATH"))}
-    assert caches == {
-        "TRITON_CACHE_DIR": "/var/cache/octavo/triton",
-        "TORCHINDUCTOR_CACHE_DIR": "/var/cache/octavo/inductor",
-        "CUDA_CACHE_PATH": "/tmp/cuda",
+
+@pytest.mark.parametrize(
+    ("cache", "folder"),
+    [
+        (None, "/var/cache/octavo"),
+        ({"mode": "EmptyDir", "size": "20Gi"}, "/var/cache/octavo"),
+        ({"mode": "HostPath", "hostPath": "/models"}, "/var/cache/octavo"),
+        ({"mode": "PVC", "size": "20Gi"}, "/var/cache/octavo"),
+        ({"mode": "PVC", "size": "20Gi", "accessMode": "ReadWriteMany"}, "/tmp"),
+        ({"mode": "PVC", "claimName": "mine"}, "/tmp"),
+    ],
+    ids=str,
+)
+def test_kernels_are_in_the_cache_volume_unless_it_may_be_a_network_file_system(
+    cache: dict[str, Any] | None, folder: str
+) -> None:
+    found = _variables(_service(GPU, model=HUB | ({} if cache is None else {"cache": cache})))
+    assert {name: value for name, value in found.items() if name.endswith(("_CACHE_DIR", "_CACHE_PATH"))} == {
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "CUDA_CACHE_PATH": f"{folder}/cuda",
     }
-    on_cpu = variables(_service(GPU, engine={"device": "cpu"}))
-    assert on_cpu == {name: value for name, value in found.items() if name not in caches}
-    own = variables(_service(GPU, engine={"env": [{"name": "TRITON_CACHE_DIR", "value": "/scratch"}]}))
+
+
+def test_only_engines_that_compute_on_cuda_cache_kernels_and_users_may_choose_where() -> None:
+    found, on_cpu = _variables(_service(GPU)), _variables(_service(GPU, engine={"device": "cpu"}))
+    assert found.keys() - on_cpu.keys() == {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"}
+    own = _variables(_service(GPU, engine={"env": [{"name": "TRITON_CACHE_DIR", "value": "/scratch"}]}))
     assert own == found | {"TRITON_CACHE_DIR": "/scratch"}
 
 

@@ -14,14 +14,8 @@ Device = Literal["cpu", "cuda"]
 NVIDIA = "nvidia.com/"
 #: NVIDIA's resources that count GPUs: whole ones, shared ones and MIG partitions. Others count memory or NICs.
 _NVIDIA_GPUS = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)")
-#: Caches of compiled kernels. Pods and nodes may share those of Triton and Inductor: their keys contain the type of GPU
-#: and all versions, and files are renamed into place. The driver locks the files of its own cache, so that cache is
-#: never on a volume that may be a network file system.
-KERNEL_CACHES = {
-    "TRITON_CACHE_DIR": f"{CACHE_PATH}/triton",
-    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_PATH}/inductor",
-    "CUDA_CACHE_PATH": "/tmp/cuda",
-}
+#: Folders of compiled kernels, in the environment of Triton, Inductor and the driver.
+KERNEL_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda"}
 #: Size of /dev/shm for one GPU, and for several, between which NCCL exchanges data there. Both are limits: memory is
 #: only taken as it is used.
 SHARED_MEMORY, SHARED_MEMORY_OF_SEVERAL = "1Gi", "16Gi"
@@ -59,9 +53,17 @@ def num_unused_gpus(service: InferenceService) -> int:
 
 
 def device_environment(service: InferenceService) -> list[Manifest]:
-    """Environment variables for engines that compute on cuda: without them, kernels are compiled at each start."""
-    caches = KERNEL_CACHES if device_of(service) == "cuda" else {}
-    return [{"name": name, "value": path} for name, path in caches.items()]
+    """Environment variables for engines that compute on cuda.
+
+    The kernels are in the cache volume, so that later pods find them. A volume that may be a network file system has
+    none: Triton fails if processes compile into one folder there at once (triton#11512), and the driver locks files.
+    """
+    if device_of(service) != "cuda":
+        return []
+    cache = service.spec.model.cache
+    is_local = cache is None or cache.mode != "PVC" or cache.is_for_one_node
+    folder = CACHE_PATH if is_local else "/tmp"
+    return [{"name": name, "value": f"{folder}/{path}"} for name, path in KERNEL_CACHES.items()]
 
 
 def container_security(service: InferenceService) -> Manifest:
