@@ -1,12 +1,15 @@
 """The pods of services that request GPUs: what GKE, EKS and OpenShift need, and no GPU that stays unused."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.devices import num_gpus
 from octavo_operator.desired.engine import desired_engine, engine_revision
+from octavo_operator.names import REVISION_LABEL
 from octavo_operator.observed import Observed
 from octavo_operator.plan.plan import plan
 from octavo_operator.plan.status_conditions import conditions_of
@@ -15,6 +18,7 @@ from octavo_testing.infsvc_cases import KEYS, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 GPU = {"nvidia.com/gpu": 1}
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "gpu-pods.md"
 HUB = {"uri": "hf://Qwen/Qwen3-0.6B"}
 
 
@@ -146,6 +150,15 @@ def test_shared_memory_suits_the_number_of_gpus(limits: dict[str, Any], spec: di
     sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
     mounts = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "shm"]
     assert (sizes, mounts) == (([], []) if size is None else ([size], ["/dev/shm"]))
+
+
+def test_the_page_on_gpu_pods_has_the_template_that_the_operator_makes() -> None:
+    given, shown = (yaml.safe_load(block.partition("```")[0]) for block in PAGE.read_text().split("```yaml\n")[1:])
+    given["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
+    settings = replace(SETTINGS, engine_image="REGISTRY/engine:TAG")
+    template = desired_engine(read_service(given), settings, replicas=1)["spec"]["template"]
+    del template["metadata"]["labels"][REVISION_LABEL]
+    assert shown == template
 
 
 def test_pods_on_a_platform_that_assigns_users_name_no_user() -> None:

@@ -44,7 +44,7 @@ class RouterService(SpecPart):
 
     @property
     def is_public(self) -> bool:
-        """Whether clients outside of the cluster may reach it."""
+        """True for a Service that clients outside of the cluster may reach."""
         return self.type in ("NodePort", "LoadBalancer")
 
 
