@@ -88,7 +88,7 @@ BROKEN = (
     ),
     Broken(
         "many-gpus",
-        {"resources": {"limits": {"nvidia.com/gpu": 64}}},
+        {"resources": {"limits": {"nvidia.com/gpu": 64}}, "engine": {"device": "cpu"}},
         "Unschedulable",
         "Insufficient nvidia.com/gpu",
         ("Event", "Insufficient nvidia.com/gpu"),

@@ -48,7 +48,7 @@ def test_a_service_on_a_gpu_says_that_no_engine_computes_there(bounded: str, clu
 
 
 def test_a_request_for_too_many_gpus_is_unschedulable(bounded: str, cluster: Cluster) -> None:
-    cluster.serve(bounded, "greedy", resources={"limits": {GPU: 64}})
+    cluster.serve(bounded, "greedy", resources={"limits": {GPU: 64}}, engine={"device": "cpu"})
     found = cluster.until_reason(bounded, "greedy", "Unschedulable", within_s=30)
     assert f"Insufficient {GPU}" in condition(found, "Ready")["message"]
     cluster.kubectl("delete", "infsvc", "greedy", "-n", bounded)

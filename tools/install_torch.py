@@ -1,9 +1,10 @@
 """Install torch into the running interpreter's environment, from the source that suits this machine.
 
-The first of these sources is used: `TORCH_INDEX` or `TORCH_SPEC`; on a machine with an NVIDIA device, pip's default
-index (CUDA builds); a wheel in a folder of pip's `find-links`; PyTorch's index of CPU builds. Without an
-NVIDIA device PyPI's default build for Linux is not used, because it brings some 5 GB of CUDA packages. This script
-installs only torch itself; its dependencies are installed later, from the default index.
+The first of these sources is used: `TORCH_INDEX` or `TORCH_SPEC`; with `ENGINE_TARGET=cuda`, as for an image, the
+index of CUDA builds below; on a machine with an NVIDIA device, pip's default index (CUDA builds); a wheel in a folder
+of pip's `find-links`; PyTorch's index of CPU builds. Without an NVIDIA device PyPI's default build for Linux is not
+used, because it brings some 5 GB of CUDA packages. This script installs only torch itself; its dependencies are
+installed later, from the default index.
 """
 
 import os
@@ -16,6 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+#: The pinned torch and an index that has CUDA builds of it; a test keeps the version equal to that in constraints.txt.
+#: CUDA 12.6 runs on drivers since R525, 13.0 needs R580, which is newer than the default driver of many clusters. GPUs
+#: newer than Hopper need TORCH_INDEX=https://download.pytorch.org/whl/cu130.
+CUDA_TORCH, CUDA_INDEX = "torch==2.13.0", "https://download.pytorch.org/whl/cu126"
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 REMEDY = (
     "torch was not installed. Choose another source: make setup TORCH_INDEX=URL, or TORCH_SPEC=REQUIREMENT_OR_WHEEL."
@@ -47,6 +52,8 @@ def choose(settings: Mapping[str, str], requirement: str, *, nvidia: bool, pip: 
         return f"{index} (TORCH_INDEX)", ["--index-url", index, spec]
     if spec != requirement:
         return f"{spec} (TORCH_SPEC)", [spec]
+    if settings.get("ENGINE_TARGET") == "cuda":
+        return f"{CUDA_INDEX} (ENGINE_TARGET=cuda)", ["--index-url", CUDA_INDEX, spec]
     if nvidia:
         return "pip's default index, for the NVIDIA device of this machine", [spec]
     if pip(["--dry-run", "--ignore-installed", "--no-index", spec]) == 0:

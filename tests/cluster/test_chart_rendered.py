@@ -78,6 +78,13 @@ def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namesp
     )
 
 
+def test_no_pod_of_the_chart_names_a_user_where_the_platform_assigns_them() -> None:
+    pods = [made for made in render({"fixedUser": False}) if made["kind"] in ("Deployment", "Pod")]
+    assert len(pods) > 1
+    assert [word for word in ("runAsUser", "runAsGroup", "fsGroup") if word in str(pods)] == []
+    assert "--no-fixed-user" in str(pods)
+
+
 def test_the_api_server_accepts_the_default_chart(objects: DynamicClient, namespace: str) -> None:
     _dry_run(objects, render({}, namespace=namespace))
 

@@ -6,7 +6,7 @@ from kubernetes.dynamic import DynamicClient
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
 from octavo_operator.service import InferenceService, Settings, read_service
-from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
+from octavo_testing.infsvc_cases import ACCEPTED, OPEN, Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 
@@ -39,6 +39,23 @@ def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namesp
         meta = {"name": "pod", "namespace": strict_namespace}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _without_other_objects(spec)}
         assert pods.create(pod, dry_run="All").metadata.name == "pod"
+
+
+def test_a_service_that_was_a_load_balancer_becomes_internal_again(
+    objects: DynamicClient, strict_namespace: str
+) -> None:
+    """The API server allocates the node port, and removes it, as the operator never sets it."""
+    kind = objects.resources.get(api_version="v1", kind="Service")
+    types = []
+    for router in ({"service": {"type": "LoadBalancer"}}, {}):
+        service = _service(Case("", {"router": router, "auth": OPEN}, name="balanced"), strict_namespace)
+        (made,) = [made for made in desired_children(service, SETTINGS) if made["metadata"]["name"] == "balanced"]
+        del made["metadata"]["ownerReferences"]  # the garbage collector would find no such owner
+        answer = kind.server_side_apply(made, field_manager="octavo-operator")
+        (port,) = answer.spec.ports
+        types.append((answer.spec.type, port.nodePort is not None))
+    kind.delete("balanced", strict_namespace)
+    assert types == [("LoadBalancer", True), ("ClusterIP", False)]
 
 
 def _without_other_objects(spec: dict[str, object]) -> dict[str, object]:

@@ -73,9 +73,9 @@ def test_podman_builds_where_docker_does_not_answer(tree: Path) -> None:
 
 def test_torch_and_model_settings_reach_only_the_engine_image(tree: Path) -> None:
     _add_builder(tree, "docker", "echo 1")
-    settings = {"TORCH_INDEX": "https://example.test/cu128", "ENGINE_TARGET": "cuda", "MODELS": "none"}
+    settings = {"TORCH_INDEX": "https://example.test/cu130", "ENGINE_TARGET": "cuda", "MODELS": "none"}
     _, calls = _build(tree, "engine", "router", **settings)
-    given = "--build-arg TORCH_INDEX=https://example.test/cu128 --build-arg MODELS=none --build-arg TARGET=cuda"
+    given = "--build-arg TORCH_INDEX=https://example.test/cu130 --build-arg MODELS=none --build-arg TARGET=cuda"
     assert [given in call for call in calls] == [True, False]
     assert "TORCH_SPEC" not in calls[0]
 
@@ -124,3 +124,21 @@ def test_a_missing_builder_is_reported_with_the_remedy(tree: Path) -> None:
     done, _ = _build(tree)
     assert done.returncode != 0
     assert "install docker, podman or buildah" in done.stderr
+
+
+def test_the_engine_image_finds_the_driver_and_shows_no_gpu_by_itself() -> None:
+    """GKE mounts the driver below /usr/local/nvidia, and elsewhere the runtime mounts what the variables ask for.
+    NVIDIA_VISIBLE_DEVICES would give every container of this image all GPUs of its node."""
+    variables = _variables(ROOT / "images" / "engine.Dockerfile")
+    assert variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    for file in (ROOT / "images").glob("*.Dockerfile"):
+        assert "NVIDIA_VISIBLE_DEVICES" not in _variables(file)
+
+
+def _variables(dockerfile: Path) -> dict[str, str]:
+    """Environment variables of a Dockerfile's last stage."""
+    lines = dockerfile.read_text().replace("\\\n", " ").splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("FROM "))
+    pairs = [word.partition("=") for line in lines[last:] if line.startswith("ENV ") for word in line.split()[1:]]
+    return {name: value for name, _, value in pairs}

@@ -2,8 +2,12 @@
 
 import importlib.util
 import sys
+from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote
+from urllib.request import urlopen
 
 import pytest
 
@@ -22,18 +26,22 @@ def tool(name: str) -> ModuleType:
 
 
 install_torch, size_report, check_layout = tool("install_torch"), tool("size_report"), tool("check_layout")
+CPU, CUDA = install_torch.CPU_INDEX, install_torch.CUDA_INDEX
 
 
 @pytest.mark.parametrize(
     ("settings", "nvidia", "local_wheel", "expected"),
     [
         pytest.param({}, False, True, ["--no-index", PIN], id="a local wheel"),
-        pytest.param({}, False, False, ["--index-url", install_torch.CPU_INDEX, PIN], id="the CPU index"),
+        pytest.param({}, False, False, ["--index-url", CPU, PIN], id="the CPU index"),
         pytest.param({}, True, False, [PIN], id="NVIDIA"),
         pytest.param({"TORCH_INDEX": "https://x"}, False, True, ["--index-url", "https://x", PIN], id="TORCH_INDEX"),
         pytest.param({"TORCH_SPEC": "t.whl"}, True, True, ["t.whl"], id="TORCH_SPEC"),
         pytest.param({"TORCH_SPEC": "t", "TORCH_INDEX": "u"}, False, True, ["--index-url", "u", "t"], id="both"),
         pytest.param({"TORCH_SPEC": "", "TORCH_INDEX": ""}, True, True, [PIN], id="empty means unset"),
+        pytest.param({"ENGINE_TARGET": "cuda"}, False, True, ["--index-url", CUDA, PIN], id="a CUDA image"),
+        pytest.param({"ENGINE_TARGET": "cpu"}, False, False, ["--index-url", CPU, PIN], id="a CPU image"),
+        pytest.param({"ENGINE_TARGET": "cuda", "TORCH_INDEX": "u"}, False, True, ["--index-url", "u", PIN], id="other"),
     ],
 )
 def test_settings_choose_the_source_of_torch(
@@ -45,6 +53,26 @@ def test_settings_choose_the_source_of_torch(
 
 def test_torch_is_pinned() -> None:
     assert install_torch.pinned("torch", (ROOT / "constraints.txt").read_text()) == PIN
+
+
+def test_the_index_of_cuda_images_was_chosen_for_the_pinned_torch() -> None:
+    """PyTorch drops CUDA versions: a new torch needs a look at its index, which the nightly test below takes."""
+    assert install_torch.CUDA_TORCH == PIN
+
+
+@pytest.mark.nightly
+def test_the_index_of_cuda_images_has_the_pinned_torch() -> None:
+    name, cuda = PIN.replace("==", "-"), CUDA.rpartition("/")[2]
+    try:
+        with urlopen(f"{CUDA}/torch/", timeout=30) as response:
+            page = unquote(response.read().decode())
+    except HTTPError as error:
+        if error.code == HTTPStatus.NOT_FOUND:
+            raise
+        pytest.skip(f"not tried: {CUDA} answers {error.code}")
+    except URLError as error:
+        pytest.skip(f"not tried: {CUDA} can't be reached from here: {error.reason}")
+    assert f"{name}+{cuda}-cp311-cp311-manylinux" in page
 
 
 def test_the_size_report_names_files_and_functions_beyond_the_limits(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_operator.cli import build_parser, settings_of
 from octavo_operator.desired.children import desired_children
-from octavo_operator.desired.devices import num_accelerators, unsupported_accelerators
+from octavo_operator.desired.devices import unsupported_accelerators
 from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url
 from octavo_operator.names import REVISION_LABEL
@@ -206,14 +206,6 @@ def test_engines_compute_on_the_device_that_the_pods_request(
     assert bool(unsupported_accelerators(service)) == ("amd.com/gpu" in limits)
 
 
-def test_gpu_pods_get_shared_memory_and_cpu_pods_do_not() -> None:
-    gpu = _service({"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"})
-    volumes = desired_engine(gpu, SETTINGS, replicas=1)["spec"]["template"]["spec"]["volumes"]
-    assert num_accelerators(gpu) == 1
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in volumes
-    assert "shm" not in str(desired_engine(_service(), SETTINGS, replicas=1)["spec"]["template"])
-
-
 def test_a_users_variable_replaces_the_operators() -> None:
     spec = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}, "engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}
     pod = desired_engine(_service(spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
@@ -235,29 +227,6 @@ def test_the_budget_counts_wanted_replicas_of_all_revisions(
     for name in ("llm-engine", "llm-router"):
         policy = _find(_service(), "PodDisruptionBudget", name)["spec"]["unhealthyPodEvictionPolicy"]
         assert policy == "AlwaysAllow"
-
-
-@pytest.mark.parametrize(
-    ("limits", "count"),
-    [
-        ({"nvidia.com/gpu": "1000m"}, 1),
-        ({"nvidia.com/gpu": "1.0"}, 1),
-        ({"nvidia.com/gpu": "1k"}, 1000),
-        ({"nvidia.com/gpu": "500m"}, 1),
-        ({"nvidia.com/gpu.shared": 1}, 1),
-        ({"nvidia.com/mig-1g.10gb": 2}, 2),
-        ({"nvidia.com/mig-3g.40gb.shared": 1}, 1),
-        ({"amd.com/gpu": 2, "cpu": 4}, 2),
-        ({"nvidia.com/gpu": 0}, 0),
-        ({"example.com/fpga": 1}, 0),
-    ],
-    ids=str,
-)
-def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
-    service = _service({"resources": {"limits": limits}})
-    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
-    assert num_accelerators(service) == count
-    assert ("shm" in str(pod["volumes"])) is (count > 0)
 
 
 @pytest.mark.parametrize(("given", "mode"), [({}, "ReadWriteOnce"), ({"accessMode": "ReadWriteMany"}, "ReadWriteMany")])

@@ -9,9 +9,8 @@ routers, never runs.
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from octavo_operator.desired.devices import device_of, num_accelerators
+from octavo_operator.desired.devices import container_security, device_environment, device_of, shared_memory_volume
 from octavo_operator.desired.objects import (
-    CONTAINER_SECURITY,
     TERMINATION_MESSAGE_POLICY,
     Manifest,
     child,
@@ -106,7 +105,7 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
         "priorityClassName": spec.priority_class_name,
         "initContainers": list(weights.init_containers) or None,
         "containers": [_container(service, settings)],
-        "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *_shared_memory_volume(service)],
+        "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volume(service)],
     }
     return {"metadata": pod_metadata(service, ENGINE), "spec": drop_none(pod)}
 
@@ -114,7 +113,7 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
 def _container(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
-    if _shared_memory_volume(service):
+    if shared_memory_volume(service):
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
     container = {
         "name": ENGINE,
@@ -125,7 +124,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
-        "securityContext": CONTAINER_SECURITY,
+        "securityContext": container_security(service),
         "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
         "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
         "readinessProbe": probe("/ready", period_s=5, failures=2),
@@ -181,14 +180,13 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
 def _environment(service: InferenceService) -> list[Manifest]:
     """Environment variables, each name once: the API server refuses a second one."""
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
-    ours = [*model_environment(service), {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}]
-    names = {variable["name"] for variable in ours}
-    return [*ours, *(variable for variable in dump_parts(service.spec.engine.env) if variable["name"] not in names)]
-
-
-def _shared_memory_volume(service: InferenceService) -> list[Manifest]:
-    size = service.spec.shared_memory or ("1Gi" if num_accelerators(service) else None)
-    return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+    ours = [
+        *model_environment(service),
+        {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret},
+        *device_environment(service),
+    ]
+    variables = {variable["name"]: variable for variable in (*ours, *dump_parts(service.spec.engine.env))}
+    return list(variables.values())
 
 
 def _spread_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:

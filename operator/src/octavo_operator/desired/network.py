@@ -1,5 +1,6 @@
 """The network objects of a service: Services, Ingress or HTTPRoute, NetworkPolicies."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from octavo_operator.desired.objects import Manifest, child, drop_none
@@ -67,6 +68,14 @@ def exposed_url(service: InferenceService) -> str | None:
     return None if host is None else f"{scheme}://{host}{path_prefix(service)}"
 
 
+def load_balancer_url(live: Mapping[str, Any]) -> str | None:
+    """URL, without /v1, of a public Service's load balancer; None before the cloud has assigned an address."""
+    found = (live.get("status") or {}).get("loadBalancer") or {}
+    points = found.get("ingress") or [{}]
+    host = points[0].get("hostname") or points[0].get("ip")
+    return None if host is None else f"http://[{host}]" if ":" in host else f"http://{host}"
+
+
 def path_prefix(service: InferenceService) -> str:
     """Path of the Ingress before /v1, empty or without a slash at its end."""
     exposure = service.spec.exposure
@@ -75,17 +84,14 @@ def path_prefix(service: InferenceService) -> str:
 
 
 def _public_service(service: InferenceService) -> Manifest:
-    return child(
-        service,
-        "v1",
-        "Service",
-        service.name,
-        component=ROUTER,
-        spec={
-            "selector": router_selector(service.router),
-            "ports": [{"name": HTTP, "port": SERVICE_PORT, "targetPort": HTTP, "protocol": "TCP"}],
-        },
-    )
+    """The Service for clients. Fields that the spec lacks, such as node ports, belong to Kubernetes and to clouds."""
+    wanted = service.spec.router.service
+    ports = [{"name": HTTP, "port": SERVICE_PORT, "targetPort": HTTP, "protocol": "TCP"}]
+    spec = {"type": wanted.type, "selector": router_selector(service.router), "ports": ports}
+    manifest = child(service, "v1", "Service", service.name, component=ROUTER, spec=drop_none(spec))
+    if wanted.annotations:
+        manifest["metadata"]["annotations"] = dict(wanted.annotations)
+    return manifest
 
 
 def _headless_service(service: InferenceService) -> Manifest:

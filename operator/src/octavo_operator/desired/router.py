@@ -9,6 +9,7 @@ from octavo_operator.desired.objects import (
     Manifest,
     child,
     drop_none,
+    dump_parts,
     pod_metadata,
     pod_security,
     probe,
@@ -170,8 +171,8 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "name": ROUTER,
         "image": router.image or settings.router_image,
         "imagePullPolicy": router.image_pull_policy or settings.image_pull_policy,
-        "args": ["route", *_flags(service, settings)],
-        "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}],
+        "args": ["route", *_flags(service, settings), *router.extra_args],
+        "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}, *dump_parts(router.env)],
         "ports": [
             {"name": HTTP, "containerPort": ROUTER_PORT},
             {"name": ADMIN, "containerPort": ROUTER_ADMIN_PORT},

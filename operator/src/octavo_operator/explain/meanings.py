@@ -49,6 +49,10 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The message names the fields. Leave them out; `engine.image`, `engine.extraArgs` and `drain` are the "
             "fields of the spec for them.",
         ),
+        "UnusedGpus": Meaning(
+            "Each replica requests more GPUs than its engine computes on. Without `parallelism` this is one.",
+            "Request one GPU (`nvidia.com/gpu: 1`), and raise `replicas` to use more.",
+        ),
     },
     "ChildrenApplied": {
         "Applied": Meaning("All objects of the service match its spec."),

@@ -21,6 +21,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "ModelNameTaken": "False",
         "NoGatewayApi": "False",
         "PodTemplateConflict": "False",
+        "UnusedGpus": "False",
     },
     "ChildrenApplied": {
         "Applied": "True",

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.desired.network import exposed_url, internal_url
+from octavo_operator.desired.network import exposed_url, internal_url, load_balancer_url
 from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import (
     ROUTER,
@@ -140,12 +140,12 @@ def _ref(manifest: Manifest) -> Ref:
 def _status(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
     serving = [pod for pod in observed.pods if pod.serves]
     current = wanted if any(p.revision == wanted for p in serving) else next((p.revision for p in serving), None)
-    internal, outside = internal_url(service, settings), exposed_url(service)
+    addresses = list(_addresses(service, observed, settings))
     status: dict[str, Any] = {
         "observedGeneration": service.generation,
         "selector": ",".join(f"{key}={value}" for key, value in sorted(engine_selector(service.name).items())),
-        "url": outside or internal,
-        "addresses": [{"type": "Internal", "url": internal}, *_outside(service, outside)],
+        "url": addresses[-1]["url"],
+        "addresses": addresses,
         "replicas": _replicas(observed, desired=service.spec.replicas, wanted=wanted),
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
@@ -181,11 +181,14 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
     return {"model": known}
 
 
-def _outside(service: InferenceService, url: str | None) -> list[dict[str, str]]:
-    exposure = service.spec.exposure
-    if url is None or exposure is None:
-        return []
-    return [{"type": "Ingress" if exposure.ingress else "Gateway", "url": url}]
+def _addresses(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[dict[str, str]]:
+    """Yield the addresses of the service. The last one is the address for clients."""
+    yield {"type": "Internal", "url": internal_url(service, settings)}
+    if (balanced := load_balancer_url(observed.children.get(("Service", service.name), {}))) is not None:
+        yield {"type": "LoadBalancer", "url": balanced}
+    exposure, exposed = service.spec.exposure, exposed_url(service)
+    if exposure is not None and exposed is not None:
+        yield {"type": "Ingress" if exposure.ingress else "Gateway", "url": exposed}
 
 
 def _load(observed: Observed) -> dict[str, Any]:

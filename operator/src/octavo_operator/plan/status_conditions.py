@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo_operator.desired.devices import device_of, unsupported_accelerators
+from octavo_operator.desired.devices import device_of, num_gpus, num_unused_gpus, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
@@ -81,6 +81,10 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the operator itself sets {', '.join(taken)}"
         remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
         return Condition("Accepted", "PodTemplateConflict", f"{what}: {remedy}")
+    if unused := num_unused_gpus(service):
+        requested = num_gpus(service)
+        what = f"each replica requests {requested} GPUs, but its engine computes on {requested - unused}"
+        return Condition("Accepted", "UnusedGpus", f"{what}: request {requested - unused}")
     cache = service.spec.model.cache
     if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
         what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"

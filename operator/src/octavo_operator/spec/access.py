@@ -1,10 +1,11 @@
 """Models of the access to a service: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.engine import PullPolicy
+from octavo_operator.spec.engine import EnvVar, ExtraArgs, PullPolicy
 from octavo_operator.spec.fields import (
     Annotations,
     Image,
@@ -16,6 +17,13 @@ from octavo_operator.spec.fields import (
     SpecPart,
 )
 from octavo_operator.spec.pod_template import PodTemplate
+
+#: Flags that `router.extraArgs` may not contain, as the operator sets them or a field of the spec stands for them.
+ROUTER_FLAGS = (
+    "host|port|admin-port|kubernetes|service|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
+    "api-key-file|router-secret|router-secret-file"
+)
+_RESERVED = re.compile(rf"^--({ROUTER_FLAGS})(=.*)?$", re.DOTALL)
 
 
 class Toleration(SpecPart):
@@ -30,20 +38,40 @@ class RouterRef(SpecPart):
     name: ServiceName
 
 
+class RouterService(SpecPart):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = None
+    annotations: Annotations = Field(default_factory=dict)
+
+    @property
+    def is_public(self) -> bool:
+        """True for a Service that clients outside of the cluster may reach."""
+        return self.type in ("NodePort", "LoadBalancer")
+
+
 class Router(SpecPart):
     ref: RouterRef | None = None
     replicas: Annotated[int, Field(ge=1, le=32)] | None = None
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
     resources: Resources | None = None
+    extra_args: ExtraArgs = ()
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    service: RouterService = RouterService()
     pod_template: PodTemplate | None = None
 
     @model_validator(mode="after")
-    def _is_own_or_shared(self) -> Self:
-        if self.ref is not None and (self.replicas or self.image or self.resources or self.pod_template):
+    def _fits_together(self) -> Self:
+        if self.ref is not None and self.model_fields_set != {"ref"}:
             raise ValueError(
-                "router.ref uses another service's router: set replicas, image, resources and podTemplate there"
+                "router.ref uses another service's router: leave the other fields of router out, and set them there"
             )
+        if any(_RESERVED.match(arg) for arg in self.extra_args):
+            raise ValueError(
+                "router.extraArgs repeats a flag that the operator sets itself, or for which the spec has a field "
+                "(auth, drain, exposure): leave it out"
+            )
+        if len({variable.name for variable in self.env}) != len(self.env):
+            raise ValueError("router.env has a name twice: list each name once")
         return self
 
 

@@ -9,6 +9,7 @@ from octavo_operator.spec.fields import Image, Name, Quantity, SpecPart
 from octavo_operator.spec.pod_template import PodTemplate
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
+ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
 RESERVED_FLAGS = (
@@ -65,7 +66,7 @@ class Engine(SpecPart):
     prefix_caching: bool | None = None
     tool_call_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
     reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = None
-    extra_args: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)] = ()
+    extra_args: ExtraArgs = ()
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
     pod_template: PodTemplate | None = None
 

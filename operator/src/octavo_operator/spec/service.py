@@ -79,6 +79,11 @@ class InferenceServiceSpec(SpecPart):
                 "an exposed service needs auth: name a Secret in auth.apiKeysSecretRef, or set auth.required: false "
                 "to serve everybody"
             )
+        if self.router.service.is_public and self.auth is None:
+            raise ValueError(
+                "a Service of type NodePort or LoadBalancer needs auth: name a Secret in auth.apiKeysSecretRef, or set "
+                "auth.required: false to serve everybody"
+            )
         if shared and self.auth is not None and self.auth.api_keys_secret_ref is not None:
             raise ValueError(
                 "API keys belong to the service whose router is shared: set auth there, and leave it out here"

@@ -1,0 +1,177 @@
+"""The pods of services that request GPUs: what GKE, EKS and OpenShift need, and no GPU that stays unused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.devices import num_gpus
+from octavo_operator.desired.engine import desired_engine, engine_revision
+from octavo_operator.names import REVISION_LABEL
+from octavo_operator.observed import Observed
+from octavo_operator.plan.plan import plan
+from octavo_operator.plan.status_conditions import conditions_of
+from octavo_operator.service import InferenceService, Settings, read_service
+from octavo_testing.infsvc_cases import KEYS, Case, stored
+
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
+GPU = {"nvidia.com/gpu": 1}
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "gpu-pods.md"
+HUB = {"uri": "hf://Qwen/Qwen3-0.6B"}
+
+
+def _service(limits: dict[str, Any] | None = None, **spec: Any) -> InferenceService:
+    return read_service(stored(Case("", {"resources": {"limits": limits or {}}} | spec, name="llm")))
+
+
+def _pod(service: InferenceService, settings: Settings = SETTINGS) -> dict[str, Any]:
+    """The PodSpec of the engines."""
+    pod: dict[str, Any] = desired_engine(service, settings, replicas=1)["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"nvidia.com/gpu": "1000m"}, 1),
+        ({"nvidia.com/gpu": "1.0"}, 1),
+        ({"nvidia.com/gpu": "1k"}, 1000),
+        ({"nvidia.com/gpu": "500m"}, 1),
+        ({"nvidia.com/gpu.shared": 1}, 1),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2),
+        ({"nvidia.com/mig-3g.40gb.shared": 1}, 1),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, 1),
+        ({"nvidia.com/gpu": 0}, 0),
+        ({"amd.com/gpu": 2, "cpu": 4}, 0),
+        ({"example.com/fpga": 1}, 0),
+    ],
+    ids=str,
+)
+def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> None:
+    assert num_gpus(_service(limits)) == count
+
+
+@pytest.mark.parametrize(
+    ("limits", "engine", "reason"),
+    [
+        ({"nvidia.com/gpu": 1}, {}, "Valid"),
+        ({"nvidia.com/gpu": 4}, {}, "UnusedGpus"),
+        ({"nvidia.com/mig-1g.10gb": "2"}, {}, "UnusedGpus"),
+        ({"nvidia.com/gpu": 1, "nvidia.com/hostdev": 1}, {}, "Valid"),
+        ({"nvidia.com/gpu": 4}, {"device": "cuda"}, "UnusedGpus"),
+        ({"nvidia.com/gpu": 4}, {"device": "cpu"}, "Valid"),
+    ],
+    ids=str,
+)
+def test_a_service_holds_no_gpu_that_its_engine_leaves_unused(
+    limits: dict[str, Any], engine: dict[str, Any], reason: str
+) -> None:
+    service = _service(limits, engine=engine)
+    found = conditions_of(service, Observed(), SETTINGS, wanted=engine_revision(service, SETTINGS))[0]
+    assert (found.type, found.reason) == ("Accepted", reason)
+    assert reason == "Valid" or "computes on 1" in found.message
+    actions = plan(service, Observed(), SETTINGS, now="t", new_secret="s").actions
+    assert bool(actions) is (reason == "Valid")
+
+
+@pytest.mark.parametrize(
+    ("limits", "engine", "is_read_only"),
+    [
+        ({}, {}, True),
+        (GPU, {}, False),
+        (GPU, {"device": "cpu"}, False),
+        ({"nvidia.com/mig-1g.10gb": 1}, {}, False),
+        ({}, {"device": "cuda"}, False),
+        ({"amd.com/gpu": 1}, {}, True),
+    ],
+    ids=str,
+)
+def test_only_a_container_with_an_nvidia_device_has_a_writable_root(
+    limits: dict[str, Any], engine: dict[str, Any], is_read_only: bool
+) -> None:
+    pod = _pod(_service(limits, engine=engine, model=HUB))
+    (engine_container,), (fetch,) = pod["containers"], pod["initContainers"]
+    assert engine_container["securityContext"] == fetch["securityContext"] | {"readOnlyRootFilesystem": is_read_only}
+    assert fetch["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "resources" not in fetch or "nvidia.com/gpu" not in str(fetch["resources"])
+
+
+def _variables(service: InferenceService) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in _pod(service)["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("cache", "folder"),
+    [
+        (None, "/var/cache/octavo"),
+        ({"mode": "EmptyDir", "size": "20Gi"}, "/var/cache/octavo"),
+        ({"mode": "HostPath", "hostPath": "/models"}, "/var/cache/octavo"),
+        ({"mode": "PVC", "size": "20Gi"}, "/var/cache/octavo"),
+        ({"mode": "PVC", "size": "20Gi", "accessMode": "ReadWriteMany"}, "/tmp"),
+        ({"mode": "PVC", "claimName": "mine"}, "/tmp"),
+    ],
+    ids=str,
+)
+def test_kernels_are_in_the_cache_volume_unless_it_may_be_a_network_file_system(
+    cache: dict[str, Any] | None, folder: str
+) -> None:
+    found = _variables(_service(GPU, model=HUB | ({} if cache is None else {"cache": cache})))
+    assert {name: value for name, value in found.items() if name.endswith(("_CACHE_DIR", "_CACHE_PATH"))} == {
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "CUDA_CACHE_PATH": f"{folder}/cuda",
+    }
+
+
+def test_only_engines_that_compute_on_cuda_cache_kernels_and_users_may_choose_where() -> None:
+    found, on_cpu = _variables(_service(GPU)), _variables(_service(GPU, engine={"device": "cpu"}))
+    assert found.keys() - on_cpu.keys() == {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"}
+    own = _variables(_service(GPU, engine={"env": [{"name": "TRITON_CACHE_DIR", "value": "/scratch"}]}))
+    assert own == found | {"TRITON_CACHE_DIR": "/scratch"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "spec", "size"),
+    [
+        ({}, {}, None),
+        ({}, {"sharedMemory": "2Gi"}, "2Gi"),
+        (GPU, {}, "1Gi"),
+        (GPU, {"sharedMemory": "64Mi"}, "64Mi"),
+        ({"nvidia.com/gpu": 2}, {"engine": {"device": "cpu"}}, "16Gi"),
+        ({"nvidia.com/gpu": 8}, {"engine": {"device": "cpu"}, "sharedMemory": "4Gi"}, "4Gi"),
+        ({"amd.com/gpu": 1}, {}, None),
+    ],
+    ids=str,
+)
+def test_shared_memory_suits_the_number_of_gpus(limits: dict[str, Any], spec: dict[str, Any], size: str | None) -> None:
+    pod = _pod(_service(limits, **spec))
+    sizes = [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    mounts = [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"] if mount["name"] == "shm"]
+    assert (sizes, mounts) == (([], []) if size is None else ([size], ["/dev/shm"]))
+
+
+def test_the_page_on_gpu_pods_has_the_template_that_the_operator_makes() -> None:
+    given, shown = (yaml.safe_load(block.partition("```")[0]) for block in PAGE.read_text().split("```yaml\n")[1:])
+    given["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
+    settings = replace(SETTINGS, engine_image="REGISTRY/engine:TAG")
+    template = desired_engine(read_service(given), settings, replicas=1)["spec"]["template"]
+    del template["metadata"]["labels"][REVISION_LABEL]
+    assert shown == template
+
+
+def test_pods_on_a_platform_that_assigns_users_name_no_user() -> None:
+    service = _service(GPU, model=HUB, auth=KEYS)
+    for settings, users in ((SETTINGS, {10001}), (replace(SETTINGS, has_fixed_user=False), set())):
+        routers = [made for made in desired_children(service, settings) if made["kind"] == "Deployment"]
+        pods = [_pod(service, settings), *(made["spec"]["template"]["spec"] for made in routers)]
+        assert len(pods) == 2
+        for pod in pods:
+            parts = [pod, *pod["containers"], *pod.get("initContainers", ())]
+            contexts = [part["securityContext"] for part in parts]
+            found = [context[name] for context in contexts for name in context if name in _USER_FIELDS]
+            assert set(found) == users
+
+
+_USER_FIELDS = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
