@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("awk", "bash", "cat", "dirname", "grep", "printf", "sed")
+NEEDED = ("awk", "bash", "cat", "dirname", "grep", "mkdir", "mv", "printf", "rmdir", "sed")
 
 
 @pytest.fixture
@@ -106,11 +106,15 @@ def test_images_can_be_pushed_to_a_registry(tree: Path) -> None:
     ],
 )
 def test_images_can_be_saved(tree: Path, builder: str, command: str) -> None:
-    _add_builder(tree, builder, "echo 1")
+    image, file = "localhost/octavo/router:0.1.0", "dist/octavo-router-0.1.0"
+    _add_builder(
+        tree, builder, f"[[ $* != *{file}* || $1 != build ]] || {{ mkdir -p {file}; >{file}/packages.cdx.json; }}"
+    )
     done, calls = _build(tree, "router", SAVE="dist", BUILDER=builder)
     assert done.returncode == 0, done.stderr
-    image, file = "localhost/octavo/router:0.1.0", "dist/octavo-router-0.1.0.tar"
-    assert calls[1:] == [command.format(image=image, file=file)]
+    listing = f"{builder} build --build-arg IMAGE={image} -f images/sbom.Dockerfile --output type=local,dest={file} ."
+    assert calls[1:] == [command.format(image=image, file=f"{file}.tar"), listing]
+    assert (tree / "octavo" / f"{file}.cdx.json").exists()
 
 
 def test_a_failed_build_ends_the_script(tree: Path) -> None:
