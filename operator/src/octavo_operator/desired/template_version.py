@@ -19,19 +19,19 @@ Versions = Mapping[int, Callable[[InferenceService, Settings], Manifest]]
 
 
 @dataclass(frozen=True, slots=True)
-class PodTemplate:
+class RenderedTemplate:
     revision: str  # hash of the content
     content: Manifest
 
 
 def choose_template(
     versions: Versions, service: InferenceService, settings: Settings, live: Collection[str]
-) -> PodTemplate:
+) -> RenderedTemplate:
     """The newest version whose template is live, otherwise the newest version. `live`: revisions of Deployments."""
     found = [_with_revision(versions[number](service, settings)) for number in sorted(versions, reverse=True)]
     return next((template for template in found if template.revision in live), found[0])
 
 
-def _with_revision(content: Manifest) -> PodTemplate:
+def _with_revision(content: Manifest) -> RenderedTemplate:
     text = json.dumps(content, sort_keys=True)
-    return PodTemplate(hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARS], content)
+    return RenderedTemplate(hashlib.sha256(text.encode()).hexdigest()[:REVISION_CHARS], content)
