@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="namespace whose InferenceServices the operator manages; may be repeated (default: all)",
     )
     _add_pod_flags(parser)
+    _add_monitoring_flags(parser)
     _add_lease_flags(parser)
     parser.add_argument(
         "--workers",
@@ -76,6 +77,16 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds for which terminating pods keep serving while proxies remove them (default: %(default)s)",
     )
+    add(
+        "--no-fixed-user",
+        action="store_true",
+        help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
+    )
+    add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
+
+
+def _add_monitoring_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--pod-monitors", action="store_true", help="create PodMonitors of engines and routers")
     add(
         "--monitor-label",
@@ -103,12 +114,6 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         help="peer of a NetworkPolicy that may read metrics of engines and routers, as a JSON object with podSelector, "
         "namespaceSelector or ipBlock; may be repeated",
     )
-    add(
-        "--no-fixed-user",
-        action="store_true",
-        help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
-    )
-    add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
 
 
 def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
