@@ -66,6 +66,10 @@ async def test_held_requests_and_the_first_admission_are_reported():
         await replica.start()
         assert (await asking).status_code == 200
         await until(lambda: listener.rest["held"] == {} and listener.rest["models"] == [MODEL])
+        assert listener.rest["requests"] == {MODEL: 1}
+        assert (await routed.http.post(CHAT, json=BODY | {"model": "unknown"})).status_code == 404
+        await routed.http.post(CHAT, json=BODY)
+        await until(lambda: listener.rest["requests"] == {MODEL: 2})
         (seen,) = listener.replicas.values()
         assert seen["admitted"]
         assert seen["acknowledged_epoch"] == seen["epoch"]

@@ -15,7 +15,7 @@ class Router:
     def __init__(self):
         self.index = PrefixIndex(max_entries=100)
         self.replicas = [exact_replica("a", self.index), exact_replica("b", self.index)]
-        self.queue = 0
+        self.queue: dict[str, int] = {}
 
     def state(self):
         return router_state([replica_state(r, 0.0) for r in self.replicas], queue=self.queue)
@@ -39,7 +39,7 @@ async def test_the_whole_state_precedes_the_changes():
         ("a", True, "0000000000000001"),
         ("b", True, "0000000000000001"),
     ]
-    router.replicas[0].local_load.num_in_flight, router.queue = 3, 5
+    router.replicas[0].local_load.num_in_flight, router.queue = 3, {"m": 5}
     change = parsed(await anext(frames))
     assert change.keys() == {"type", "replicas", "queue"}
     assert [(r["name"], r["in_flight"]) for r in change["replicas"]] == [("a", 3)]
@@ -54,8 +54,8 @@ async def test_a_slow_reader_gets_merged_changes():
     frames = StateFeed(router.source, period_s=0.001).frames()
     await anext(frames)
     for number in range(1000):
-        router.queue = number
-    assert parsed(await anext(frames)) == {"type": "change", "queue": 999}
+        router.queue = {"m": number}
+    assert parsed(await anext(frames)) == {"type": "change", "queue": {"m": 999}}
     await frames.aclose()
 
 
@@ -64,9 +64,9 @@ async def test_notify_sends_at_once_and_silence_has_a_heartbeat():
     feed = StateFeed(router.source, period_s=60, heartbeat_s=0)
     frames = feed.frames()
     await anext(frames)
-    router.queue = 1
+    router.queue = {"m": 1}
     feed.notify()
-    assert parsed(await anext(frames)) == {"type": "change", "queue": 1}
+    assert parsed(await anext(frames)) == {"type": "change", "queue": {"m": 1}}
     feed.notify()
     assert parsed(await anext(frames)) == {"type": "heartbeat"}
     await frames.aclose()
@@ -95,9 +95,13 @@ async def test_a_replica_is_admitted_when_every_worker_may_send_to_it():
 
 
 async def test_waiting_requests_of_all_workers_add_up():
-    states = [router_state((), queue=2, held={"m": 1}), router_state((), queue=3, held={"m": 2, "n": 1})]
+    states = [
+        router_state((), queue={"m": 2}, held={"m": 1}, requests={"m": 4}),
+        router_state((), queue={"m": 3}, held={"m": 2, "n": 1}, requests={"m": 5, "n": 1}),
+    ]
     together = merged(states)
-    assert (together.queue, together.held, together.workers) == (5, {"m": 3, "n": 1}, 2)
+    assert (together.queue, together.held, together.requests) == ({"m": 5}, {"m": 3, "n": 1}, {"m": 9, "n": 1})
+    assert together.workers == 2
 
 
 @pytest.mark.parametrize("accepts", [(True, True), (True, False), (False, False)])

@@ -32,7 +32,7 @@ class Worker:
             telemetry=self.telemetry,
             index=self.index,
             replicas=lambda: self.replicas,
-            waiting=lambda: Waiting(1),
+            waiting=lambda: Waiting({"m": 1}),
             clock=lambda: 0.0,
         )
         self.workers = Workers(self.reporter, folder, number)

@@ -195,7 +195,7 @@ class Router:
     def _waiting(self) -> Waiting:
         counts = self.queue.num_by_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
-        return Waiting(sum(counts.values()) - sum(held.values()), held)
+        return Waiting({model: count for model, count in counts.items() if model not in held}, held)
 
 
 def _without_prefix(scope: Scope, prefix: str) -> Scope:

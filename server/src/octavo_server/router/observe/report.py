@@ -48,9 +48,9 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """Numbers of waiting requests. `queue`: requests for models with a replica. `held`: other model -> its requests."""
+    """Numbers of waiting requests by model. `queue`: models with a replica. `held`: other models."""
 
-    queue: int = 0
+    queue: Mapping[str, int] = {}
     held: Mapping[str, int] = {}
 
 
@@ -95,7 +95,13 @@ class Reporter:
     def state(self) -> RouterState:
         waiting, now = self._waiting(), self._clock()
         replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
-        return router_state(replicas, queue=waiting.queue, held=waiting.held, accepts=self._accepts())
+        return router_state(
+            replicas,
+            queue=waiting.queue,
+            held=waiting.held,
+            requests=self._telemetry.num_requests,
+            accepts=self._accepts(),
+        )
 
     def report(self, query: ReportQuery) -> Report:
         match query.what:
@@ -169,7 +175,7 @@ def gauges(state: RouterState, index: IndexInfo) -> Gauges:
     diverged = sum(replica.state != "exact" for replica in followed)
     return {
         "inflight": {(): sum(replica.in_flight for replica in state.replicas)},
-        "queue_size": {(): state.queue},
+        "queue_size": {(): sum(state.queue.values())},
         "held_requests": _held(state),
         "endpoints": {(name,): by_state[name] for name in ORDER if name != "gone"},
         "endpoints_cut_off": {(): sum(replica.breaker == "open" for replica in state.replicas)},

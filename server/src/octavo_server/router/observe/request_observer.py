@@ -1,6 +1,7 @@
 """`RequestObserver` reports the events of one request to the metrics, the decision log and the trace."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ class RouterTelemetry:
         self.decisions = decisions or DecisionLog()
         self.clock = clock
         self.tracer = tracer
+        self.num_requests: Counter[str] = Counter()  # by model
         self._epoch_s = time.time() - clock()
 
     def time_of(self, moment_s: float) -> float:
@@ -38,8 +40,8 @@ class RouterTelemetry:
 
 
 class RequestObserver:
-    """Order of calls: (record_decision, record_retry)*, record_decision, record_first_byte, record_end. `model`: empty
-    until it is known to be a served model, as clients may send any name.
+    """Order of calls: record_model, (record_decision, record_retry)*, record_decision, record_first_byte, record_end.
+    `model`: empty until it is known to be a served model, as clients may send any name.
     """
 
     __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
@@ -61,6 +63,11 @@ class RequestObserver:
         age_s = self._telemetry.clock() - self._started_s
         self._span, without, more = tracer.begin(headers, age_s=age_s, without=without, more=more)
         return without, more
+
+    def record_model(self, model: str) -> None:
+        """Count the request for a served model."""
+        self.model = model
+        self._telemetry.num_requests[model] += 1
 
     def record_decision(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
         telemetry = self._telemetry

@@ -4,6 +4,7 @@ Numbers that may exceed 2^53 (epochs) are hexadecimal text, as many JSON parsers
 states of several workers: a replica is admitted when every worker may send it requests, withdrawn when none may.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -76,14 +77,16 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """`queue`: number of requests that wait for a replica with room. `held`: model without a replica -> number of its
-    waiting requests. `accepts`: the router accepts new requests; false while it drains or stops.
+    """Numbers of requests by model: those that wait for a replica with room (`queue`) or because their model has no
+    replica (`held`), and all since the router's start (`requests`). `accepts`: the router accepts new requests; false
+    while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()
     models: tuple[str, ...] = ()
-    queue: int = 0
+    queue: dict[str, int] = {}
     held: dict[str, int] = {}
+    requests: dict[str, int] = {}
     workers: int = 1
     accepts: bool = True
 
@@ -125,14 +128,20 @@ def _model_size(replica: "Replica") -> ModelSize | None:
 
 
 def router_state(
-    replicas: Iterable[ReplicaState], *, queue: int = 0, held: Mapping[str, int] | None = None, accepts: bool = True
+    replicas: Iterable[ReplicaState],
+    *,
+    queue: Mapping[str, int] | None = None,
+    held: Mapping[str, int] | None = None,
+    requests: Mapping[str, int] | None = None,
+    accepts: bool = True,
 ) -> RouterState:
     states = sorted(replicas, key=lambda state: state.name)
     return RouterState(
         replicas=tuple(states),
         models=tuple(sorted({model for state in states for model in state.models})),
-        queue=queue,
+        queue=dict(queue or {}),
         held=dict(held or {}),
+        requests=dict(requests or {}),
         accepts=accepts,
     )
 
@@ -145,20 +154,25 @@ def merged(states: Sequence[RouterState]) -> RouterState:
     if len(states) == 1:
         return states[0]
     by_name: dict[str, list[ReplicaState]] = {}
-    held: dict[str, int] = {}
     for state in states:
         for replica in state.replicas:
             by_name.setdefault(replica.name, []).append(replica)
-        for model, waiting in state.held.items():
-            held[model] = held.get(model, 0) + waiting
     return RouterState(
         replicas=tuple(_merged_replica(found, len(states)) for _, found in sorted(by_name.items())),
         models=tuple(sorted({model for state in states for model in state.models})),
-        queue=sum(state.queue for state in states),
-        held=held,
+        queue=_summed(state.queue for state in states),
+        held=_summed(state.held for state in states),
+        requests=_summed(state.requests for state in states),
         workers=sum(state.workers for state in states),
         accepts=all(state.accepts for state in states),
     )
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
 
 
 def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaState:

@@ -42,8 +42,9 @@ class Change(msgspec.Struct, tag="change", kw_only=True, omit_defaults=True):
     replicas: tuple[ReplicaState, ...] = ()
     gone: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
-    queue: int | None = None
+    queue: dict[str, int] | None = None
     held: dict[str, int] | None = None
+    requests: dict[str, int] | None = None
     workers: int | None = None
     accepts: bool | None = None
 
@@ -113,6 +114,7 @@ def difference(before: RouterState, now: RouterState) -> Change:
         models=_if_new(before.models, now.models),
         queue=_if_new(before.queue, now.queue),
         held=_if_new(before.held, now.held),
+        requests=_if_new(before.requests, now.requests),
         workers=_if_new(before.workers, now.workers),
         accepts=_if_new(before.accepts, now.accepts),
     )

@@ -162,7 +162,8 @@ class ProxyHandler:
             del fields
             await self.balancer.wait_resolved(name, hold_s=self.settings.forward.max_hold_s)
             fields = await self.prompts.parse(raw)
-        model = observer.model = self.balancer.resolve(name)
+        model = self.balancer.resolve(name)
+        observer.record_model(model)
         if kind is None:
             return model, NO_PROMPT
         return model, await self.prompts.hash_prompt(kind, fields, model=model, tenant=tenant)
