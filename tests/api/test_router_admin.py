@@ -29,7 +29,7 @@ class Parts:
             telemetry=self.telemetry,
             index=self.index,
             replicas=lambda: self.replicas,
-            waiting=lambda: Waiting(3, {"cold": 2}),
+            waiting=lambda: Waiting({"a": 1, "b": 2}, {"cold": 2}),
             clock=lambda: 0.0,
         )
         workers = Workers(reporter)

@@ -30,7 +30,7 @@ def text():
         telemetry=telemetry,
         index=index,
         replicas=lambda: replicas,
-        waiting=lambda: Waiting(1, {"cold": 2}),
+        waiting=lambda: Waiting({"m": 1}, {"cold": 2}),
         clock=lambda: 0.0,
     )
     return exposition([reporter.report(ReportQuery("metrics"))])

@@ -2,6 +2,7 @@
 
 import pytest
 from octavo_server.router.fleet.endpoint import Endpoint
+from octavo_server.router.fleet.listed_services import Service
 from octavo_server.router.fleet.model_names import MAX_AWAY_S, Ambiguous, Known, Pending, Unknown, resolve_model
 from octavo_server.router.fleet.replica import Replica
 
@@ -46,6 +47,30 @@ SERVING, SERVING_OTHER, SERVING_AWAY = replica("a"), replica("b"), replica("a", 
 )
 def test_a_model_is_resolved_by_the_reported_names(model, replicas, expected):
     assert resolve_model(model, replicas, now_s=NOW_S) == expected
+
+
+ONE, TWO = (Service("s", ("a", "a-large")),), (Service("s", ("a",)), Service("t", ("b",)))
+
+
+@pytest.mark.parametrize(
+    ("model", "replicas", "listed", "expected"),
+    [
+        ("a", [], ONE, Known("a")),
+        ("a-large", [LOADING], ONE, Known("a-large")),
+        ("x", [], ONE, Unknown(["a", "a-large"])),
+        ("x", [LOADING], TWO, Unknown(["a", "b"])),
+        ("b", [SERVING], TWO, Known("b")),
+        ("new", [replica("new")], TWO, Known("new")),
+        (None, [], ONE, Known("a")),
+        (None, [replica("a-large", "a")], ONE, Known("a")),
+        (None, [SERVING], TWO, Ambiguous(["a", "b"])),
+        (None, [SERVING_OTHER], ONE, Ambiguous(["a", "a-large", "b"])),
+        ("x", [], (), Unknown([])),
+        (None, [], (), Pending()),
+    ],
+)
+def test_a_model_is_resolved_by_the_listed_services(model, replicas, listed, expected):
+    assert resolve_model(model, replicas, listed=listed, now_s=NOW_S) == expected
 
 
 def test_a_pending_name_becomes_unknown_after_its_deadline():

@@ -1,6 +1,7 @@
 """Flags of `octavo route`. A flag that `octavo serve` has too has the same meaning in both commands."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from octavo_engine.wire.errors import StartupError
@@ -93,6 +94,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         admin_port=args.admin_port,
         routing_headers=args.routing_headers,
         root_path=args.root_path.rstrip("/"),
+        services_file=args.services_file,
         replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
         limits=RequestLimits(
@@ -136,6 +138,13 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
 def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("replicas")
     group.add_argument("--replica-key", metavar="KEY", help="API key that the router sends to replicas. Default: none.")
+    group.add_argument(
+        "--services-file",
+        type=Path,
+        metavar="FILE",
+        help="JSON file with all services behind the router and their models, read again when it changes: requests for "
+        "a model without a replica wait, and other names get status 404 at once. Default: the models of the replicas.",
+    )
     entries = RouterSettings().max_index_entries
     group.add_argument(
         "--max-index-entries",

@@ -30,6 +30,7 @@ from octavo_server.router.balance.queue import RequestQueue
 from octavo_server.router.fleet.endpoint import Discovery
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.listed_services import ListedServices
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.observe.report import Reporter, Waiting
@@ -77,7 +78,8 @@ class Router:
         self.picker = Picker(self.index, clock=time.monotonic, call_soon=_call_soon)
         self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
-        self.fleet = Fleet(follow, discovery, self.index)
+        listed = None if settings.services_file is None else ListedServices(settings.services_file)
+        self.fleet = Fleet(follow, discovery, self.index, listed=listed)
         has_secret = bool(settings.router_secrets or settings.router_secret_file)
         merges_tenants = not has_secret and (settings.needs_key or bool(settings.replica_key))
         self.hashers = PromptHashers(self.fleet, follow.headers, merges_tenants=merges_tenants)

@@ -1,6 +1,7 @@
 """The settings of a router, resolved and frozen. The properties of models come from the replicas, not from settings."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from octavo_server.config import HttpSettings
 
@@ -24,12 +25,14 @@ class ForwardLimits:
 class RouterSettings(HttpSettings):
     """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
     whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
-    `root_path`: a prefix that the paths of requests may have, without a slash at its end.
+    `root_path`: a prefix that the paths of requests may have, without a slash at its end. `services_file`: see
+    `ListedServices`.
     """
 
     admin_port: int | None = None
     routing_headers: bool = False
     root_path: str = ""
+    services_file: Path | None = None
     replica_key: str = field(default="", repr=False)
     max_index_entries: int = 4_000_000
     forward: ForwardLimits = field(default_factory=ForwardLimits)

@@ -6,13 +6,14 @@ whose stream broke, a few in each turn of the event loop.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import aiohttp
 
 from octavo_server.router.fleet.endpoint import Discovery, Endpoint
 from octavo_server.router.fleet.kv_stream_client import ClientContext, FollowSettings, KVStreamClient
-from octavo_server.router.fleet.model_names import Resolution, reported_models, resolve_model
+from octavo_server.router.fleet.listed_services import ListedServices, Service
+from octavo_server.router.fleet.model_names import Resolution, known_models, resolve_model
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.supervise import cancel_tasks, supervised
@@ -38,6 +39,7 @@ class Fleet:
         discovery: Discovery,
         index: PrefixIndex,
         clock: Callable[[], float] = time.monotonic,
+        listed: ListedServices | None = None,
     ) -> None:
         self.index = index
         self.on_change: list[Listener] = []
@@ -49,6 +51,7 @@ class Fleet:
         self._routable: dict[str, list[Replica]] = {}
         self._departed: dict[str, float] = {}  # model -> time when a replica that reported it left discovery
         self._clock = clock
+        self._listed = listed
         self._is_discovered = False
         self._routable_since_s: float | None = None  # start of the time with at least one routable replica
         self._can_sweep = asyncio.Event()
@@ -59,8 +62,9 @@ class Fleet:
         return [*self._followed.values()]
 
     def models(self) -> list[str]:
-        """Names of the models that replicas reported, routable or not, so that a replica's restart removes no model."""
-        return reported_models(self._followed.values())
+        """Names of the listed models and of those that replicas reported, routable or not, so that a replica's restart
+        removes no model."""
+        return known_models(self._followed.values(), self._services())
 
     def resolve(self, model: str | None) -> Resolution:
         """Resolve the model name of a request. After a `Pending` result, call this again at each `on_change` and at the
@@ -68,7 +72,12 @@ class Fleet:
         """
         now_s = self._clock()
         self._departed = {name: left_s for name, left_s in self._departed.items() if now_s - left_s < DEPARTED_S}
-        return resolve_model(model, self._followed.values(), departed=self._departed, now_s=now_s)
+        return resolve_model(
+            model, self._followed.values(), departed=self._departed, listed=self._services(), now_s=now_s
+        )
+
+    def _services(self) -> Sequence[Service] | None:
+        return None if self._listed is None else self._listed.services
 
     def routable(self, model: str) -> list[Replica]:
         """Replicas that may get requests for `model`. The caller must not change the list."""

@@ -6,11 +6,14 @@ Rules, in this order:
 - Any other name is pending while a replica that hasn't reported its models may still serve it. A replica that has not
   answered for `MAX_AWAY_S` no longer counts. Otherwise the name is unknown: a 404.
 - A request without a name gets the first model if all replicas serve the same models; else it is ambiguous.
+- With a list of the router's services, nothing is pending: their names are known, even without a replica, and names
+  that neither the list nor a replica has are unknown at once.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo_server.router.fleet.listed_services import Service
 from octavo_server.router.fleet.replica import Replica
 
 #: Seconds without an answer after which a replica that never reported its models no longer delays a 404.
@@ -49,9 +52,16 @@ Resolution = Known | Pending | Unknown | Ambiguous
 
 
 def resolve_model(
-    model: str | None, replicas: Collection[Replica], *, departed: Collection[str] = (), now_s: float
+    model: str | None,
+    replicas: Collection[Replica],
+    *,
+    departed: Collection[str] = (),
+    listed: Sequence[Service] | None = None,
+    now_s: float,
 ) -> Resolution:
-    """`departed`: names reported by replicas that recently left discovery."""
+    """`departed`: names reported by replicas that recently left discovery. `listed`: all services behind the router."""
+    if listed is not None:
+        return _resolve_listed(model, replicas, departed, listed)
     models = reported_models(replicas)
     if model and (model in models or model in departed):
         return Known(model)
@@ -63,6 +73,22 @@ def resolve_model(
     if len({replica.models for replica in replicas if replica.models}) > 1:
         return Ambiguous(models)
     return Known(models[0])
+
+
+def _resolve_listed(
+    model: str | None, replicas: Collection[Replica], departed: Collection[str], listed: Sequence[Service]
+) -> Resolution:
+    models = known_models(replicas, listed)
+    if model:
+        return Known(model) if model in models or model in departed else Unknown(models)
+    if len({frozenset(service.models) for service in listed} | {r.models for r in replicas if r.models}) > 1:
+        return Ambiguous(models)
+    return Known(models[0]) if models else Pending()
+
+
+def known_models(replicas: Iterable[Replica], listed: Sequence[Service] | None) -> list[str]:
+    """Names of the models that replicas reported or that the list has."""
+    return sorted({*reported_models(replicas), *(model for service in listed or () for model in service.models)})
 
 
 def reported_models(replicas: Iterable[Replica]) -> list[str]:
