@@ -16,8 +16,7 @@ from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
 from octavo_engine.sources.model_scope import download_from_model_scope
 from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
-from octavo_engine.sources.s3 import SCHEME as S3_SCHEME
-from octavo_engine.sources.s3 import S3Model
+from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -59,8 +58,8 @@ def resolve_model(
 def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
     if (local := locate_local(model)) is not None:
         return local
-    if model.startswith(S3_SCHEME):
-        return fetch_into(download_folder(model, download_dir), S3Model(model, load_format=load_format))
+    if (stored := object_store_model(model, load_format=load_format)) is not None:
+        return fetch_into(download_folder(model, download_dir), stored)
     hub, repo, file = parse_hub_uri(model)
     download = download_from_model_scope if hub == "ms" else download_from_hugging_face
     return download(repo, revision, load_format, file, download_dir)

@@ -25,7 +25,8 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
+        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, "
+        "ms://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
     )
     parser.add_argument(
         "--to",
