@@ -1,4 +1,4 @@
-"""Models in object stores: real clients of S3, Google Cloud Storage and Azure, and loopback servers that verify them."""
+"""Object stores: real clients of S3, Google Cloud Storage and Azure, with loopback servers that verify requests."""
 
 import json
 import sys

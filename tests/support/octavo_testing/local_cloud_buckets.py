@@ -1,4 +1,4 @@
-"""`LocalGCSBucket` and `LocalContainer`: servers with the read operations of Google Cloud Storage and Azure Blob Storage.
+"""`LocalGCSBucket` and `LocalContainer`: servers with the read operations of Google Cloud Storage and of Azure Blobs.
 
 Requests must carry a token that the service account's key signed (RFC 7515) or Azure's Shared Key signature; anonymous
 ones are accepted if `is_public`.

@@ -16,6 +16,8 @@ from octavo_operator.names import ROUTER, engine_deployment, engine_selector, ro
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.cache_claim import KIND as CLAIM
+from octavo_operator.plan.cache_claim import live_claim, with_fixed_fields
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
@@ -40,7 +42,7 @@ class Plan:
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
     """Make the plan for one service. `now`: RFC 3339. `new_secret`: value of the router's Secret, if it is created."""
     wanted = engine_revision(service, settings)
-    children = [with_digest(manifest) for manifest in desired_children(service, settings)]
+    children = [with_digest(manifest) for manifest in _wanted_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
     conditions = conditions_of(service, observed, settings, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
@@ -92,6 +94,12 @@ def _is_missing(secret: str, observed: Observed) -> bool:
     return any(f'"{secret}"' in message for message in messages)
 
 
+def _wanted_children(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[Manifest]:
+    claim = live_claim(service, observed)
+    for manifest in desired_children(service, settings):
+        yield manifest if claim is None or manifest["kind"] != CLAIM else with_fixed_fields(manifest, claim)
+
+
 def _taken_names(
     service: InferenceService, observed: Observed, children: Sequence[Manifest], revision: str
 ) -> dict[Ref, Refusal]:
@@ -107,7 +115,7 @@ def _children(service: InferenceService, observed: Observed, wanted: Sequence[Ma
         yield from child_actions(service, observed, manifest, observed.children.get(_ref(manifest)))
     refs = set(map(_ref, wanted))
     for (kind, name), live in observed.children.items():
-        if (kind, name) not in refs and kind != "PersistentVolumeClaim" and may_be_deleted(live, service.uid):
+        if (kind, name) not in refs and kind != CLAIM and may_be_deleted(live, service.uid):
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
             yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")

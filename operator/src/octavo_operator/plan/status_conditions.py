@@ -8,6 +8,7 @@ from octavo_operator.desired.devices import device_of, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
+from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
@@ -81,11 +82,15 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the operator itself sets {', '.join(taken)}"
         remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
         return Condition("Accepted", "PodTemplateConflict", f"{what}: {remedy}")
-    cache = service.spec.model.cache
-    if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
+    claim = live_claim(service, observed)
+    if service.spec.replicas > 1 and is_for_one_node(service, claim):
         what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
+    if claim is not None and (found := differences(service, claim)):
+        what = f"claim {claim['metadata']['name']} exists and is used as it is, against {', '.join(found)}"
+        remedy = "change the spec, or delete the claim together with the service and create the service again"
+        return Condition("Accepted", "ClaimDiffers", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 
