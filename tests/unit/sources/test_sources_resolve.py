@@ -154,7 +154,7 @@ def test_the_chat_template_is_found_in_every_place(tmp_path: Path, files: dict[s
         ("./nowhere", "no such file or folder"),
         ("model.gguf", "no such file or folder"),
         ("file:///nowhere", "no such file or folder"),
-        ("gs://bucket/model", "unknown source 'gs://'"),
+        ("gcs://bucket/model", "unknown source 'gcs://'"),
         ("two words", "two words: this is neither a local path nor a Hugging Face model id"),
         ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub cannot be reached"),
         ("hf://org/absent-model", "org/absent-model: not in the local"),
@@ -210,7 +210,7 @@ def test_a_cached_gguf_is_found_offline(hub_cache, gguf_file: Path, model: str) 
 
 
 def test_model_scope_without_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "modelscope", None)
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[modelscope\]'"):
         resolve_model("ms://org/m")
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
