@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from octavo_engine.sources.fetch import fetch_model
+from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -50,6 +51,10 @@ def test_model_is_found_under_its_uri(store: Store, tmp_path: Path) -> None:
     store.server.requests.clear()
     assert fetch_model(store.uri) == resolve_model(store.uri).root
     assert store.server.asked("model.safetensors") == []
+    revision = fetched_revision(fetch_model(store.uri))
+    assert len(revision) == 12
+    store.server.files["tiny/config.json"] += b" "
+    assert fetched_revision(fetch_model(store.uri)) not in ("", revision)
     assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -199,6 +200,8 @@ def test_a_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
     for model in ("org/m", "hf://org/m"):
         files = resolve_model(model)
         assert (files.name, files.root, files.load_format) == (model, snapshot, "safetensors")
+        assert fetched_revision(files.root) == "0" * 40
+    assert fetched_revision(resolve_model(str(source)).root) == ""
     with pytest.raises(StartupError, match="org/m: not in the local"):
         resolve_model("org/m", revision="v2")
 

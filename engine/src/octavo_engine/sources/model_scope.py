@@ -45,7 +45,6 @@ class ModelScopeModel:
         from modelscope_hub import HubApi, HubConfig
 
         patterns = [escape(name) for name in files]
-
         api = HubApi(config=HubConfig(cache_dir=staging / ".cache"))  # for its locks
         with self._translate_errors():
             api.download_repo(self._repo, _KIND, revision=self._revision, local_dir=staging, allow_patterns=patterns)
@@ -55,7 +54,8 @@ class ModelScopeModel:
 
         api = HubApi(config=HubConfig())  # the client's default config keeps the first environment
         with self._translate_errors():
-            return api.list_repo_files(self._repo, _KIND, revision=self._revision)
+            found: list[FileInfo] = api.list_repo_files(self._repo, _KIND, revision=self._revision)
+        return found
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

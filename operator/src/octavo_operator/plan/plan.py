@@ -24,7 +24,7 @@ from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import rollout, scale_current
-from octavo_operator.plan.status_conditions import conditions_of, refused, size_of
+from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
@@ -155,7 +155,8 @@ def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any
 
 def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
     """The status field `model`. Without a router's report it keeps the old sizes, which are fixed for a revision."""
-    size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
+    pods = [pod for pod in observed.pods if pod.revision == wanted]
+    size, revisions = size_of(observed, pods), model_revisions(observed, pods)
     known: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:
         known |= {
@@ -163,6 +164,7 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
             "weightsBytes": size.weights_bytes,
             "kvBytesPerToken": size.kv_bytes // size.kv_tokens,
             "maxConcurrentTokens": size.kv_tokens,
+            **({"revision": next(iter(revisions))} if revisions else {}),
         }
     elif observed.status.get("revision", {}).get("updated") == wanted:
         known = observed.status.get("model", {}) | known

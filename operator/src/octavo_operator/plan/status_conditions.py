@@ -39,7 +39,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
     accepted = _accepted(service, observed, settings)
     engine = (
         _fits(service, pods, size_of(observed, pods)),
-        _model(service, pods),
+        _model(service, observed, pods),
         _workload(service, observed, pods, wanted=wanted),
     )
     found = [
@@ -119,6 +119,16 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
     return sizes[0] if sizes else None
 
 
+def model_revisions(observed: Observed, pods: Sequence[Pod]) -> dict[str, int]:
+    """Versions of the downloaded model -> number of these pods that serve it, the most frequent version first. They
+    differ if a branch or bucket has changed between two starts."""
+    reported: dict[str, str] = {}
+    for report in observed.routers.values():
+        reported |= {} if report is None else report.revisions
+    counted = Counter(sorted(reported[pod.name] for pod in pods if pod.name in reported))
+    return dict(counted.most_common())
+
+
 def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
     if others := unsupported_accelerators(service):
         what = f"no engine can compute on {', '.join(others)}, so these engines compute on the CPU"
@@ -162,7 +172,7 @@ def _sum(size: ModelSize) -> str:
     )
 
 
-def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
+def _model(service: InferenceService, observed: Observed, pods: Sequence[Pod]) -> Condition:
     failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
     if failed is not None:
         return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
@@ -172,7 +182,10 @@ def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     if any(pod.is_fetching for pod in pods):
         return Condition("ModelReady", "Fetching", f"a pod is fetching {service.spec.model.uri}")
     if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
-        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines")
+        found = model_revisions(observed, pods)
+        listed = ", ".join(f"{revision} ({count})" for revision, count in found.items())
+        differing = f"; engines serve different versions of it: {listed}" if len(found) > 1 else ""
+        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines{differing}")
     return Condition("ModelReady", "Waiting", f"no pod has begun to fetch {service.spec.model.uri}")
 
 
