@@ -267,6 +267,20 @@ def test_a_created_claim_has_the_given_or_default_access_mode(given: dict[str, A
     assert _find(service, "PersistentVolumeClaim", "llm-models")["spec"]["accessModes"] == [mode]
 
 
+@pytest.mark.parametrize("uri", ["hf://a/b", "ms://a/b", "s3://b/m", "gs://b/m", "az://c/m", "azure://c/m"])
+def test_remote_models_are_fetched_into_the_cache_before_the_engine_starts(uri: str) -> None:
+    revision = {"revision": "v1"} if uri.startswith(("hf", "ms")) else {}
+    service = _service({"model": {"uri": uri, "secretRef": {"name": "keys"}, **revision}})
+    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    (fetch,), (engine,) = pod["initContainers"], pod["containers"]
+    assert fetch["args"] == ["fetch", uri, *(["--revision", "v1"] if revision else [])]
+    assert engine["args"][:2] == ["serve", uri]
+    assert fetch["envFrom"] == engine["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    shared = {"name": "XDG_CACHE_HOME", "value": "/var/cache/octavo"}
+    assert shared in fetch["env"]
+    assert shared in engine["env"]
+
+
 def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
     pod = desired_engine(_service({"model": {"uri": "pvc://models/a/b"}}), SETTINGS, replicas=1)["spec"]["template"][
         "spec"

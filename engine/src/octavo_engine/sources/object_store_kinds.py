@@ -32,7 +32,7 @@ class StoreKind:
 
     @property
     def remedy(self) -> str:
-        """What to do if access is denied."""
+        """Remedy for denied access."""
         return (
             f"Set {self.credentials} (on Kubernetes: entries of a Secret that spec.model.secretRef names), or "
             f"{self.anonymous}=true for a public {self.bucket}."
