@@ -4,6 +4,7 @@ Each `StoreKind` follows the variables of its vendor's tools (docs/guide/serving
 them itself, and `options` adds those it does not know. `store_kind` is the one table of schemes.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,8 +60,11 @@ class StoreKind:
             if self.ca_bundle and (bundle := env.get(self.ca_bundle)):
                 client["root_certificate"] = Path(bundle).read_bytes()
             store: ObjectStore = make(bucket, client_options=client, retry_config={"max_retries": 0}, **options)
-        except (BaseError, OSError, ValueError) as error:
-            raise StartupError(f"{uri}: {first_line(error)}") from error
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{uri}: {_first_line(error)}") from error
+        except BaseError as error:
+            what = _PREFIX.sub("", _first_line(error)).removesuffix(".")
+            raise StartupError(f"{uri}: the credentials or settings cannot be used: {what}. {self.remedy}") from error
         return store
 
 
@@ -70,7 +74,10 @@ def store_kind(uri: str) -> StoreKind | None:
     return _KINDS.get(scheme) if separator else None
 
 
-def first_line(error: Exception) -> str:
+_PREFIX = re.compile("^Generic [A-Za-z0-9]+ error: ")
+
+
+def _first_line(error: Exception) -> str:
     """Return the first line of an error; the other lines are the client's internals."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
