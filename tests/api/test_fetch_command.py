@@ -15,7 +15,7 @@ from octavo_operator.desired.weights import CACHE_PATH, weights_of
 from octavo_operator.service import Settings, read_service
 from octavo_testing.fetch_command import TIMEOUT_S, fetch_environment, run_fetch, start_fetch
 from octavo_testing.infsvc_cases import Case, stored
-from octavo_testing.local_bucket import LocalBucket, environment
+from octavo_testing.local_bucket import LocalBucket
 from octavo_testing.local_hub import LocalHub
 
 BIG = os.urandom(3_000_000)
@@ -35,7 +35,8 @@ class Source:
 
     def __init__(self, uri: str, server: LocalHub | LocalBucket, address: str, folder: Path) -> None:
         self.uri, self.server, self.folder = uri, server, folder
-        environ = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"} if uri == HUB else environment(address)
+        hub = {"HF_ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": "60"}
+        environ = server.environment(address) if isinstance(server, LocalBucket) else hub
         self.env = fetch_environment(folder, **environ)
 
     def fetch(self, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":

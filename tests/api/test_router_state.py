@@ -73,6 +73,7 @@ async def test_held_requests_and_the_first_admission_are_reported():
         (seen,) = listener.replicas.values()
         assert seen["admitted"]
         assert seen["acknowledged_epoch"] == seen["epoch"]
+        assert seen["revision"] == "scripted-commit"
 
         replica.publisher.set_accepts(False)
         await until(lambda: next(iter(listener.replicas.values()))["withdrawn"])

@@ -138,3 +138,4 @@ class ReadyInfo:
     weights_bytes: int
     kv_bytes: int
     load_s: float
+    revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files

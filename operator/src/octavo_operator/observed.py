@@ -90,11 +90,13 @@ class Load:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
     """The report of one router pod about the engine pods of all services behind it. `admitted`: engine pod -> epoch of
-    its KV snapshot in the router. `sizes`: engine pod -> size of its model. `loads`: engine pod -> its load."""
+    its KV snapshot in the router. `sizes`: engine pod -> size of its model. `revisions`: engine pod -> version of its
+    downloaded model. `loads`: engine pod -> its load."""
 
     pod: str
     admitted: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
+    revisions: Mapping[str, str] = field(default_factory=dict)
     loads: Mapping[str, Load] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 RELEASE_TIMEOUT_S = 60
 
@@ -70,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         wanted = self.headers.get("Range", "")
-        path = self.path.partition("?")[0]
+        path = unquote(self.path.partition("?")[0])
         self.site.requests.append(f"{self.command} {path} {wanted}".strip())
         for end, statuses in self.site.statuses.items():
             if path.endswith(end) and statuses:
@@ -101,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_body(content[begin:end])
 
     def _send_body(self, body: bytes) -> None:
-        path, site = self.path.partition("?")[0], self.site
+        path, site = unquote(self.path.partition("?")[0]), self.site
         for end, after in site.held.items():
             if path.endswith(end):
                 self.wfile.write(body[:after])

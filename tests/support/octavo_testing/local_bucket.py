@@ -1,6 +1,7 @@
-"""`LocalBucket`: a server with the read operations of S3. The real client finds it by AWS_ENDPOINT_URL.
+"""`LocalBucket`: a server with the read operations of S3, and the base of those of other object stores.
 
-Requests must be signed (Signature Version 4) with `KEY_ID` and `KEY`; unsigned ones are accepted if `is_public`.
+The real client finds it by AWS_ENDPOINT_URL. Requests must be signed (Signature Version 4) with `KEY_ID` and `KEY`;
+unsigned ones are accepted if `is_public`.
 """
 
 import hashlib
@@ -19,35 +20,60 @@ _SIGNED = re.compile(
 )
 
 
-class _BucketHandler(Handler):
-    site: "LocalBucket"
+class ObjectHandler(Handler):
+    """Responds as object stores do, which differ in their authorization, their listings and a few words."""
+
+    site: "ObjectServer"
+    root = ""  # path before that of the bucket
+    missing_bucket, missing_object, changed = "NoSuchBucket", "NoSuchKey", "PreconditionFailed"
 
     def answer(self) -> None:
         url = urlsplit(self.path)
-        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
-        if refusal := self._refusal():
-            self._send_error(403, refusal)
+        bucket, _, key = unquote(url.path).removeprefix(self.root).lstrip("/").partition("/")
+        if refusal := self.refusal():
+            self._send_error(*refusal)
         elif bucket != BUCKET:
-            self._send_error(404, "NoSuchBucket")
+            self._send_error(404, self.missing_bucket)
         elif not key:
-            self._send_list(parse_qs(url.query).get("prefix", [""])[0])
+            body = self.listing(parse_qs(url.query).get("prefix", [""])[0])
+            self.send_whole(200, body.encode(), Content_Type="application/xml")
         elif key not in self.site.files:
-            self._send_error(404, "NoSuchKey")
+            self._send_error(404, self.missing_object)
         elif self.headers.get("If-Match") not in (None, e_tag(self.site.files[key])):
-            self._send_error(412, "PreconditionFailed")
+            self._send_error(412, self.changed)
         else:
             if not self.site.has_ranges:
                 del self.headers["Range"]
             self.send_file(self.site.files[key], Last_Modified="Sat, 21 Nov 2026 10:00:00 GMT")
 
-    def _refusal(self) -> str:
+    def refusal(self) -> tuple[int, str] | None:
+        """Return the status and the error's code of a request that is not authorized."""
+        raise NotImplementedError
+
+    def listing(self, prefix: str) -> str:
+        """Return the list of objects, in the form of S3, which Google Cloud Storage has too."""
+        rows = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-21T10:00:00.000Z</LastModified>"
+            f"<ETag>{escape(e_tag(content))}</ETag><Size>{len(content)}</Size></Contents>"
+            for key, content in sorted(self.site.files.items())
+            if key.startswith(prefix)
+        )
+        return f"<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+
+    def _send_error(self, status: int, code: str) -> None:
+        self.send_whole(status, f"<Error><Code>{code}</Code></Error>".encode(), Content_Type="application/xml")
+
+
+class _BucketHandler(ObjectHandler):
+    def refusal(self) -> tuple[int, str] | None:
         given = self.headers.get("Authorization")
         if given is None:
-            return "" if self.site.is_public else "AccessDenied"
+            return None if self.site.is_public else (403, "AccessDenied")
         found = _SIGNED.fullmatch(given)
         if found is None or found["key"] != KEY_ID:
-            return "InvalidAccessKeyId"
-        return "" if self._signature(found["day"], found["headers"]) == found["signature"] else "SignatureDoesNotMatch"
+            return 403, "InvalidAccessKeyId"
+        is_right = self._signature(found["day"], found["headers"]) == found["signature"]
+        return None if is_right else (403, "SignatureDoesNotMatch")
 
     def _signature(self, day: str, headers: str) -> str:
         url = urlsplit(self.path)
@@ -63,33 +89,24 @@ class _BucketHandler(Handler):
             key = hmac.digest(key, part.encode(), "sha256")
         return hmac.digest(key, text.encode(), "sha256").hex()
 
-    def _send_list(self, prefix: str) -> None:
-        rows = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-11-21T10:00:00.000Z</LastModified>"
-            f"<ETag>{escape(e_tag(content))}</ETag><Size>{len(content)}</Size></Contents>"
-            for key, content in sorted(self.site.files.items())
-            if key.startswith(prefix)
-        )
-        body = f"<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
-        self.send_whole(200, body.encode(), Content_Type="application/xml")
 
-    def _send_error(self, status: int, code: str) -> None:
-        self.send_whole(status, f"<Error><Code>{code}</Code></Error>".encode(), Content_Type="application/xml")
-
-
-class LocalBucket(FileServer):
-    handler_class = _BucketHandler
-
+class ObjectServer(FileServer):
     def __init__(self) -> None:
         super().__init__()
         self.is_public, self.has_ranges = False, True
 
+    def environment(self, address: str) -> dict[str, str]:
+        """Return the environment that makes a client use the server."""
+        raise NotImplementedError
 
-def environment(address: str) -> dict[str, str]:
-    """Return the environment that makes a client use the bucket."""
-    return {
-        "AWS_ENDPOINT_URL": address,
-        "AWS_ACCESS_KEY_ID": KEY_ID,
-        "AWS_SECRET_ACCESS_KEY": KEY,
-        "AWS_REGION": REGION,
-    }
+
+class LocalBucket(ObjectServer):
+    handler_class = _BucketHandler
+
+    def environment(self, address: str) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": address,
+            "AWS_ACCESS_KEY_ID": KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": KEY,
+            "AWS_REGION": REGION,
+        }

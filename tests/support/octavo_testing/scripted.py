@@ -160,6 +160,7 @@ def ready_info(config: EngineConfig) -> ReadyInfo:
         weights_bytes=0,
         kv_bytes=0,
         load_s=0.0,
+        revision="scripted-commit",
     )
 
 

@@ -76,6 +76,7 @@ async def test_a_late_listener_gets_a_snapshot_and_then_each_change():
         hello, end = reader.frames[0], reader.frames[-1]
         assert isinstance(hello, Hello)
         assert (hello.root, hello.block_size, hello.models) == (READY.hash_root, READY.block_size, ["m"])
+        assert hello.revision == READY.revision == "scripted-commit"
         assert (reader.set.device, reader.set.host, reader.set.is_exact) == ({1, 2, 3}, {9}, True)
         engine.step(stored=[5], removed=[1])
         engine.step(running=2, prefill_backlog_tokens=70)

@@ -236,6 +236,20 @@ def test_a_created_claim_has_the_given_or_default_access_mode(given: dict[str, A
     assert _find(service, "PersistentVolumeClaim", "llm-models")["spec"]["accessModes"] == [mode]
 
 
+@pytest.mark.parametrize("uri", ["hf://a/b", "ms://a/b", "s3://b/m", "gs://b/m", "az://c/m", "azure://c/m"])
+def test_remote_models_are_fetched_into_the_cache_before_the_engine_starts(uri: str) -> None:
+    revision = {"revision": "v1"} if uri.startswith(("hf", "ms")) else {}
+    service = _service({"model": {"uri": uri, "secretRef": {"name": "keys"}, **revision}})
+    pod = desired_engine(service, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    (fetch,), (engine,) = pod["initContainers"], pod["containers"]
+    assert fetch["args"] == ["fetch", uri, *(["--revision", "v1"] if revision else [])]
+    assert engine["args"][:2] == ["serve", uri]
+    assert fetch["envFrom"] == engine["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    shared = {"name": "XDG_CACHE_HOME", "value": "/var/cache/octavo"}
+    assert shared in fetch["env"]
+    assert shared in engine["env"]
+
+
 def test_a_claim_is_mounted_and_nothing_is_fetched() -> None:
     pod = desired_engine(_service({"model": {"uri": "pvc://models/a/b"}}), SETTINGS, replicas=1)["spec"]["template"][
         "spec"
@@ -291,6 +305,7 @@ def test_an_unexposed_service_has_an_internal_url() -> None:
 def test_every_child_has_owner_labels_and_a_short_name(case: Case) -> None:
     service = read_service(stored(case))
     for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
-        assert made["metadata"]["ownerReferences"] == [service.owner]
+        is_retained = case.id == "retained cache" and made["kind"] == "PersistentVolumeClaim"
+        assert made["metadata"].get("ownerReferences", []) == ([] if is_retained else [service.owner])
         assert made["metadata"]["labels"]["serving.octavo.dev/service"] == service.name
         assert len(made["metadata"]["name"]) <= 63

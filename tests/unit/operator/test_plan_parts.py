@@ -381,6 +381,29 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("revisions", "shown", "message"),
+    [
+        ({"pod-0": "c1", "pod-1": "c1"}, "c1", ""),
+        ({"pod-0": "c2", "pod-1": "c1", "pod-2": "c1"}, "c1", "different versions of it: c1 (2), c2 (1)"),
+        ({"another-0": "c9", "pod-0": "c2"}, "c2", ""),
+        ({}, None, ""),
+    ],
+    ids=str,
+)
+def test_the_status_has_the_revision_that_most_replicas_serve(
+    revisions: dict[str, str], shown: str | None, message: str
+) -> None:
+    pods = tuple(replace(_serving(), name=f"pod-{number}") for number in range(3))
+    reports = {name: RouterReport(pod=name, sizes={"pod-0": SIZE}, revisions=revisions) for name in ("r1", "r2")}
+    seen = Observed(pods=pods, routers={**reports, "r3": None})
+    status = plan(_service(replicas=3), seen, SETTINGS, now="t", new_secret="s").status
+    assert status["model"].get("revision") == shown
+    assert message in _of("ModelReady", _service(), seen).message
+    later = plan(_service(replicas=3), Observed(status=status), SETTINGS, now="t", new_secret="s").status
+    assert later["model"].get("revision") == shown
+
+
 def test_the_load_is_that_of_the_services_own_pods() -> None:
     """The router may serve other services, too."""
     loads = {

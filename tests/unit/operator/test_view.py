@@ -244,12 +244,21 @@ SIZE = {"max_model_len": 2048, "weights_bytes": 270 << 20, "kv_bytes": 256 << 20
 def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     load = {"total_blocks": 100, "free_blocks": 50, "cached_blocks": 30, "running": 2, "waiting": 1}
     replicas = [
-        {"name": "a", "acknowledged_epoch": "01", "models": ["m"], "load": load, "model": SIZE | {"later": 1}},
+        {
+            "name": "a",
+            "acknowledged_epoch": "01",
+            "models": ["m"],
+            "load": load,
+            "model": SIZE | {"later": 1},
+            "revision": "c1",
+        },
         {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
     ]
+    replicas[0]["revision"] = "c1"
     report = report_of("router", replicas)
     assert report.admitted == {"a": "01"}
     assert report.sizes == {"a": ModelSize(**SIZE)}
+    assert report.revisions == {"a": "c1"}
     assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
 
 

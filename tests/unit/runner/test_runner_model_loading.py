@@ -1,5 +1,6 @@
 """Loading a model: errors before any computation, and dummy weights."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def test_dummy_weights_run(folder: Path) -> None:
     assert result.error is None
     assert len(result.seqs[0].token_ids) == 1
     assert info.weights_fingerprint != load_executor(config(folder))[1].weights_fingerprint
+
+
+def test_the_commit_of_a_hub_model_is_reported(folder: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "c1"
+    shutil.copytree(folder, snapshot)
+    assert load_executor(config(snapshot))[1].revision == "c1"
+    assert load_executor(config(folder))[1].revision == ""
 
 
 def test_progress_is_reported(folder: Path) -> None:

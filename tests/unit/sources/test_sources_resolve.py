@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -154,7 +155,7 @@ def test_the_chat_template_is_found_in_every_place(tmp_path: Path, files: dict[s
         ("./nowhere", "no such file or folder"),
         ("model.gguf", "no such file or folder"),
         ("file:///nowhere", "no such file or folder"),
-        ("gs://bucket/model", "unknown source 'gs://'"),
+        ("gcs://bucket/model", "unknown source 'gcs://'"),
         ("two words", "two words: this is neither a local path nor a Hugging Face model id"),
         ("org/absent-model", "org/absent-model: not in the local Hugging Face cache, and the hub cannot be reached"),
         ("hf://org/absent-model", "org/absent-model: not in the local"),
@@ -199,6 +200,8 @@ def test_a_cached_model_is_found_offline(hub_cache, tmp_path: Path) -> None:
     for model in ("org/m", "hf://org/m"):
         files = resolve_model(model)
         assert (files.name, files.root, files.load_format) == (model, snapshot, "safetensors")
+        assert fetched_revision(files.root) == "0" * 40
+    assert fetched_revision(resolve_model(str(source)).root) == ""
     with pytest.raises(StartupError, match="org/m: not in the local"):
         resolve_model("org/m", revision="v2")
 
@@ -210,7 +213,7 @@ def test_a_cached_gguf_is_found_offline(hub_cache, gguf_file: Path, model: str) 
 
 
 def test_model_scope_without_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "modelscope", None)
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[modelscope\]'"):
         resolve_model("ms://org/m")
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")

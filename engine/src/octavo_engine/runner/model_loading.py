@@ -18,6 +18,7 @@ from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.runner import Runner
+from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -65,6 +66,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         weights_bytes=model.weights_bytes(),
         kv_bytes=plan.kv.kv_bytes,
         load_s=time.perf_counter() - started,
+        revision=fetched_revision(files.root),
     )
     return LocalExecutor(runner, compiler, memory), info
 

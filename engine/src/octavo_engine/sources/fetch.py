@@ -7,12 +7,11 @@ from pathlib import Path
 
 from octavo_engine.sources.hub import HubModel
 from octavo_engine.sources.local import LocalModel
+from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_source import ModelSource, fetch_into
 from octavo_engine.sources.model_uri import locate_local, parse_hub_uri
+from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.sources.s3 import SCHEME as S3_SCHEME
-from octavo_engine.sources.s3 import S3Model
-from octavo_engine.wire.errors import StartupError
 
 
 def fetch_model(model: str, *, to: Path | None = None, revision: str | None = None, load_format: str = "auto") -> Path:
@@ -28,9 +27,9 @@ def fetch_model(model: str, *, to: Path | None = None, revision: str | None = No
 def _source(model: str, revision: str | None, load_format: str) -> ModelSource:
     if (location := locate_local(model)) is not None:
         return LocalModel(model, location, load_format=load_format)
-    if model.startswith(S3_SCHEME):
-        return S3Model(model, load_format=load_format)
+    if (stored := object_store_model(model, load_format=load_format)) is not None:
+        return stored
     hub, repo, file = parse_hub_uri(model)
     if hub == "ms":
-        raise StartupError(f"{model}: --to is not supported for ModelScope, whose client has its own cache: omit --to.")
+        return ModelScopeModel(repo, revision=revision, load_format=load_format, file=file)
     return HubModel(repo, revision=revision, load_format=load_format, file=file)

@@ -1,28 +1,80 @@
-"""Downloads models from ModelScope with its own client, which caches and resumes downloads."""
+"""Downloads models from ModelScope with its own client, which retries, resumes and verifies downloads."""
 
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from glob import escape
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from octavo_engine.sources.download_dir import Snapshot
 from octavo_engine.sources.file_selection import select_files
+from octavo_engine.sources.retries import Unreachable
 from octavo_engine.wire.errors import StartupError
 
+if TYPE_CHECKING:
+    from modelscope_hub import FileInfo
+
 SCHEME = "ms://"
+DIGEST_CHARS = 12
+_KIND = "model"
 
 
-def download_from_model_scope(
-    repo: str, revision: str | None, load_format: str, file: str | None, cache: Path | None = None
-) -> Path:
-    try:
-        from modelscope.hub.api import HubApi
-        from modelscope.hub.snapshot_download import snapshot_download
-    except ImportError as error:
-        raise StartupError(
-            f"{repo}: ModelScope's client is missing: install it by pip install 'octavo-engine[modelscope]'"
-        ) from error
-    try:
-        names = [entry["Path"] for entry in HubApi().get_model_files(repo, revision=revision, recursive=True)]
-        wanted = select_files(SCHEME + repo, names, load_format=load_format, file=file)
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=list(wanted.names), cache_dir=cache))
-    except (OSError, ValueError, RuntimeError) as error:
-        line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise StartupError(f"{repo}: cannot be downloaded from ModelScope: {line}") from error
-    return folder if wanted.main is None else folder / wanted.main
+class ModelScopeModel:
+    """A `ModelSource` on ModelScope. Raises StartupError if its client is not installed."""
+
+    def __init__(self, repo: str, *, revision: str | None, load_format: str, file: str | None) -> None:
+        at = f"@{revision}" if revision else ""
+        self.uri = f"{SCHEME}{repo}{at}" + (f"/{file}" if file else "")
+        self._repo, self._revision, self._load_format, self._file = repo, revision, load_format, file
+        if find_spec("modelscope_hub") is None:
+            raise StartupError(
+                f"{self.uri}: ModelScope's client is missing: install it by pip install 'octavo-engine[modelscope]'"
+            )
+
+    def snapshot(self) -> Snapshot:
+        found = {info.path: info for info in self._list() if info.type != "tree"}
+        wanted = select_files(SCHEME + self._repo, found, load_format=self._load_format, file=self._file)
+        listing = "\n".join(f"{name} {found[name].size} {found[name].blob_id}" for name in sorted(wanted.names))
+        version = hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARS]
+        files = {name: found[name].size for name in wanted.names}
+        return Snapshot(uri=self.uri, version=version, files=files, main=wanted.main)
+
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
+        from modelscope_hub import HubApi, HubConfig
+
+        patterns = [escape(name) for name in files]
+        api = HubApi(config=HubConfig(cache_dir=staging / ".cache"))  # for its locks
+        with self._translate_errors():
+            api.download_repo(self._repo, _KIND, revision=self._revision, local_dir=staging, allow_patterns=patterns)
+
+    def _list(self) -> "list[FileInfo]":
+        from modelscope_hub import HubApi, HubConfig
+
+        api = HubApi(config=HubConfig())  # the client's default config keeps the first environment
+        with self._translate_errors():
+            found: list[FileInfo] = api.list_repo_files(self._repo, _KIND, revision=self._revision)
+        return found
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate the client's errors into StartupError with a remedy; Unreachable if its retries have failed."""
+        from modelscope_hub import AuthenticationError, HubError, NotExistError, PermissionDeniedError
+
+        try:
+            yield
+        except HubError as error:
+            text = next((line for line in error.message.splitlines() if line.strip()), type(error).__name__)
+            if error.retryable:
+                raise Unreachable(f"{self.uri}: {text}: check the network, then try again.") from error
+            if isinstance(error, AuthenticationError | PermissionDeniedError):
+                raise StartupError(f"{self.uri}: ModelScope denied access: {_TOKEN}.") from error
+            if isinstance(error, NotExistError):
+                raise StartupError(
+                    f"{self.uri}: no such model or revision on ModelScope: correct it; of a private model, {_TOKEN}."
+                ) from error
+            raise StartupError(f"{self.uri}: cannot be downloaded from ModelScope: {text}") from error
+
+
+_TOKEN = "set MODELSCOPE_API_TOKEN (on Kubernetes: an entry of the Secret that spec.model.secretRef names)"

@@ -1,8 +1,9 @@
 """Parses a model's name: a path on this machine, a repository on a hub, or a folder in a bucket.
 
 A name has one of the forms `org/name`, `hf://org/name[/file-or-glob]`, `org/name:Q4_K_M`, `ms://org/name`,
-`s3://bucket/folder`, `file://path`, `pvc://claim/path`, `pkg://NAME[/path-or-glob]`, and a path. Names without a scheme
-are on ModelScope if VLLM_USE_MODELSCOPE or OCTAVO_USE_MODELSCOPE is set.
+`s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` (or `azure://`), `file://path`, `pvc://claim/path`,
+`pkg://NAME[/path-or-glob]`, and a path. Names without a scheme are on ModelScope if VLLM_USE_MODELSCOPE or
+OCTAVO_USE_MODELSCOPE is set.
 """
 
 import hashlib
@@ -43,7 +44,8 @@ def parse_hub_uri(model: str) -> tuple[Literal["hf", "ms"], str, str | None]:
     scheme, separator, rest = model.rpartition("://")
     if scheme not in ("", "hf", "ms"):
         raise StartupError(
-            f"{model}: unknown source {scheme + separator!r}: use hf://, ms://, s3://, pvc://, file:// or pkg://."
+            f"{model}: unknown source {scheme + separator!r}: use hf://, ms://, s3://, gs://, az://, pvc://, file:// "
+            "or pkg://."
         )
     parts = rest.split("/")
     repo, file = "/".join(parts[:2]), "/".join(parts[2:]) or None

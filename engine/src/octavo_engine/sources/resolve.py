@@ -13,11 +13,10 @@ from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
-from octavo_engine.sources.model_scope import download_from_model_scope
+from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
-from octavo_engine.sources.s3 import SCHEME as S3_SCHEME
-from octavo_engine.sources.s3 import S3Model
+from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -59,11 +58,13 @@ def resolve_model(
 def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
     if (local := locate_local(model)) is not None:
         return local
-    if model.startswith(S3_SCHEME):
-        return fetch_into(download_folder(model, download_dir), S3Model(model, load_format=load_format))
+    if (stored := object_store_model(model, load_format=load_format)) is not None:
+        return fetch_into(download_folder(model, download_dir), stored)
     hub, repo, file = parse_hub_uri(model)
-    download = download_from_model_scope if hub == "ms" else download_from_hugging_face
-    return download(repo, revision, load_format, file, download_dir)
+    if hub == "ms":
+        source = ModelScopeModel(repo, revision=revision, load_format=load_format, file=file)
+        return fetch_into(download_folder(source.uri, download_dir), source)
+    return download_from_hugging_face(repo, revision, load_format, file, download_dir)
 
 
 def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:

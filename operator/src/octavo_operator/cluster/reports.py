@@ -133,6 +133,7 @@ def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
         pod=pod,
         admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
         sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
+        revisions={r["name"]: r["revision"] for r in known if r.get("revision")},
         loads={r["name"]: _load_of(r.get("load") or {}) for r in known},
         models=frozenset(model for replica in known for model in replica.get("models", ())),
     )

@@ -61,7 +61,7 @@ def device_environment(service: InferenceService) -> list[Manifest]:
     if device_of(service) != "cuda":
         return []
     cache = service.spec.model.cache
-    is_local = cache is None or cache.mode != "PVC" or cache.is_for_one_node
+    is_local = cache is None or cache.mode != "PVC" or (cache.is_created and cache.access_mode != "ReadWriteMany")
     folder = CACHE_PATH if is_local else "/tmp"
     return [{"name": name, "value": f"{folder}/{path}"} for name, path in KERNEL_CACHES.items()]
 

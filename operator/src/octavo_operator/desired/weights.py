@@ -21,7 +21,7 @@ from octavo_operator.service import InferenceService, Settings
 
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
-FETCHED = ("hf", "s3")
+FETCHED = ("hf", "ms", "s3", "gs", "az", "azure")
 DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
 #: Downloads from the Hugging Face Hub take up to about 4 GB for files of many GB (huggingface_hub#3300).
 DEFAULT_PREFETCH: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "4Gi"}}
@@ -49,9 +49,10 @@ def weights_of(service: InferenceService, settings: Settings) -> WeightsSource:
 
 
 def desired_claim(service: InferenceService) -> list[Manifest]:
-    """The PersistentVolumeClaim for the cache, if the spec asks the operator to create it (mode PVC with a size)."""
+    """The PersistentVolumeClaim for the cache, if the spec asks the operator to create it (mode PVC with a size). A
+    claim that outlives the service has no owner; its labels show whose it is."""
     cache = service.spec.model.cache
-    if cache is None or cache.mode != "PVC" or cache.size is None:
+    if cache is None or not cache.is_created:
         return []
     spec = drop_none(
         {
@@ -61,6 +62,8 @@ def desired_claim(service: InferenceService) -> list[Manifest]:
         }
     )
     claim = child(service, "v1", "PersistentVolumeClaim", cache_claim(service.name), component=ENGINE, spec=spec)
+    if cache.retention_policy == "Retain":
+        del claim["metadata"]["ownerReferences"]
     return [claim]
 
 

@@ -20,6 +20,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Delete the service, and create it with `model.cache.accessMode: ReadWriteMany`, if its StorageClass "
             "supports that, or keep the replicas on one node.",
         ),
+        "ClaimDiffers": Meaning(
+            "The claim of `model.cache` existed before, and Kubernetes lets only its size grow: it is used as it is. "
+            "The message names the fields that differ. This does not block Ready.",
+            "Change the spec, or delete the claim together with the service and create the service again.",
+        ),
         "InvalidSpec": Meaning(
             "The operator can't read the spec, though the API server accepted it. Running pods are kept, scaled and "
             "admitted.",

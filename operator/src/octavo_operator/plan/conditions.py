@@ -15,6 +15,7 @@ REASONS: dict[str, dict[str, Status]] = {
     "Accepted": {
         "Valid": "True",
         "ClaimIsForOneNode": "True",
+        "ClaimDiffers": "True",
         "InvalidSpec": "False",
         "RouterNotFound": "False",
         "HostTaken": "False",

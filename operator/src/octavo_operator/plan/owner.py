@@ -15,7 +15,7 @@ Raw = Mapping[str, Any]
 
 def is_ours(live: Raw, service: ServiceIdentity) -> bool:
     """Return whether the operator may change the object for this service: its owner is this or an earlier service of
-    the same name, or it has lost its owner reference but still has the operator's labels.
+    the same name, or it has no owner but the operator's labels, as a retained claim.
     """
     controller, labels = controller_of(live), live["metadata"].get("labels") or {}
     if controller is None:

@@ -23,18 +23,20 @@ from octavo_operator.names import (
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.apply_digest import with_digest
+from octavo_operator.plan.cache_claim import KIND as CLAIM
+from octavo_operator.plan.cache_claim import live_claim, with_fixed_fields
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import rollout, scale_current
-from octavo_operator.plan.status_conditions import conditions_of, refused, size_of
+from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
 #: Kinds that the operator has no right to delete. Kubernetes deletes them with their service.
-KEPT = ("PersistentVolumeClaim", "RoleBinding")
+KEPT = (CLAIM, "RoleBinding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Plan:
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
     """Make the plan for one service. `now`: RFC 3339. `new_secret`: value of the router's Secret, if it is created."""
     wanted = engine_revision(service, settings, live=observed.revisions)
-    children = [with_digest(made) for made in _desired_children(service, observed, settings)]
+    children = [with_digest(manifest) for manifest in _wanted_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
     conditions = conditions_of(service, observed, settings, wanted=wanted)
     status = _status(service, observed, settings, wanted=wanted)
@@ -102,6 +104,14 @@ def _is_missing(secret: str, observed: Observed) -> bool:
     return any(f'"{secret}"' in message for message in messages)
 
 
+def _wanted_children(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[Manifest]:
+    claim = live_claim(service, observed)
+    router = observed.children.get(("Deployment", router_deployment(service.name)), {})
+    template = (router.get("metadata", {}).get("annotations") or {}).get(TEMPLATE)
+    for manifest in desired_children(service, settings, router_template=template):
+        yield manifest if claim is None or manifest["kind"] != CLAIM else with_fixed_fields(manifest, claim)
+
+
 def _taken_names(
     service: InferenceService, observed: Observed, children: Sequence[Manifest], revision: str
 ) -> dict[Ref, Refusal]:
@@ -125,12 +135,6 @@ def _children(service: InferenceService, observed: Observed, wanted: Sequence[Ma
             metadata = live["metadata"]
             version = metadata.get("resourceVersion", "")
             yield Delete(kind, name, metadata["uid"], version, "the spec does not need it any more")
-
-
-def _desired_children(service: InferenceService, observed: Observed, settings: Settings) -> list[Manifest]:
-    router = observed.children.get(("Deployment", router_deployment(service.name)), {})
-    annotations = router.get("metadata", {}).get("annotations") or {}
-    return desired_children(service, settings, router_template=annotations.get(TEMPLATE))
 
 
 def _ref(manifest: Manifest) -> Ref:
@@ -167,7 +171,8 @@ def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any
 
 def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[str, Any]:
     """The status field `model`. Without a router's report it keeps the old sizes, which are fixed for a revision."""
-    size = size_of(observed, [pod for pod in observed.pods if pod.revision == wanted])
+    pods = [pod for pod in observed.pods if pod.revision == wanted]
+    size, revisions = size_of(observed, pods), model_revisions(observed, pods)
     known: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:
         known |= {
@@ -175,6 +180,7 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
             "weightsBytes": size.weights_bytes,
             "kvBytesPerToken": size.kv_bytes // size.kv_tokens,
             "maxConcurrentTokens": size.kv_tokens,
+            **({"revision": next(iter(revisions))} if revisions else {}),
         }
     elif observed.status.get("revision", {}).get("updated") == wanted:
         known = observed.status.get("model", {}) | known

@@ -8,6 +8,7 @@ from octavo_operator.desired.devices import device_of, num_gpus, num_unused_gpus
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
+from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.service import InferenceService, Settings
@@ -38,7 +39,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
     accepted = _accepted(service, observed, settings)
     engine = (
         _fits(service, pods, size_of(observed, pods)),
-        _model(service, pods),
+        _model(service, observed, pods),
         _workload(service, observed, pods, wanted=wanted),
     )
     found = [
@@ -85,11 +86,15 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         requested = num_gpus(service)
         what = f"each replica requests {requested} GPUs, but its engine computes on {requested - unused}"
         return Condition("Accepted", "UnusedGpus", f"{what}: request {requested - unused}")
-    cache = service.spec.model.cache
-    if service.spec.replicas > 1 and cache is not None and cache.is_for_one_node:
+    claim = live_claim(service, observed)
+    if service.spec.replicas > 1 and is_for_one_node(service, claim):
         what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
+    if claim is not None and (found := differences(service, claim)):
+        what = f"claim {claim['metadata']['name']} exists and is used as it is, against {', '.join(found)}"
+        remedy = "change the spec, or delete the claim together with the service and create the service again"
+        return Condition("Accepted", "ClaimDiffers", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 
@@ -116,6 +121,16 @@ def size_of(observed: Observed, pods: Sequence[Pod]) -> ModelSize | None:
     reports = [report for report in observed.routers.values() if report is not None]
     sizes = [report.sizes[pod.name] for report in reports for pod in pods if pod.name in report.sizes]
     return sizes[0] if sizes else None
+
+
+def model_revisions(observed: Observed, pods: Sequence[Pod]) -> dict[str, int]:
+    """Versions of the downloaded model -> number of these pods that serve it, the most frequent version first. They
+    differ if a branch or bucket has changed between two starts."""
+    reported: dict[str, str] = {}
+    for report in observed.routers.values():
+        reported |= {} if report is None else report.revisions
+    counted = Counter(sorted(reported[pod.name] for pod in pods if pod.name in reported))
+    return dict(counted.most_common())
 
 
 def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None) -> Condition:
@@ -161,7 +176,7 @@ def _sum(size: ModelSize) -> str:
     )
 
 
-def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
+def _model(service: InferenceService, observed: Observed, pods: Sequence[Pod]) -> Condition:
     failed = next((pod for pod in pods if pod.trouble == "FetchFailed"), None)
     if failed is not None:
         return Condition("ModelReady", "FetchFailed", f"{failed.name}: {failed.message}")
@@ -171,7 +186,10 @@ def _model(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     if any(pod.is_fetching for pod in pods):
         return Condition("ModelReady", "Fetching", f"a pod is fetching {service.spec.model.uri}")
     if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
-        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines")
+        found = model_revisions(observed, pods)
+        listed = ", ".join(f"{revision} ({count})" for revision, count in found.items())
+        differing = f"; engines serve different versions of it: {listed}" if len(found) > 1 else ""
+        return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines{differing}")
     return Condition("ModelReady", "Waiting", f"no pod has begun to fetch {service.spec.model.uri}")
 
 

@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
-URI_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|(s3|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
+URI_PATTERN = r"^((hf|ms)://[^/ ]+/[^/ ]+|(s3|gs|az|azure|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
+HUBS = ("hf", "ms")
 TOKENIZER_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|pkg://[^/ ][^ ]*|file:///[^ ]+)$"
 ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -17,12 +18,13 @@ class Cache(SpecPart):
     claim_name: Name | None = None
     storage_class_name: Name | None = None
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
+    retention_policy: Literal["Delete", "Retain"] | None = None
     host_path: Annotated[str, Field(max_length=1024, pattern="^/.+")] | None = None
 
     @property
-    def is_for_one_node(self) -> bool:
-        """True for a claim that the operator creates and that only pods of one node can use."""
-        return self.mode == "PVC" and self.size is not None and self.access_mode != "ReadWriteMany"
+    def is_created(self) -> bool:
+        """True for a claim that the operator creates."""
+        return self.mode == "PVC" and self.size is not None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -36,6 +38,8 @@ class Cache(SpecPart):
             raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
         if self.access_mode is not None and (named or self.mode != "PVC"):
             raise ValueError("cache.accessMode is for a claim that the operator creates: it needs mode PVC and size")
+        if self.retention_policy is not None and (named or self.mode != "PVC"):
+            raise ValueError("cache.retentionPolicy is for a claim that the operator creates: use mode PVC and size")
         if (self.mode == "HostPath") != (self.host_path is not None):
             raise ValueError("cache.hostPath is only for mode HostPath, which needs it")
         if made and self.mode == "HostPath":
@@ -60,9 +64,10 @@ class Model(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.revision is not None and self.scheme != "hf":
+        if self.revision is not None and self.scheme not in HUBS:
             raise ValueError(
-                "model.revision is a branch, tag or commit of a hub repository: it needs a uri that begins with hf://"
+                "model.revision is a branch, tag or commit of a hub repository: it needs a uri that begins with hf:// "
+                "or ms://"
             )
         if self.cache is not None and self.scheme == "pvc":
             raise ValueError("a pvc:// model is mounted directly from its claim: leave model.cache out")

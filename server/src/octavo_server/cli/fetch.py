@@ -25,7 +25,8 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
+        help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, "
+        "ms://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
     )
     parser.add_argument(
         "--to",
@@ -34,7 +35,9 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
         help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` looks for it.",
     )
     parser.add_argument(
-        "--revision", metavar="TEXT", help="Branch, tag or commit of a hf:// model. Default: the hub's default."
+        "--revision",
+        metavar="TEXT",
+        help="Branch, tag or commit of a hf:// or ms:// model. Default: the hub's default.",
     )
     parser.add_argument(
         "--load-format", choices=LOAD_FORMATS, default="auto", help="Format of the weights to download. Default: auto."

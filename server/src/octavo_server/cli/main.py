@@ -53,7 +53,7 @@ COMMANDS: dict[str, CommandSpec] = {
         add_flags=_add_serve_flags,
         usage="octavo serve [MODEL] [options]",
         description="Serve a model behind an OpenAI-compatible API. MODEL is a folder, a .gguf file, a name on the "
-        "Hugging Face hub (ORG/NAME), or a URI that begins with s3://, pvc:// or pkg://.",
+        "Hugging Face hub (ORG/NAME), or a URI that begins with s3://, gs://, az://, pvc:// or pkg://.",
     ),
     "up": CommandSpec(
         help="serve a model by several engines on this machine, behind the router",

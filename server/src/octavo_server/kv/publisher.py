@@ -104,6 +104,7 @@ class KVPublisher:
             card=card,
             weights_bytes=ready.weights_bytes,
             kv_bytes=ready.kv_bytes,
+            revision=ready.revision,
         )
 
     @property

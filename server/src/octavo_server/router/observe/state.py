@@ -55,7 +55,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     """`epoch`: the replica's latest. `acknowledged_epoch`: latest in which this router's copy of its blocks was exact.
 
     `worth_tokens`: prompt tokens that its cache saved lately and no other replica's cache could have saved. `model`:
-    sizes of its model, once they are known.
+    sizes of its model, once they are known. `revision`: version of its downloaded model, empty for local files.
     """
 
     name: str
@@ -74,6 +74,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     faults: int = 0
     breaker: BreakerState = "closed"
     model: ModelSize | None = None
+    revision: str = ""
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -112,6 +113,7 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         faults=replica.num_faults,
         breaker=breaker,
         model=_model_size(replica),
+        revision="" if hello is None else hello.revision,
     )
 
 
@@ -196,4 +198,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         faults=sum(state.faults for state in found),
         breaker=max((state.breaker for state in found), key=BREAKER_STATES.index),
         model=worst.model,
+        revision=worst.revision,
     )

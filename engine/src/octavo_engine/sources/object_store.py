@@ -1,7 +1,7 @@
-"""Downloads models from S3-compatible object stores: `s3://BUCKET/PREFIX` and `s3://BUCKET/PATH.gguf`.
+"""Downloads models from object stores: `s3://BUCKET/PREFIX`, `gs://BUCKET/PATH.gguf`, `az://CONTAINER/PREFIX`.
 
-Endpoint, region and credentials come from the variables of AWS' own tools (docs/guide/serving.md); profiles in
-`~/.aws` provide static keys. Objects are requested by ETag, so that versions of a replaced object are never mixed.
+`object_store_kinds` lists the stores and makes their clients. Objects are requested by ETag, so that versions of a
+replaced object are never mixed.
 """
 
 import hashlib
@@ -11,21 +11,19 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.aws_profile import profile_options
 from octavo_engine.sources.download_dir import Snapshot
 from octavo_engine.sources.file_selection import select_files
+from octavo_engine.sources.object_store_kinds import StoreKind, store_kind
 from octavo_engine.sources.retries import Interrupted, with_retries
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import S3Store
+    from obstore.store import ObjectStore
 
-SCHEME = "s3://"
 MAX_AT_ONCE = 8
 CHUNK_BYTES = 2**19
 DIGEST_CHARS = 12
@@ -33,6 +31,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _ASKED = re.compile(r"Error performing \w+ (\w+://[^/?\s]+)")
 _REASON = re.compile(r'(?:message: |failed to lookup address information: )"?([^"]+?)"')
+_METADATA_SERVICES = ("169.254.", "metadata.google.internal")
 _AGAIN = (408, 429, 500, 502, 503, 504)
 
 
@@ -43,23 +42,27 @@ class _Object:
     e_tag: str | None
 
 
-class S3Model:
-    """A `ModelSource` in S3. Raises StartupError for a URI without a bucket, or if the S3 client is not installed."""
+class ObjectStoreModel:
+    """A `ModelSource` in an object store. Raises StartupError for a URI without a bucket, or without an account."""
 
-    def __init__(self, uri: str, *, load_format: str = "auto") -> None:
-        bucket, _, path = uri.removeprefix(SCHEME).partition("/")
+    def __init__(self, uri: str, kind: StoreKind, *, load_format: str = "auto") -> None:
+        scheme, _, place = uri.partition("://")
+        bucket, _, path = place.partition("/")
         if not bucket:
-            raise StartupError(f"{uri}: the bucket is missing: use s3://BUCKET/FOLDER or s3://BUCKET/PATH.gguf.")
+            form = f"{scheme}://{kind.bucket.upper()}"
+            raise StartupError(f"{uri}: the {kind.bucket} is missing: use {form}/FOLDER or {form}/PATH.gguf.")
         self.uri = uri
-        self._load_format = load_format
+        self._kind, self._load_format = kind, load_format
         self._folder, self._file = _split(path)
-        self._store = _store(uri, bucket)
+        self._store = kind.connect(uri, bucket, os.environ)
         self._objects: dict[str, _Object] = {}
 
     def snapshot(self) -> Snapshot:
         self._objects = with_retries(self._list, self.uri)
         if not self._objects:
-            raise StartupError(f"{self.uri}: no objects were found: check the names of the bucket and the folder.")
+            raise StartupError(
+                f"{self.uri}: no objects were found: check the names of the {self._kind.bucket} and the folder."
+            )
         wanted = select_files(self.uri, self._objects, load_format=self._load_format, file=self._file)
         found = {name: self._objects[name] for name in wanted.names}
         listing = "\n".join(f"{name} {o.num_bytes} {o.e_tag}" for name, o in sorted(found.items()))
@@ -80,11 +83,11 @@ class S3Model:
         import obstore
 
         found: dict[str, _Object] = {}
-        with _translate_errors(self.uri):
+        with self._translate_errors():
             for page in obstore.list(self._store, self._folder or None):
                 for meta in page:
                     name = meta["path"].removeprefix(self._folder).lstrip("/")
-                    found[name] = _Object(meta["path"], meta["size"], meta["e_tag"])
+                    found[name] = _Object(meta["path"], meta["size"], _quoted(meta["e_tag"]))
         return found
 
     def _download_object(self, found: _Object, target: Path) -> None:
@@ -95,7 +98,7 @@ class S3Model:
         def num_there() -> int:
             return partial.stat().st_size if partial.exists() else found.num_bytes
 
-        with_retries(lambda: self._download(found, partial), f"s3: {found.key}", progress=num_there)
+        with_retries(lambda: self._download(found, partial), f"{self.uri}: {found.key}", progress=num_there)
         with suppress(FileNotFoundError):  # on a volume without locks, another process may have renamed it already
             partial.replace(target)
 
@@ -106,7 +109,7 @@ class S3Model:
         offset = partial.stat().st_size
         if offset == found.num_bytes:
             return
-        with _translate_errors(self.uri), partial.open("r+b") as file:
+        with self._translate_errors(), partial.open("r+b") as file:
             chunks, offset = _opened(self._store, found, offset)
             file.seek(offset)
             for chunk in chunks:
@@ -114,8 +117,45 @@ class S3Model:
         if partial.stat().st_size < found.num_bytes:
             raise Interrupted("the connection ended early")
 
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate the client's errors: raise Interrupted if a retry may help, else StartupError."""
+        from obstore.exceptions import BaseError, PreconditionError
 
-def _opened(store: "S3Store", found: _Object, offset: int) -> tuple[Iterator[Any], int]:
+        try:
+            yield
+        except PreconditionError as error:
+            raise StartupError(
+                f"{self.uri}: an object was replaced during the download: fetch the model again."
+            ) from error
+        except (BaseError, FileNotFoundError) as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> Exception:
+        text, kind = str(error), self._kind
+        found, code = _STATUS.search(text), _CODE.search(text)
+        status = int(found[1]) if found else 404 if isinstance(error, FileNotFoundError) else None
+        if any(address in text for address in _METADATA_SERVICES):
+            return StartupError(f"{self.uri}: no credentials. {kind.remedy}")
+        if status in (401, 403):
+            return StartupError(f"{self.uri}: access was denied ({code[1] if code else status}). {kind.remedy}")
+        if status == 404:
+            return StartupError(
+                f"{self.uri}: the {kind.bucket} or object does not exist: check its name and the endpoint."
+            )
+        if status is None or status in _AGAIN:
+            return Interrupted(f"the server returned {status}" if status else _why_unreachable(text))
+        hint = f" {kind.redirected}" if kind.redirected and status in (301, 307, 400) else ""
+        return StartupError(f"{self.uri}: the server returned {status} {code[1] if code else ''}.{hint}")
+
+
+def object_store_model(uri: str, *, load_format: str) -> ObjectStoreModel | None:
+    """Return the source of a URI of an object store; None for other URIs. Raises StartupError."""
+    kind = store_kind(uri)
+    return None if kind is None else ObjectStoreModel(uri, kind, load_format=load_format)
+
+
+def _opened(store: "ObjectStore", found: _Object, offset: int) -> tuple[Iterator[Any], int]:
     """Return the object's bytes from `offset` on, or from 0 if the server ignores a range, and where they start."""
     import obstore
     from obstore.exceptions import GenericError
@@ -131,6 +171,11 @@ def _opened(store: "S3Store", found: _Object, offset: int) -> tuple[Iterator[Any
     return iter(obstore.get(store, found.key, options=whole).stream(CHUNK_BYTES)), 0
 
 
+def _quoted(e_tag: str | None) -> str | None:
+    """Return an ETag as a precondition needs it; Azure lists ETags without quotes."""
+    return e_tag if e_tag is None or e_tag.endswith('"') else f'"{e_tag}"'
+
+
 def _split(path: str) -> tuple[str, str | None]:
     """Split a path into the folder and the requested GGUF file or glob in it, if any."""
     folder, _, last = path.strip("/").rpartition("/")
@@ -139,72 +184,8 @@ def _split(path: str) -> tuple[str, str | None]:
     return path.strip("/"), None
 
 
-def _store(uri: str, bucket: str) -> "S3Store":
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import S3Store
-    except ImportError as error:
-        raise StartupError(f"{uri}: the S3 client is missing: install it by pip install 'octavo-engine[s3]'") from error
-    options = profile_options(os.environ)
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), options.get("endpoint", ""))
-    client: dict[str, Any] = {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": timedelta(seconds=10),
-        "read_timeout": timedelta(seconds=60),
-        "timeout": timedelta(days=1),  # for one object
-    }
-    try:
-        if bundle := os.environ.get("AWS_CA_BUNDLE"):
-            client["root_certificate"] = Path(bundle).read_bytes()
-        return S3Store(bucket, client_options=client, retry_config={"max_retries": 0}, **options)  # type: ignore[arg-type]
-    except (BaseError, OSError, ValueError) as error:
-        raise StartupError(f"{uri}: {_first_line(error)}") from error
-
-
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-
-
-@contextmanager
-def _translate_errors(uri: str) -> Iterator[None]:
-    """Translate the client's errors: raise Interrupted if a retry may help, else StartupError."""
-    from obstore.exceptions import BaseError, PreconditionError
-
-    try:
-        yield
-    except PreconditionError as error:
-        raise StartupError(f"{uri}: an object was replaced during the download: fetch the model again.") from error
-    except (BaseError, FileNotFoundError) as error:
-        text = str(error)
-        found, code = _STATUS.search(text), _CODE.search(text)
-        status = int(found[1]) if found else 404 if isinstance(error, FileNotFoundError) else None
-        if _METADATA_SERVICE in text:
-            raise StartupError(f"{uri}: no credentials. {_CREDENTIALS}") from error
-        if status in (401, 403):
-            raise StartupError(f"{uri}: access was denied ({code[1] if code else status}). {_CREDENTIALS}") from error
-        if status == 404:
-            raise StartupError(
-                f"{uri}: the bucket or object does not exist: check its name and the endpoint."
-            ) from error
-        if status is None or status in _AGAIN:
-            raise Interrupted(f"the server returned {status}" if status else _why_unreachable(text)) from error
-        hint = " Check that AWS_REGION is the bucket's region." if status in (301, 307, 400) else ""
-        raise StartupError(f"{uri}: the server returned {status} {code[1] if code else ''}.{hint}") from error
-
-
-_METADATA_SERVICE = "169.254."
-_CREDENTIALS = (
-    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Kubernetes: a Secret with these entries in "
-    "spec.model.secretRef), or AWS_SKIP_SIGNATURE=true for a public bucket."
-)
-
-
 def _why_unreachable(text: str) -> str:
     """Extract the address and the reason from the client's long message."""
     asked, reason, first = _ASKED.search(text), _REASON.findall(text), text.splitlines()[0]
     why = reason[-1] if reason else first.rpartition(" - ")[2].removeprefix("HTTP error: ")
     return f"{asked[1]} cannot be reached: {why}" if asked else why
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error; the other lines are the client's internals."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

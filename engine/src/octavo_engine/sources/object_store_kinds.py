@@ -1,0 +1,138 @@
+"""The object stores that models are read from: which client each has, which variables it reads, and remedies.
+
+Each `StoreKind` follows the variables of its vendor's tools (docs/guide/serving.md); the client, obstore, reads most of
+them itself, and `options` adds those it does not know. `store_kind` is the one table of schemes.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo_engine.sources.aws_profile import profile_options
+from octavo_engine.wire.errors import StartupError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreKind:
+    """One kind of object store. `options`: the client's options from the environment; it may raise StartupError."""
+
+    client: str  # name of the class in obstore.store
+    bucket: str  # its users' word for a bucket
+    endpoint: str  # name of the client's option for the endpoint
+    options: Callable[[Mapping[str, str]], dict[str, str]]
+    ca_bundle: str | None = None  # name of the variable with the path of additional certificates
+    credentials: str  # the usual variables with credentials
+    anonymous: str  # name of the variable that turns credentials off
+    redirected: str = ""  # what to do if the server answers that the request is for another place
+
+    @property
+    def remedy(self) -> str:
+        """Remedy for denied access."""
+        return (
+            f"Set {self.credentials} (on Kubernetes: entries of a Secret that spec.model.secretRef names), or "
+            f"{self.anonymous}=true for a public {self.bucket}."
+        )
+
+    def connect(self, uri: str, bucket: str, env: Mapping[str, str]) -> "ObjectStore":
+        """Return the client of a bucket; it sends no request. Raises StartupError for settings that cannot be used."""
+        try:
+            import obstore.store
+            from obstore.exceptions import BaseError
+        except ImportError as error:
+            raise StartupError(
+                f"{uri}: the client of object stores is missing: pip install 'octavo-engine[object-store]'"
+            ) from error
+        options = self.options(env)
+        client: dict[str, Any] = {
+            "allow_http": options.get(self.endpoint, "").startswith("http://"),
+            "connect_timeout": timedelta(seconds=10),
+            "read_timeout": timedelta(seconds=60),
+            "timeout": timedelta(days=1),  # for one object
+        }
+        make = getattr(obstore.store, self.client)
+        try:
+            if self.ca_bundle and (bundle := env.get(self.ca_bundle)):
+                client["root_certificate"] = Path(bundle).read_bytes()
+            store: ObjectStore = make(bucket, client_options=client, retry_config={"max_retries": 0}, **options)
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{uri}: {_first_line(error)}") from error
+        except BaseError as error:
+            what = _PREFIX.sub("", _first_line(error)).removesuffix(".")
+            raise StartupError(f"{uri}: the credentials or settings cannot be used: {what}. {self.remedy}") from error
+        return store
+
+
+def store_kind(uri: str) -> StoreKind | None:
+    """Return the kind of object store that a model's URI names; None for other URIs."""
+    scheme, separator, _ = uri.partition("://")
+    return _KINDS.get(scheme) if separator else None
+
+
+_PREFIX = re.compile("^Generic [A-Za-z0-9]+ error: ")
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error; the other lines are the client's internals."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _s3_options(env: Mapping[str, str]) -> dict[str, str]:
+    return profile_options(env) | _given(env, endpoint=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
+
+
+def _gcs_options(env: Mapping[str, str]) -> dict[str, str]:
+    return _given(env, base_url=("GOOGLE_BASE_URL",))
+
+
+def _azure_options(env: Mapping[str, str]) -> dict[str, str]:
+    """The second names are those of Azure's command line."""
+    options = _given(
+        env,
+        account_name=("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
+        account_key=("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
+        endpoint=("AZURE_STORAGE_ENDPOINT",),
+    )
+    if "account_name" not in options:
+        raise StartupError("AZURE_STORAGE_ACCOUNT_NAME is not set: set it to the container's storage account.")
+    return options
+
+
+def _given(env: Mapping[str, str], **names: tuple[str, ...]) -> dict[str, str]:
+    """Return each option whose variable is set; the first of several variables has precedence."""
+    found = {option: next((env[name] for name in known if env.get(name)), "") for option, known in names.items()}
+    return {option: value for option, value in found.items() if value}
+
+
+_S3 = StoreKind(
+    client="S3Store",
+    bucket="bucket",
+    endpoint="endpoint",
+    options=_s3_options,
+    ca_bundle="AWS_CA_BUNDLE",
+    credentials="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    anonymous="AWS_SKIP_SIGNATURE",
+    redirected="Check that AWS_REGION is the bucket's region.",
+)
+_GCS = StoreKind(
+    client="GCSStore",
+    bucket="bucket",
+    endpoint="base_url",
+    options=_gcs_options,
+    credentials="GOOGLE_SERVICE_ACCOUNT_KEY (the JSON of a key) or GOOGLE_APPLICATION_CREDENTIALS (its path)",
+    anonymous="GOOGLE_SKIP_SIGNATURE",
+)
+_AZURE = StoreKind(
+    client="AzureStore",
+    bucket="container",
+    endpoint="endpoint",
+    options=_azure_options,
+    credentials="AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+    anonymous="AZURE_SKIP_SIGNATURE",
+)
+_KINDS = {"s3": _S3, "gs": _GCS, "az": _AZURE, "azure": _AZURE}
