@@ -83,6 +83,10 @@ ACCEPTED = (
     Case("budget in per cent", {"disruptionBudget": {"maxUnavailable": "25%"}}),
     Case("peers", {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}),
     Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
+    Case(
+        "claims of a container",
+        {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}]}}}},
+    ),
     Case("longest name", {}, name="a" * 40),
 )  # fmt: skip
 
@@ -135,10 +139,16 @@ REFUSED = (
     Case("fewer resources than none", {"router": {"resources": {"requests": {"cpu": "-1"}}}}, "cpu"),
     Case("a suffix of no quantity", {"sharedMemory": "1ki"}, "sharedMemory"),
     Case("budget in words", {"disruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
+    Case(
+        "resources of a container in words",
+        {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "two"}}}]}}}},
+        "resources.limits.cpu",
+    ),
     Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
     Case("too many", {"replicas": 1001}, "replicas"),
     Case("shared and own router", {"router": {"ref": {"name": "o"}, "replicas": 2}}, "set replicas, image"),
+    Case("its own name as the router", {"router": {"ref": {"name": "case"}}}, "leave router.ref out"),
     Case("no routers", {"router": {"replicas": 0}}, "replicas"),
     Case("exposed without auth", {"exposure": HOST}, "needs auth"),
     Case(
