@@ -40,6 +40,10 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
+def _engine_container(**fields: Any) -> dict[str, Any]:
+    return {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine"} | fields]}}}}
+
+
 ACCEPTED = (
     Case("minimal", {}),
     Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
@@ -85,7 +89,7 @@ ACCEPTED = (
     Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
     Case(
         "claims of a container",
-        {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}]}}}},
+        _engine_container(resources={"claims": [{"name": "gpu"}]}),
     ),
     Case("longest name", {}, name="a" * 40),
 )  # fmt: skip
@@ -141,7 +145,7 @@ REFUSED = (
     Case("budget in words", {"disruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
     Case(
         "resources of a container in words",
-        {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "two"}}}]}}}},
+        _engine_container(resources={"limits": {"cpu": "two"}}),
         "resources.limits.cpu",
     ),
     Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),

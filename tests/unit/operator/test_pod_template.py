@@ -76,7 +76,7 @@ def test_items_of_lists_are_matched_by_their_keys() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(KEYS) + ["envFrom"])
+@pytest.mark.parametrize("name", [*sorted(KEYS), "envFrom"])
 def test_a_label_may_have_the_name_of_a_list(name: str) -> None:
     given = {"metadata": {"labels": {name: "prod"}}, "spec": {"nodeSelector": {name: "x"}}}
     spec = {"nodeSelector": {"pool": "a"}, "engine": {"podTemplate": given}}
