@@ -64,9 +64,7 @@ def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
     return sum(pod.revision == revision and pod.serves for pod in pods)
 
 
-def _still_needed(
-    sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int, last: str | None
-) -> set[str]:
+def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int, last: str | None) -> set[str]:
     """Names of the Deployments to keep: those with the most admitted pods, which count even if they are unready now, as
     they can recover. Without one, that of the revision `last`. `missing`: number of serving pods that they must
     provide."""
