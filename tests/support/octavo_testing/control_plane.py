@@ -153,11 +153,13 @@ class ControlPlane:
         shutil.rmtree(self._folder / "etcd")
         self.etcd.start()
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, kind: str = "") -> Any:
+    def call(self, method: str, path: str, body: Mapping[str, Any] | list[Any] | None = None, *, kind: str = "") -> Any:
         """Send a request as admin. `kind` is the content type. Default: JSON."""
         return json.loads(self._fetch(method, path, body, kind) or b"{}")
 
-    def _fetch(self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "") -> bytes:
+    def _fetch(
+        self, method: str, path: str, body: Mapping[str, Any] | list[Any] | None = None, kind: str = ""
+    ) -> bytes:
         headers = self.headers() | ({"Content-Type": kind} if kind else {})
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers, method=method)
@@ -218,6 +220,8 @@ class ControlPlane:
             "kubeconfig": self._folder / f"{CONTROLLERS}.kubeconfig",
             "controllers": ",".join(controllers),
             "leader-elect": "false",
+            "kube-api-qps": 200,
+            "kube-api-burst": 200,
             "secure-port": 0,
         }
 

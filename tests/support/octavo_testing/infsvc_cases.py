@@ -40,6 +40,10 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
+def _engine_container(**fields: Any) -> dict[str, Any]:
+    return {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine"} | fields]}}}}
+
+
 ACCEPTED = (
     Case("minimal", {}),
     Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
@@ -92,6 +96,10 @@ ACCEPTED = (
     Case("budget in per cent", {"disruptionBudget": {"maxUnavailable": "25%"}}),
     Case("peers", {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}),
     Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
+    Case(
+        "claims of a container",
+        _engine_container(resources={"claims": [{"name": "gpu"}]}),
+    ),
     Case("longest name", {}, name="a" * 40),
 )  # fmt: skip
 
@@ -149,11 +157,17 @@ REFUSED = (
     Case("fewer resources than none", {"router": {"resources": {"requests": {"cpu": "-1"}}}}, "cpu"),
     Case("a suffix of no quantity", {"sharedMemory": "1ki"}, "sharedMemory"),
     Case("budget in words", {"disruptionBudget": {"maxUnavailable": "half"}}, "maxUnavailable"),
+    Case(
+        "resources of a container in words",
+        _engine_container(resources={"limits": {"cpu": "two"}}),
+        "resources.limits.cpu",
+    ),
     Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
     Case("too many", {"replicas": 1001}, "replicas"),
     Case("shared and own router", {"router": {"ref": {"name": "o"}, "replicas": 2}}, "leave the other fields"),
     Case("flags of a shared router", {"router": {"ref": {"name": "o"}, "extraArgs": []}}, "leave the other fields"),
+    Case("its own name as the router", {"router": {"ref": {"name": "case"}}}, "leave router.ref out"),
     Case("no routers", {"router": {"replicas": 0}}, "replicas"),
     Case("flag of the router", {"router": {"extraArgs": ["--port=5"]}}, "sets itself, or"),
     Case("keys as flags of the router", {"router": {"extraArgs": ["--api-key", "k"]}}, "sets itself, or"),

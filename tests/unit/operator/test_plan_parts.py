@@ -14,7 +14,7 @@ from octavo_operator.cluster.pods import pod_of
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.names import ENGINE, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Load, ModelSize, Observed, Pod, Refusal, RouterReport
-from octavo_operator.plan.actions import SetGate
+from octavo_operator.plan.actions import Delete, SetGate
 from octavo_operator.plan.apply_digest import matches, with_digest
 from octavo_operator.plan.conditions import REASONS, Condition, with_transition_times
 from octavo_operator.plan.plan import plan
@@ -246,6 +246,18 @@ def test_progress_names_the_revision_that_still_serves() -> None:
     old = EngineDeployment(name="llm-engine-old", uid="u", revision="old", replicas=1, created="1")
     found = _of("Progressing", _service(), Observed(engine_deployments=(old,), pods=(_serving(revision="old"),)))
     assert (found.reason, "old" in found.message) == ("RollingOut", True)
+
+
+@pytest.mark.parametrize(("last_served", "deleted"), [("old", ["never"]), ("gone", ["old", "never"])])
+def test_the_revision_that_served_last_stays_when_its_only_pod_dies(last_served: str, deleted: list[str]) -> None:
+    """The new revision may never start, because the API server refuses it, or its image is missing."""
+    status = {"revision": {"current": last_served, "updated": WANTED}}
+    revisions = (_engine_deployment(name=name, revision=name, uid=name) for name in ("old", "never"))
+    pods = (_serving(name="pod-1", revision="old", is_terminating=True), _pod(name="pod-2", revision="old"))
+    observed = Observed(engine_deployments=tuple(revisions), pods=pods, status=status)
+    found = plan(_service(), observed, SETTINGS, now="now", new_secret="s")
+    assert [action.name for action in found.actions if isinstance(action, Delete)] == deleted
+    assert found.status["revision"].get("current") == (last_served if last_served == "old" else None)
 
 
 def test_gates_are_set_after_all_other_actions() -> None:

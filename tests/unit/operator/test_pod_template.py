@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine, template_conflicts
+from octavo_operator.desired.pod_template import KEYS
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.names import ENGINE, ROUTER
 from octavo_operator.observed import Observed
@@ -73,6 +74,16 @@ def test_items_of_lists_are_matched_by_their_keys() -> None:
         5,
         True,
     )
+
+
+@pytest.mark.parametrize("name", [*sorted(KEYS), "envFrom"])
+def test_a_label_may_have_the_name_of_a_list(name: str) -> None:
+    given = {"metadata": {"labels": {name: "prod"}}, "spec": {"nodeSelector": {name: "x"}}}
+    spec = {"nodeSelector": {"pool": "a"}, "engine": {"podTemplate": given}}
+    service = read_service(stored(Case("", spec, name="llm")))
+    pod, _ = pods_of(service)
+    assert pod["metadata"]["labels"][name] == "prod"
+    assert pod["spec"]["nodeSelector"] == {"pool": "a", name: "x"}
 
 
 def test_an_added_container_is_restricted_unless_it_asks_otherwise() -> None:

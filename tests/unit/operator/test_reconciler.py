@@ -27,6 +27,12 @@ UNTYPED = ApiError(
     "failed to create typed patch object (default/llm-engine; apps/v1, Kind=Deployment): "
     ".spec.template.spec.affinity.nodeAffinty: field not declared in schema",
 )
+UNCONVERTED = ApiError(
+    500,
+    "",
+    "failed to convert new object (default/llm-engine; apps/v1, Kind=Deployment) to proper version: unable to convert "
+    "unstructured object to apps/v1, Kind=Deployment: cannot convert float64 to int64",
+)
 LEADER_CHANGED = ApiError(500, "InternalError", "etcdserver: leader changed")
 Fault = Callable[[str, str], ApiError | None]
 
@@ -131,7 +137,9 @@ def _engine_fault(error: ApiError) -> Fault:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(UNTYPED, "Refused"), (LEADER_CHANGED, "Retrying")], ids=["untyped", "leader changed"]
+    ("error", "reason"),
+    [(UNTYPED, "Refused"), (UNCONVERTED, "Refused"), (LEADER_CHANGED, "Retrying")],
+    ids=["untyped", "unconverted", "leader changed"],
 )
 async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiError, reason: str) -> None:
     operator = Operator(_raw(), _engine_fault(error))

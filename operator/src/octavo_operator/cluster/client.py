@@ -27,8 +27,9 @@ _TRANSIENT = (
     HTTPStatus.TOO_MANY_REQUESTS,
 )
 #: Messages of responses with status 500 that a retry can't change: a webhook that does not answer, and a manifest that
-#: does not have its kind's types (unknown fields, wrong types, duplicate entries). They have no reason of their own.
-_PERMANENT_500 = ("failed calling webhook", "failed to create typed patch object")
+#: does not have its kind's types (unknown fields, wrong types, duplicate entries; texts that are no quantities,
+#: fractions). They have no reason of their own.
+_PERMANENT_500 = ("failed calling webhook", "failed to create typed patch object", "failed to convert new object")
 NO_VERSION = "1"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"

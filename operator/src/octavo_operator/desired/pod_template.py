@@ -75,9 +75,9 @@ def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Manifest:
         own = ours.get(name)
         if isinstance(own, Mapping) and isinstance(value, Mapping):
             merged[name] = _merge(own, value)
-        elif name in KEYS:
+        elif name in KEYS and isinstance(value, list | tuple):  # a label may have the name of such a list
             merged[name] = _merge_lists(own or [], value, KEYS[name], deep=name in _DEEP)
-        elif name in _APPENDED:
+        elif name in _APPENDED and isinstance(value, list | tuple):
             merged[name] = [*(own or []), *value]
         else:
             merged[name] = value

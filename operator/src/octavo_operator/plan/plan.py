@@ -30,7 +30,7 @@ from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import rollout, scale_current
+from octavo_operator.plan.rollout import last_served, rollout, scale_current
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
@@ -143,7 +143,8 @@ def _ref(manifest: Manifest) -> Ref:
 
 def _status(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> dict[str, Any]:
     serving = [pod for pod in observed.pods if pod.serves]
-    current = wanted if any(p.revision == wanted for p in serving) else next((p.revision for p in serving), None)
+    other = next((p.revision for p in serving), last_served(observed))
+    current = wanted if any(p.revision == wanted for p in serving) else other
     addresses = list(_addresses(service, observed, settings))
     status: dict[str, Any] = {
         "observedGeneration": service.generation,

@@ -2,7 +2,8 @@
 
 Invariant: no action reduces the number of serving pods below the wanted number. So while the wanted revision lacks
 replicas, as many older revisions stay as are needed to replace them: mostly one, chosen by its number of admitted pods.
-A revision without admitted pods is deleted at once, however often the spec changes.
+The revision that served last stays without admitted pods, too: a lost node must not end it while the wanted one can't
+start. Any other revision without admitted pods is deleted at once, however often the spec changes.
 """
 
 from collections import Counter
@@ -26,7 +27,8 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings) -
     older = [s for s in observed.engine_deployments if s.revision != wanted and not s.is_deleting]
     if is_complete(service, observed, wanted):
         return actions + [_delete(s, f"revision {wanted} serves") for s in older]
-    needed = _still_needed(older, observed.pods, missing=replicas - _num_serving(wanted, observed.pods))
+    missing = replicas - _num_serving(wanted, observed.pods)
+    needed = _still_needed(older, observed.pods, missing=missing, last=last_served(observed))
     if live is None and _is_refused(observed):  # the wanted revision can't start: an older one serves until it can
         actions.extend(action for action in scale_current(observed, replicas) if action.name in needed)
     return actions + [
@@ -34,11 +36,18 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings) -
     ]
 
 
+def last_served(observed: Observed) -> str | None:
+    """The revision that serves or, without one, that served last, if its Deployment exists."""
+    revision = observed.status.get("revision", {}).get("current")
+    return revision if any(s.revision == revision and not s.is_deleting for s in observed.engine_deployments) else None
+
+
 def scale_current(observed: Observed, replicas: int) -> Iterator[SetReplicas]:
-    """Scale the Deployment with the most admitted pods, the newest one of several."""
+    """Scale the Deployment with the most admitted pods; of several, the one that served last, else the newest one."""
     admitted = Counter(pod.revision for pod in observed.pods if pod.is_admitted and not pod.is_terminating)
     found = [s for s in observed.engine_deployments if not s.is_deleting]
-    current = max(found, key=lambda s: (admitted[s.revision], s.created), default=None)
+    last = last_served(observed)
+    current = max(found, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)
     if current is not None and current.replicas != replicas:
         yield SetReplicas(current.name, current.uid, replicas, f"the spec asks for {replicas} replicas")
 
@@ -56,10 +65,13 @@ def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
     return sum(pod.revision == revision and pod.serves for pod in pods)
 
 
-def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int) -> set[str]:
+def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int, last: str | None) -> set[str]:
     """Names of the Deployments to keep: those with the most admitted pods, which count even if they are unready now, as
-    they can recover. `missing`: number of serving pods that they must provide."""
+    they can recover. Without one, that of the revision `last`. `missing`: number of serving pods that they must
+    provide."""
     admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
+    if missing > 0 and not any(admitted[s.revision] for s in sets):
+        return {s.name for s in sets if s.revision == last}
     needed = set()
     for deployment in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
         if missing > 0 and admitted[deployment.revision]:

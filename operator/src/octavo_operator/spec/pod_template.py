@@ -4,7 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from octavo_operator.spec.fields import Annotations, LabelValue, Name, PassedThrough, SpecPart
+from octavo_operator.spec.fields import Annotations, LabelValue, Name, PassedThrough, Resources, SpecPart
 
 _OURS = ("serving.octavo.dev/", "app.kubernetes.io/")
 
@@ -42,12 +42,17 @@ class MountPart(KubernetesPart):
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
+class ResourcesPart(Resources):
+    model_config = ConfigDict(extra="allow")
+
+
 class ContainerPart(KubernetesPart):
     name: Name
     env: Annotated[tuple[NamedPart, ...], Field(max_length=64)] = ()
     env_from: Annotated[tuple[PassedThrough, ...], Field(max_length=16)] = ()
     ports: Annotated[tuple[PortPart, ...], Field(max_length=16)] = ()
     volume_mounts: Annotated[tuple[MountPart, ...], Field(max_length=32)] = ()
+    resources: ResourcesPart = ResourcesPart()
 
 
 class PodSpecPart(KubernetesPart):

@@ -96,11 +96,17 @@ def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
     api_version, kind = manifest.get("apiVersion"), manifest.get("kind")
     if (api_version, kind) != (f"{GROUP}/{VERSION}", KIND):
         raise InvalidSpec(f"this is {api_version} {kind}; expected {GROUP}/{VERSION} {KIND}.")
-    check_name(str((manifest.get("metadata") or {}).get("name") or ""))
+    name = str((manifest.get("metadata") or {}).get("name") or "")
+    check_name(name)
     try:
-        return InferenceServiceSpec.model_validate_json(json.dumps(manifest.get("spec")))
+        spec = InferenceServiceSpec.model_validate_json(json.dumps(manifest.get("spec")))
     except ValidationError as error:
         raise InvalidSpec("\n".join(_line(fault) for fault in error.errors())) from None
+    if spec.router.ref is not None and spec.router.ref.name == name:
+        raise InvalidSpec(
+            "router.ref names this service itself: leave router.ref out, so that the service has a router of its own"
+        )
+    return spec
 
 
 def check_name(name: str) -> None:
