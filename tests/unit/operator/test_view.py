@@ -225,6 +225,19 @@ def test_a_shared_router_must_exist() -> None:
     assert view.observed(read_service(sharing), {}).router_owner == "b"
 
 
+def test_pods_keep_their_router_while_the_spec_names_none_that_exists() -> None:
+    view = View()
+    view.update(_service("llm"))
+    view.update(_pod(component="router", conditions=[_condition("Ready", "True")]))
+    view.update(_pod())
+    lost = _service("llm", router={"ref": {"name": "typo"}})
+    lost["metadata"]["resourceVersion"] = "2"
+    view.update(lost)
+    seen = view.observed(read_service(lost), {"llm-router-0": RouterReport(pod="llm-router-0")})
+    assert (seen.router_owner, list(seen.routers)) == (None, ["llm-router-0"])
+    assert view.services_behind_router_of(("default", "llm-router-0")) == {("default", "llm")}
+
+
 def test_the_observed_state_has_all_parts() -> None:
     view = View()
     view.update(_service("llm"))
@@ -265,7 +278,7 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
 def test_removed_objects_leave_no_entries_in_the_view() -> None:
     view = View()
     seen = [_service("a", exposure=HOST), _service("b", router={"ref": {"name": "a"}}), _deployment()]
-    seen.append(_pod(component="router", service="a", router="a"))
+    seen += [_pod(component="router", service="a", router="a"), _pod(service="b", router="a")]
     for raw in seen:
         view.update(raw)
     for raw in seen:

@@ -137,7 +137,7 @@ class Reconciler:
         return (make_plan(refusals) if refusals else planned), refusals
 
     def _observed(self, service: ServiceIdentity, refusals: Refusals) -> Observed:
-        pods = self._view.router_pods((service.namespace, service.router))
+        pods = self._view.router_pods(self._view.router_of(service))
         reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
         return self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from octavo_operator.cluster.claims import NOTHING, Claim, claim_of
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
 from octavo_operator.cluster.trim import trimmed
 from octavo_operator.names import (
@@ -22,27 +23,15 @@ from octavo_operator.names import (
 from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
 from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.service import ServiceIdentity, read_running_parts
-from octavo_operator.spec.service import KIND, InvalidSpec, read_spec
+from octavo_operator.service import ServiceIdentity
+from octavo_operator.spec.service import KIND
 
 Key = tuple[str, str]  # namespace, name
 Raw = Mapping[str, Any]
 
 K = TypeVar("K", bound=Hashable)
 M = TypeVar("M", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The router that serves a service, and what only this service may have: the host with path, and each model name
-    of its router."""
-
-    router: Key | None = None
-    host: tuple[str, str] | None = None
-    models: frozenset[tuple[Key, str]] = frozenset()  # router, name
-
-
-NOTHING = Claim()
+V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -56,7 +45,8 @@ class View:
     _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
     _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
     _models: dict[tuple[Key, str], set[Key]] = field(default_factory=dict)
-    _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services behind it
+    _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services whose specs name it
+    _engines: dict[Key, dict[str, Key]] = field(default_factory=dict)  # router -> its engine pods -> their services
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
         """Store or remove one object; return the services whose plans it may change."""
@@ -76,8 +66,7 @@ class View:
         if is_gone:
             self._forget(service, ref)
         else:
-            self._objects.setdefault(service, {})[ref] = raw
-            self._owners[metadata["namespace"], *ref] = service
+            self._store(service, ref, raw)
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
@@ -103,13 +92,35 @@ class View:
         """Return whether the view has an object of this kind and name, regardless of its current labels."""
         return (raw["metadata"]["namespace"], raw["kind"], raw["metadata"]["name"]) in self._owners
 
+    def _store(self, service: Key, ref: Ref, raw: Raw) -> None:
+        self._forget_engine(service, ref)
+        self._objects.setdefault(service, {})[ref] = raw
+        self._owners[service[0], *ref] = service
+        if ref[0] == "Pod" and _is_engine(raw):
+            self._engines.setdefault(_router_of_pod(raw), {})[ref[1]] = service
+
     def _forget(self, service: Key, ref: Ref) -> None:
+        self._forget_engine(service, ref)
         _drop(self._objects, service, ref)
         _drop(self._returned, service, ref)
         self._owners.pop((service[0], *ref), None)
 
+    def _forget_engine(self, service: Key, ref: Ref) -> None:
+        if ref[0] == "Pod" and (known := self._objects.get(service, {}).get(ref)) is not None:
+            _drop(self._engines, _router_of_pod(known), ref[1])
+
     def services_behind_router(self, router: Key) -> set[Key]:
-        return set(self._users.get(router, ()))
+        """The services whose specs name the router, or whose pods are behind it."""
+        return {*self._users.get(router, ()), *self._engines.get(router, {}).values()}
+
+    def router_of(self, service: ServiceIdentity) -> Key:
+        """The router of the service's pods: the one that its spec names or, if that doesn't exist, the pods' own."""
+        named = (service.namespace, service.router)
+        if self._owns_router(named):
+            return named
+        mine = self._objects.get((service.namespace, service.name), {})
+        engines = (raw for (kind, _), raw in sorted(mine.items()) if kind == "Pod" and _is_engine(raw))
+        return next((_router_of_pod(raw) for raw in engines), named)
 
     def services_behind_router_of(self, pod: Key) -> set[Key]:
         """The services behind the router that this pod belongs to."""
@@ -123,17 +134,17 @@ class View:
         """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
-        return [*engines, *self._routers.get((service.namespace, service.router), {}).values()]
+        return [*engines, *self._routers.get(self.router_of(service), {}).values()]
 
     def observed(self, service: ServiceIdentity, reports: Mapping[str, RouterReport]) -> Observed:
         """Make the observed state of a service. `reports`: report of each router pod, by the pod's name."""
-        key, router = (service.namespace, service.name), (service.namespace, service.router)
+        key, router = (service.namespace, service.name), self.router_of(service)
         objects = self._objects.get(key, {})
         engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_deployment(ref, raw)}
         pods = self._routers.get(router, {})
         serving = [name for name, raw in pods.items() if is_serving_router(raw)]
         troubles = [trouble for raw in pods.values() if not is_serving_router(raw) and (trouble := router_trouble(raw))]
-        deployment = self._objects.get(router, {}).get(("Deployment", router_deployment(service.router)), {})
+        deployment = self._objects.get(router, {}).get(("Deployment", router_deployment(router[1])), {})
         if failure := creation_failure(deployment):
             troubles.append(failure)
         return Observed(
@@ -143,7 +154,7 @@ class View:
             pods=tuple(_engine_pods(objects)),
             routers={name: reports.get(name) for name in serving},
             router_trouble=troubles[0] if troubles else "",
-            router_owner=service.router if self._owns_router(router) else None,
+            router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
             host_owner=self._host_owner(key),
             taken_models=self._taken_models(key),
             returned=self._returned.get(key, {}),
@@ -154,7 +165,7 @@ class View:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if is_older(raw, self.services.get(key), is_gone=is_gone):
             return set()
-        before, after = self._claims.pop(key, NOTHING), NOTHING if is_gone else _claim(raw)
+        before, after = self._claims.pop(key, NOTHING), NOTHING if is_gone else claim_of(raw)
         if is_gone:
             self.services.pop(key, None)
         else:
@@ -202,19 +213,6 @@ class View:
         return min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=default)
 
 
-def _claim(raw: Raw) -> Claim:
-    parts = read_running_parts(raw)
-    router = (parts.namespace, parts.router)
-    try:
-        spec = read_spec(raw)
-    except InvalidSpec:
-        return Claim(router)  # its pods run on, and the router's reports concern them
-    ingress = spec.exposure.ingress if spec.exposure else None
-    host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-    names = spec.model.served_names or (parts.name,)
-    return Claim(router, host, frozenset((router, name) for name in names))
-
-
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
     """Return whether the object is older than the stored one: the response to a write can arrive before watch events of
     earlier changes.
@@ -230,7 +228,7 @@ def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
     return not is_gone and all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
 
 
-def _drop(table: dict[K, dict[M, Raw]], key: K, member: M) -> None:
+def _drop(table: dict[K, dict[M, V]], key: K, member: M) -> None:
     """Remove a member of the group `key`; remove the group with its last member."""
     if key in table:
         table[key].pop(member, None)
@@ -270,6 +268,15 @@ def _engine_deployment(raw: Raw) -> EngineDeployment:
 
 def _engine_pods(objects: Mapping[Ref, Raw]) -> Iterable[Pod]:
     for (kind, _), raw in sorted(objects.items()):
-        labels = raw["metadata"].get("labels") or {}
-        if kind == "Pod" and labels.get(COMPONENT_LABEL) == ENGINE:
+        if kind == "Pod" and _is_engine(raw):
             yield pod_of(raw)
+
+
+def _is_engine(pod: Raw) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == ENGINE
+
+
+def _router_of_pod(pod: Raw) -> Key:
+    """The router that the pod's label names, with its namespace."""
+    metadata = pod["metadata"]
+    return metadata["namespace"], (metadata.get("labels") or {}).get(ROUTER_LABEL, "")

@@ -1,0 +1,36 @@
+"""`Claim`: what one service claims among all services, by its spec."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.service import read_running_parts
+from octavo_operator.spec.service import InvalidSpec, read_spec
+
+Key = tuple[str, str]  # namespace, name
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The router that serves a service, and what only this service may have: the host with path, and each model name
+    of its router."""
+
+    router: Key | None = None
+    host: tuple[str, str] | None = None
+    models: frozenset[tuple[Key, str]] = frozenset()  # router, name
+
+
+NOTHING = Claim()
+
+
+def claim_of(raw: Mapping[str, Any]) -> Claim:
+    parts = read_running_parts(raw)
+    router = (parts.namespace, parts.router)
+    try:
+        spec = read_spec(raw)
+    except InvalidSpec:
+        return Claim(router)  # its pods run on, and the router's reports concern them
+    ingress = spec.exposure.ingress if spec.exposure else None
+    host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
+    names = spec.model.served_names or (parts.name,)
+    return Claim(router, host, frozenset((router, name) for name in names))
