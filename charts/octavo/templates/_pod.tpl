@@ -17,7 +17,16 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{- /* The user's fields replace those of the chart. */}}
 {{- define "octavo.podSecurity" -}}
+{{ mergeOverwrite (include "octavo.ownPodSecurity" . | fromYaml) .Values.operator.podSecurityContext | toYaml }}
+{{- end }}
+
+{{- define "octavo.confined" -}}
+{{ mergeOverwrite (include "octavo.ownConfined" . | fromYaml) .Values.operator.securityContext | toYaml }}
+{{- end }}
+
+{{- define "octavo.ownPodSecurity" -}}
 runAsNonRoot: true
 {{- if .Values.fixedUser }}
 runAsUser: 10001
@@ -26,7 +35,7 @@ runAsGroup: 10001
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
-{{- define "octavo.confined" -}}
+{{- define "octavo.ownConfined" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
