@@ -129,3 +129,13 @@ def test_a_field_of_the_operator_is_named(spec: dict[str, Any], path: str) -> No
 def test_an_item_without_its_key_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match="podTemplate"):
         service_with({"spec": spec})
+
+
+def test_a_port_may_be_added_for_each_protocol() -> None:
+    ports = [
+        {"containerPort": 9000},
+        {"containerPort": 9000, "protocol": "UDP"},
+        {"containerPort": 8000, "protocol": "UDP"},
+    ]
+    engine, _ = pods_of(service_with({"spec": {"containers": [{"name": ENGINE, "ports": ports}]}}))
+    assert [port for port in main_of(engine, ENGINE)["ports"] if port in ports] == ports

@@ -64,9 +64,14 @@ def _container_conflicts(own: Manifest, given: Manifest, path: str) -> Iterator[
 
 def _same(own: Manifest, given: Manifest, name: str, path: str) -> list[str]:
     """Items of the list `name` that both have."""
-    key = KEYS[name]
-    taken = {item[key] for item in own.get(name) or ()}
-    return [f"{path}.{name}[{item[key]}]" for item in given.get(name, ()) if item[key] in taken]
+    taken = {_key(name, item) for item in own.get(name) or ()}
+    return [f"{path}.{name}[{item[KEYS[name]]}]" for item in given.get(name, ()) if _key(name, item) in taken]
+
+
+def _key(name: str, item: Manifest) -> Any:
+    """Value that identifies the item in the list `name`. A port number may be used once by each protocol."""
+    value = item[KEYS[name]]
+    return (value, item.get("protocol") or "TCP") if name == "ports" else value
 
 
 def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Manifest:
@@ -76,7 +81,7 @@ def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Manifest:
         if isinstance(own, Mapping) and isinstance(value, Mapping):
             merged[name] = _merge(own, value)
         elif name in KEYS and isinstance(value, list | tuple):  # a label may have the name of such a list
-            merged[name] = _merge_lists(own or [], value, KEYS[name], deep=name in _DEEP)
+            merged[name] = _merge_lists(name, own or [], value)
         elif name in _APPENDED and isinstance(value, list | tuple):
             merged[name] = [*(own or []), *value]
         else:
@@ -84,14 +89,15 @@ def _merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Manifest:
     return merged
 
 
-def _merge_lists(ours: Sequence[Manifest], theirs: Sequence[Manifest], key: str, *, deep: bool) -> list[Manifest]:
-    merged = {item[key]: item for item in ours}
+def _merge_lists(name: str, ours: Sequence[Manifest], theirs: Sequence[Manifest]) -> list[Manifest]:
+    merged = {_key(name, item): item for item in ours}
     for item in theirs:
-        own = merged.get(item[key])
-        if not deep:
-            merged[item[key]] = item
+        key = _key(name, item)
+        own = merged.get(key)
+        if name not in _DEEP:
+            merged[key] = item
         elif own is None:
-            merged[item[key]] = {"securityContext": _RESTRICTED} | item
+            merged[key] = {"securityContext": _RESTRICTED} | item
         else:
-            merged[item[key]] = _merge(own, item)
+            merged[key] = _merge(own, item)
     return list(merged.values())
