@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
-from octavo_operator.plan.plan import Plan, plan
+from octavo_operator.plan.plan import KEPT, Plan, plan
 from octavo_operator.plan.rollout import rollout
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
@@ -236,7 +236,9 @@ def test_the_secret_is_generated_once(seed: int, history: list[str]) -> None:
 
 
 def _essence(cluster: PlanCluster) -> Any:
-    """Reduce the cluster to its final state, without names of pods, uids and times."""
-    objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in cluster.objects.items()}
+    """Reduce the cluster to its final state, without names of pods, uids and times, and without objects that stay
+    until their service is deleted."""
+    final = {ref: made for ref, made in cluster.objects.items() if ref[0] not in KEPT}
+    objects = {ref: {k: v for k, v in made.items() if k != "metadata"} for ref, made in final.items()}
     sets = {s.name: s.replicas for s in cluster.engine_deployments.values()}
     return objects, sets, len(cluster.pods), cluster.num_serving
