@@ -1,7 +1,6 @@
 """The README's steps: images, chart, example, a response through the Ingress, and the output of kubectl."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -86,8 +85,11 @@ def _in_pod(cluster: Cluster, namespace: str, pod: str, *command: str) -> str:
     return cluster.kubectl("exec", "-n", namespace, pod, "--", *command)
 
 
-def test_the_chart_has_the_default_images() -> None:
-    images = yaml.safe_load(Path(ROOT / "charts/octavo/values.yaml").read_text())["images"]
-    assert {images[name] for name in ("operator", "engine", "router")} == {
-        f"octavo/{name}:dev" for name in ("operator", "engine", "router")
+def test_pods_have_the_default_images_of_the_chart(smollm2: str, cluster: Cluster) -> None:
+    chart = yaml.safe_load((ROOT / "charts" / "octavo" / "Chart.yaml").read_text())
+    pods = cluster.find("Pod", smollm2, "serving.octavo.dev/service=smollm2") + cluster.find(
+        "Pod", SYSTEM, "app.kubernetes.io/name=octavo-operator"
+    )
+    assert {container["image"] for pod in pods for container in pod["spec"]["containers"]} == {
+        f"localhost/octavo/{name}:{chart['appVersion']}" for name in ("operator", "engine", "router")
     }

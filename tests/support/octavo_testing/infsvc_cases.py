@@ -40,8 +40,12 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
+def _engine_pod(**fields: Any) -> dict[str, Any]:
+    return {"engine": {"podTemplate": {"spec": fields}}}
+
+
 def _engine_container(**fields: Any) -> dict[str, Any]:
-    return {"engine": {"podTemplate": {"spec": {"containers": [{"name": "engine"} | fields]}}}}
+    return _engine_pod(containers=[{"name": "engine"} | fields])
 
 
 ACCEPTED = (
@@ -98,7 +102,10 @@ ACCEPTED = (
     Case("pod labels", {"podMetadata": {"labels": {"team": "a"}, "annotations": {"x/y": "z"}}}),
     Case(
         "claims of a container",
-        _engine_container(resources={"claims": [{"name": "gpu"}]}),
+        _engine_pod(
+            containers=[{"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}],
+            resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+        ),
     ),
     Case("longest name", {}, name="a" * 40),
 )  # fmt: skip
