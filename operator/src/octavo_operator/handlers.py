@@ -24,6 +24,7 @@ CHILDREN: tuple[Resource, ...] = (
     ("apps/v1", "deployments"),
     ("v1", "services"),
     ("v1", "serviceaccounts"),
+    ("v1", "configmaps"),
     ("v1", "persistentvolumeclaims"),
     ("v1", "pods"),
     ("networking.k8s.io/v1", "ingresses"),

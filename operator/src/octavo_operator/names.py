@@ -45,6 +45,11 @@ def router_secret(router: str) -> str:
     return f"{router}-router-secret"
 
 
+def services_config(router: str) -> str:
+    """Name of the ConfigMap with the services behind the router and their models."""
+    return f"{router}-router"
+
+
 def router_account(router: str) -> str:
     return f"{router}-router"
 

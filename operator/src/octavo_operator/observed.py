@@ -128,6 +128,7 @@ class Observed:
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     host_owner: str | None = None  # another service that claimed this host and path earlier
+    behind_router: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # service behind its router -> models
     taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)

@@ -42,6 +42,7 @@ CHILDREN = (
     "Deployment",
     "Service",
     "ServiceAccount",
+    "ConfigMap",
     "PersistentVolumeClaim",
     "Ingress",
     "NetworkPolicy",

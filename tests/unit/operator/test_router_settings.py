@@ -1,5 +1,6 @@
 """Settings of a service's router: more flags and variables, and the type and annotations of the public Service."""
 
+import json
 from typing import Any
 
 import pytest
@@ -112,3 +113,15 @@ def test_the_status_has_the_address_of_a_load_balancer(
     found = {address["type"]: address["url"] for address in status["addresses"]}
     assert found.get("LoadBalancer") == url
     assert status["url"] == found.get("Ingress", url or internal_url(service, SETTINGS))
+
+
+def test_routers_read_their_services_from_a_mounted_config_map() -> None:
+    behind = {"b": ("b1", "b2"), "a": ("a",)}
+    made = {(m["kind"], m["metadata"]["name"]): m for m in desired_children(_service(), SETTINGS, behind_router=behind)}
+    text = made["ConfigMap", "llm-router"]["data"]["services.json"]
+    assert json.loads(text) == {"services": [{"name": "a", "models": ["a"]}, {"name": "b", "models": ["b1", "b2"]}]}
+    pod = made["Deployment", "llm-router"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--services-file=/etc/octavo/services/services.json" in container["args"]
+    assert {"name": "services", "mountPath": "/etc/octavo/services", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "services", "configMap": {"name": "llm-router"}} in pod["volumes"]

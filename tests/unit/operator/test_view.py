@@ -238,6 +238,18 @@ def test_pods_keep_their_router_while_the_spec_names_none_that_exists() -> None:
     assert view.services_behind_router_of(("default", "llm-router-0")) == {("default", "llm")}
 
 
+def test_the_models_behind_a_router_are_those_of_all_its_services() -> None:
+    view = View()
+    owner = _service("llm")
+    view.update(owner)
+    view.update(_service("other", "2026-01-02T00:00:00Z", router={"ref": {"name": "llm"}},
+                         model={"uri": "pkg://m", "servedNames": ["b", "a", "llm"]}))  # fmt: skip
+    view.update(_service("alone"))
+    assert view.observed(read_service(owner), {}).behind_router == {"llm": ("llm",), "other": ("a", "b")}
+    assert view.update(_service("other", router={"ref": {"name": "llm"}}), is_gone=True) >= {("default", "llm")}
+    assert view.observed(read_service(owner), {}).behind_router == {"llm": ("llm",)}
+
+
 def test_the_observed_state_has_all_parts() -> None:
     view = View()
     view.update(_service("llm"))

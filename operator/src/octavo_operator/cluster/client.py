@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Secret": ("v1", "secrets"),
     "Service": ("v1", "services"),
     "ServiceAccount": ("v1", "serviceaccounts"),
+    "ConfigMap": ("v1", "configmaps"),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
     "Pod": ("v1", "pods"),
     "Event": ("events.k8s.io/v1", "events"),

@@ -156,6 +156,7 @@ class View:
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
             host_owner=self._host_owner(key),
+            behind_router=self._models_behind(key),
             taken_models=self._taken_models(key),
             returned=self._returned.get(key, {}),
             status=self.services.get(key, {}).get("status") or {},
@@ -207,6 +208,15 @@ class View:
         claimed = sorted(self._claims.get(key, NOTHING).models)
         firsts = {name: self._first(self._models.get((router, name), set()), key) for router, name in claimed}
         return {name: first[1] for name, first in firsts.items() if first != key}
+
+    def _models_behind(self, router: Key) -> dict[str, tuple[str, ...]]:
+        """Services behind the router -> the names of their models, without those that another one claimed first."""
+        found = {}
+        for user in sorted(self._users.get(router, ())):
+            claimed = {name for _, name in self._claims[user].models}
+            if claimed:
+                found[user[1]] = tuple(sorted(claimed - self._taken_models(user).keys()))
+        return found
 
     def _first(self, rivals: Iterable[Key], default: Key) -> Key:
         """The service that was created first; of several, the first by name."""

@@ -1,5 +1,7 @@
 """The child objects of a service, except its engine Deployments, whose number and revisions the plan decides."""
 
+from collections.abc import Mapping, Sequence
+
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network
 from octavo_operator.desired.objects import Manifest
@@ -9,15 +11,21 @@ from octavo_operator.service import InferenceService, Settings
 
 
 def desired_children(
-    service: InferenceService, settings: Settings, *, router_template: str | None = None
+    service: InferenceService,
+    settings: Settings,
+    *,
+    router_template: str | None = None,
+    behind_router: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Manifest]:
     """Manifests in the order of creation: objects that pods refer to come before the pods. `router_template`: revision
-    of the live router's pod template."""
+    of the live router's pod template. `behind_router`: services behind it -> their models; by default this service."""
+    live = () if router_template is None else (router_template,)
+    behind = behind_router or {service.name: service.served_names}
     return [
         *desired_claim(service),
         desired_engine_identity(service),
         *desired_network(service, settings),
-        *desired_router(service, settings, () if router_template is None else (router_template,)),
+        *desired_router(service, settings, live, behind),
         desired_engine_budget(service),
         *desired_monitors(service, settings),
     ]

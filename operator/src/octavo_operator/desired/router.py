@@ -1,6 +1,7 @@
 """The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping, Sequence
 
 from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
@@ -33,6 +34,7 @@ from octavo_operator.names import (
     router_deployment,
     router_secret,
     router_selector,
+    services_config,
 )
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_of_share
@@ -40,14 +42,22 @@ from octavo_operator.spec.fields import num_of_share
 DEFAULT_REPLICAS = 2
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 KEYS_PATH = "/etc/octavo/keys"
+SERVICES_PATH, SERVICES_FILE = "/etc/octavo/services", "services.json"
 
 
-def desired_router(service: InferenceService, settings: Settings, live: Collection[str]) -> list[Manifest]:
+def desired_router(
+    service: InferenceService, settings: Settings, live: Collection[str], behind: Mapping[str, Sequence[str]]
+) -> list[Manifest]:
     """The objects of the service's own router; none for a service that shares another service's router. `live`: the
-    revision of the live Deployment's template."""
+    revision of the live Deployment's template. `behind`: services behind the router -> their models."""
     if not service.owns_router:
         return []
-    return [*_identity(service, settings), _deployment(service, settings, live), _budget(service)]
+    return [
+        *_identity(service, settings),
+        _services_config(service, behind),
+        _deployment(service, settings, live),
+        _budget(service),
+    ]
 
 
 def num_routers(service: InferenceService) -> int:
@@ -107,6 +117,14 @@ def _identity(service: InferenceService, settings: Settings) -> list[Manifest]:
     return [_account(service, name, ROUTER), binding]
 
 
+def _services_config(service: InferenceService, behind: Mapping[str, Sequence[str]]) -> Manifest:
+    """The ConfigMap that tells routers their services, so that they know models without a replica. Kubernetes updates
+    the mounted file within about 90 s; until then, the models that replicas report count as well."""
+    listed = [{"name": name, "models": list(models)} for name, models in sorted(behind.items())]
+    data = {SERVICES_FILE: json.dumps({"services": listed})}
+    return child(service, "v1", "ConfigMap", services_config(service.name), component=ROUTER, data=data)
+
+
 def _account(service: InferenceService, name: str, component: str) -> Manifest:
     return child(service, "v1", "ServiceAccount", name, component=component, automountServiceAccountToken=False)
 
@@ -144,7 +162,10 @@ def router_template_conflicts(service: InferenceService, settings: Settings) -> 
 
 
 def _own_template(service: InferenceService, settings: Settings) -> Manifest:
-    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "services", "configMap": {"name": services_config(service.name)}},
+    ]
     if keys := _keys_secret(service):
         volumes.append({"name": "keys", "secret": {"secretName": keys}})
     pod = {
@@ -163,7 +184,10 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
 
 def _container(service: InferenceService, settings: Settings) -> Manifest:
     router = service.spec.router
-    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
+    mounts: list[Manifest] = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "services", "mountPath": SERVICES_PATH, "readOnly": True},
+    ]
     if _keys_secret(service):
         mounts.append({"name": "keys", "mountPath": KEYS_PATH, "readOnly": True})
     secret = {"secretKeyRef": {"name": router_secret(service.name), "key": "secret"}}
@@ -193,6 +217,7 @@ def _flags(service: InferenceService, settings: Settings) -> list[str]:
         f"--port={ROUTER_PORT}",
         f"--admin-port={ROUTER_ADMIN_PORT}",
         f"--kubernetes={engines_service(service.name)}",
+        f"--services-file={SERVICES_PATH}/{SERVICES_FILE}",
         f"--drain-timeout={service.drain_timeout_s}",
         f"--shutdown-delay={settings.lame_duck_s}",
         "--log-format=json",

@@ -108,7 +108,7 @@ def _wanted_children(service: InferenceService, observed: Observed, settings: Se
     claim = live_claim(service, observed)
     router = observed.children.get(("Deployment", router_deployment(service.name)), {})
     template = (router.get("metadata", {}).get("annotations") or {}).get(TEMPLATE)
-    for manifest in desired_children(service, settings, router_template=template):
+    for manifest in desired_children(service, settings, router_template=template, behind_router=observed.behind_router):
         yield manifest if claim is None or manifest["kind"] != CLAIM else with_fixed_fields(manifest, claim)
 
 

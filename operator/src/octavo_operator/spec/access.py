@@ -20,7 +20,7 @@ from octavo_operator.spec.pod_template import PodTemplate
 
 #: Flags that `router.extraArgs` may not contain, as the operator sets them or a field of the spec stands for them.
 ROUTER_FLAGS = (
-    "host|port|admin-port|kubernetes|service|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
+    "host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
     "api-key-file|router-secret|router-secret-file"
 )
 _RESERVED = re.compile(rf"^--({ROUTER_FLAGS})(=.*)?$", re.DOTALL)
