@@ -34,6 +34,7 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
     cluster.serve(namespace, "guest", replicas=0, **shared)
     gone = {
         "PodDisruptionBudget": "guest-router",
+        "ConfigMap": "guest-router",
         "Ingress": "host",
         "NetworkPolicy": "host-router",
     }
