@@ -89,16 +89,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
-    """The report of one router pod about the engine pods of all services behind it. `admitted`: engine pod -> epoch of
-    its KV snapshot in the router. `sizes`: engine pod -> size of its model. `revisions`: engine pod -> version of its
-    downloaded model. `loads`: engine pod -> its load."""
+    """The report of one router pod about the engine pods of all services behind it.
+
+    By engine pod: `admitted` (epoch of its KV snapshot in the router), `sizes` (of its model), `revisions` (version of
+    its downloaded model), `loads`, `load_times` (monotonic seconds at which its load last changed), `in_flight`
+    (requests sent to it and not ended). By model: `queue` (requests that wait for room on a replica), `held` (requests
+    that wait for a first replica), `requests` (all since the router's start, which `start` identifies).
+    """
 
     pod: str
+    start: str = ""
     admitted: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     loads: Mapping[str, Load] = field(default_factory=dict)
+    load_times: Mapping[str, float] = field(default_factory=dict)
+    in_flight: Mapping[str, int] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
+    queue: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
 
     def load_of(self, pods: Iterable[str]) -> Load:
         return sum((self.loads[pod] for pod in pods if pod in self.loads), Load())

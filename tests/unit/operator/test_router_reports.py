@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from octavo_operator.cluster import reports as reports_module
-from octavo_operator.cluster.reports import LOAD_EVERY_S, Key, RouterReports
+from octavo_operator.cluster.reports import FRESH_S, LOAD_EVERY_S, Key, RouterReports
 from octavo_testing.clock import Clock
 
 POD: Key = ("default", "llm-router-0")
@@ -130,3 +130,34 @@ async def test_a_state_of_many_replicas_is_read(router: Router, reports: RouterR
     router.send(type="state", state={"replicas": [{"name": name, "acknowledged_epoch": "x" * 300} for name in names]})
     await changes.next_key()
     assert len(reports.for_pods("default", [POD[1]])[POD[1]].admitted) == 1000
+
+
+async def test_numbers_of_held_requests_are_published_at_intervals_and_their_models_at_once(
+    router: Router, reports: RouterReports, changes: Changes
+) -> None:
+    router.change()
+    await changes.next_key()
+    router.send(type="change", held={"llm": 1}, requests={"llm": 1})
+    await changes.next_key()
+    router.send(type="change", held={"llm": 2}, requests={"llm": 2}, queue={"llm": 1})
+    async with asyncio.timeout(LIMIT_S):
+        while reports.for_pods("default", [POD[1]])[POD[1]].held != {"llm": 2}:
+            await asyncio.sleep(0)
+    assert changes.queue.empty()
+    router.send(type="change", held={})
+    await changes.next_key()
+
+
+async def test_the_report_of_a_silent_router_is_not_fresh(
+    router: Router, reports: RouterReports, changes: Changes
+) -> None:
+    router.change()
+    await changes.next_key()
+    changes.clock.now_s += FRESH_S
+    assert [*reports.fresh("default", [POD[1]])] == [POD[1]]
+    changes.clock.now_s += 0.1
+    assert reports.fresh("default", [POD[1], "another"]) == {}
+    router.send(type="heartbeat")
+    async with asyncio.timeout(LIMIT_S):
+        while not reports.fresh("default", [POD[1]]):
+            await asyncio.sleep(0)

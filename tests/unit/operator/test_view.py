@@ -1,10 +1,11 @@
 """The view: troubles of pods, the services that a change concerns, and the observed state of a service."""
 
+import json
 from typing import Any
 
 import pytest
 from octavo_operator.cluster.pods import pod_of, router_trouble
-from octavo_operator.cluster.reports import report_of
+from octavo_operator.cluster.reports import RouterState
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import Load, ModelSize, RouterReport
@@ -280,7 +281,12 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
         {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
     ]
     replicas[0]["revision"] = "c1"
-    report = report_of("router", replicas)
+    state = RouterState("router")
+    event = {"type": "state", "router": "r1", "state": {"replicas": replicas, "held": {"m": 1}, "requests": {"m": 7}}}
+    report = state.update(json.dumps(event).encode(), 5.0)
+    assert report is not None
+    assert (report.start, report.held, report.requests, report.queue) == ("r1", {"m": 1}, {"m": 7}, {})
+    assert report.load_times == {"a": 5.0, "b": 5.0}
     assert report.admitted == {"a": "01"}
     assert report.sizes == {"a": ModelSize(**SIZE)}
     assert report.revisions == {"a": "c1"}

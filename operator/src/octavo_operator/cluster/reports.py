@@ -24,6 +24,7 @@ SILENCE_S = 5.0  # a stream without data for so long has failed: routers send a 
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
 LONGEST_LINE = 4 << 20  # bytes; enough for the state of a thousand replicas
+FRESH_S = 3.0  # a router that was silent for longer may have missed changes: it sends a heartbeat every second
 
 
 class RouterReports:
@@ -41,9 +42,16 @@ class RouterReports:
         self._clock = clock
         self._streams: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
+        self._heard_s: dict[Key, float] = {}
 
     def for_pods(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
+
+    def fresh(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
+        """The reports of those pods that were heard in the last `FRESH_S` seconds."""
+        now_s = self._clock()
+        found = self.for_pods(namespace, pods)
+        return {pod: report for pod, report in found.items() if now_s - self._heard_s[namespace, pod] <= FRESH_S}
 
     def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
         """Connect to a router pod. A new address replaces the connection: it is another pod with the same name."""
@@ -57,6 +65,7 @@ class RouterReports:
         if (stream := self._streams.pop(key, None)) is not None:
             stream[1].cancel()
         self._reports.pop(key, None)
+        self._heard_s.pop(key, None)
 
     async def aclose(self) -> None:
         tasks = [task for _, task in self._streams.values()]
@@ -79,64 +88,87 @@ class RouterReports:
     async def _stream_once(self, key: Key, url: str, secret: str) -> None:
         headers = {"x-octavo-secret": secret} if secret else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-        replicas: dict[str, Mapping[str, Any]] = {}
-        published, published_s = None, float("-inf")
+        state, published, published_s = RouterState(key[1]), None, float("-inf")
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
             async for line in answer.content:  # a heartbeat, if nothing else, arrives every second
-                if line.startswith(b"data:") and (parsed := _parse_event(line[5:], key[1], replicas)) is not None:
-                    self._reports[key] = parsed
+                now_s = self._heard_s[key] = self._clock()
+                if line.startswith(b"data:") and (changed := state.update(line[5:], now_s)) is not None:
+                    self._reports[key] = changed
                 report = self._reports.get(key)
                 if report != published and (
                     published is None
-                    or report != _with_load_of(published, report)
-                    or self._clock() - published_s >= LOAD_EVERY_S
+                    or report is None
+                    or _without_numbers(report) != _without_numbers(published)
+                    or now_s - published_s >= LOAD_EVERY_S
                 ):
-                    published, published_s = report, self._clock()
+                    published, published_s = report, now_s
                     self._on_change(key)
 
 
-def _with_load_of(published: RouterReport, now: RouterReport | None) -> RouterReport:
-    """Return the published report with the load of the report `now`."""
-    if now is None:
-        return published
-    return replace(published, loads=now.loads)
-
-
-def _parse_event(data: bytes, pod: str, replicas: dict[str, Mapping[str, Any]]) -> RouterReport | None:
-    """Update `replicas` by an event; return the new report, or None if nothing changed. Raises ValueError for an
-    unknown format, as of a router of another version."""
-    try:
-        return report_of(pod, replicas.values()) if _update_replicas(json.loads(data), replicas) else None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the router's state has an unknown format: {error!r}") from error
-
-
-def _update_replicas(event: Mapping[str, Any], replicas: dict[str, Mapping[str, Any]]) -> bool:
-    """Apply the event to `replicas`; return False if it changes nothing."""
-    match event.get("type"):
-        case "state":
-            replicas.clear()
-            replicas.update({replica["name"]: replica for replica in event["state"]["replicas"]})
-        case "change":
-            replicas.update({replica["name"]: replica for replica in event.get("replicas", ())})
-            for name in event.get("gone", ()):
-                replicas.pop(name, None)
-        case _:
-            return False
-    return True
-
-
-def report_of(pod: str, replicas: Iterable[Mapping[str, Any]]) -> RouterReport:
-    known = list(replicas)
-    return RouterReport(
-        pod=pod,
-        admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
-        sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
-        revisions={r["name"]: r["revision"] for r in known if r.get("revision")},
-        loads={r["name"]: _load_of(r.get("load") or {}) for r in known},
-        models=frozenset(model for replica in known for model in replica.get("models", ())),
+def _without_numbers(report: RouterReport) -> RouterReport:
+    """The report without what varies constantly; of the models with held requests, only their names stay."""
+    nothing: dict[str, Any] = {}
+    held = dict.fromkeys((model for model, count in report.held.items() if count), 1)
+    return replace(
+        report, loads=nothing, load_times=nothing, in_flight=nothing, queue=nothing, requests=nothing, held=held
     )
+
+
+class RouterState:
+    """The state of one router pod, kept up to date by the events of its stream."""
+
+    def __init__(self, pod: str) -> None:
+        self._pod = pod
+        self._start = ""
+        self._replicas: dict[str, Mapping[str, Any]] = {}
+        self._load_times: dict[str, float] = {}
+        self._numbers: dict[str, Mapping[str, int]] = {"queue": {}, "held": {}, "requests": {}}
+
+    def update(self, data: bytes, now_s: float) -> RouterReport | None:
+        """Apply an event; return the new report, or None if nothing changed. `now_s`: monotonic time.
+
+        Raises ValueError for an unknown format, as of a router of another version.
+        """
+        try:
+            return self._report() if self._update(json.loads(data), now_s) else None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the router's state has an unknown format: {error!r}") from error
+
+    def _update(self, event: Mapping[str, Any], now_s: float) -> bool:
+        match event.get("type"):
+            case "state":
+                changed, replicas = event["state"], event["state"]["replicas"]
+                self._replicas.clear()
+                self._start = event.get("router", "")
+            case "change":
+                changed, replicas = event, event.get("replicas", ())
+                for name in event.get("gone", ()):
+                    self._replicas.pop(name, None)
+            case _:
+                return False
+        for replica in replicas:
+            name, before = replica["name"], self._replicas.get(replica["name"], {})
+            if before.get("load") != replica.get("load"):
+                self._load_times[name] = now_s
+            self._replicas[name] = replica
+        self._numbers |= {name: changed[name] for name in self._numbers if changed.get(name) is not None}
+        return True
+
+    def _report(self) -> RouterReport:
+        known = self._replicas.values()
+        return RouterReport(
+            pod=self._pod,
+            start=self._start,
+            admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
+            sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
+            revisions={r["name"]: r["revision"] for r in known if r.get("revision")},
+            loads={r["name"]: _load_of(r.get("load") or {}) for r in known},
+            load_times={r["name"]: self._load_times.get(r["name"], 0.0) for r in known},
+            in_flight={r["name"]: r.get("in_flight", 0) for r in known},
+            models=frozenset(model for replica in known for model in replica.get("models", ())),
+            **self._numbers,
+        )
 
 
 def _load_of(load: Mapping[str, int]) -> Load:
