@@ -42,16 +42,16 @@ class RouterReports:
         self._clock = clock
         self._streams: dict[Key, tuple[Address, asyncio.Task[None]]] = {}
         self._reports: dict[Key, RouterReport] = {}
-        self._heard_s: dict[Key, float] = {}
+        self._received_s: dict[Key, float] = {}
 
     def for_pods(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         return {pod: report for pod in pods if (report := self._reports.get((namespace, pod))) is not None}
 
     def fresh(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
-        """The reports of those pods that were heard in the last `FRESH_S` seconds."""
+        """The reports of those pods that sent a line in the last `FRESH_S` seconds."""
         now_s = self._clock()
         found = self.for_pods(namespace, pods)
-        return {pod: report for pod, report in found.items() if now_s - self._heard_s[namespace, pod] <= FRESH_S}
+        return {pod: report for pod, report in found.items() if now_s - self._received_s[namespace, pod] <= FRESH_S}
 
     def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
         """Connect to a router pod. A new address replaces the connection: it is another pod with the same name."""
@@ -65,7 +65,7 @@ class RouterReports:
         if (stream := self._streams.pop(key, None)) is not None:
             stream[1].cancel()
         self._reports.pop(key, None)
-        self._heard_s.pop(key, None)
+        self._received_s.pop(key, None)
 
     async def aclose(self) -> None:
         tasks = [task for _, task in self._streams.values()]
@@ -92,7 +92,7 @@ class RouterReports:
         async with self._session.get(url, headers=headers, timeout=timeout, read_bufsize=LONGEST_LINE) as answer:
             answer.raise_for_status()
             async for line in answer.content:  # a heartbeat, if nothing else, arrives every second
-                now_s = self._heard_s[key] = self._clock()
+                now_s = self._received_s[key] = self._clock()
                 if line.startswith(b"data:") and (changed := state.update(line[5:], now_s)) is not None:
                     self._reports[key] = changed
                 report = self._reports.get(key)

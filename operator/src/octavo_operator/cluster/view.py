@@ -127,6 +127,11 @@ class View:
         router = self._router_of.get(pod)
         return set() if router is None else self.services_behind_router(router)
 
+    def models_of(self, service: Key) -> set[str]:
+        """The model names of a service, without those that another service behind its router claimed first."""
+        claimed = {name for _, name in self._claims.get(service, NOTHING).models}
+        return claimed - self._taken_models(service).keys()
+
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
@@ -211,12 +216,8 @@ class View:
 
     def _models_behind(self, router: Key) -> dict[str, tuple[str, ...]]:
         """Services behind the router -> the names of their models, without those that another one claimed first."""
-        found = {}
-        for user in sorted(self._users.get(router, ())):
-            claimed = {name for _, name in self._claims[user].models}
-            if claimed:
-                found[user[1]] = tuple(sorted(claimed - self._taken_models(user).keys()))
-        return found
+        users = sorted(self._users.get(router, ()))
+        return {user[1]: tuple(sorted(self.models_of(user))) for user in users if self._claims[user].models}
 
     def _first(self, rivals: Iterable[Key], default: Key) -> Key:
         """The service that was created first; of several, the first by name."""

@@ -118,7 +118,7 @@ def _identity(service: InferenceService, settings: Settings) -> list[Manifest]:
 
 
 def _services_config(service: InferenceService, behind: Mapping[str, Sequence[str]]) -> Manifest:
-    """The ConfigMap that tells routers their services, so that they know models without a replica. Kubernetes updates
+    """The ConfigMap with the services of these routers, by which they know models without a replica. Kubernetes updates
     the mounted file within about 90 s; until then, the models that replicas report count as well."""
     listed = [{"name": name, "models": list(models)} for name, models in sorted(behind.items())]
     data = {SERVICES_FILE: json.dumps({"services": listed})}
