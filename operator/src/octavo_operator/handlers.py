@@ -27,6 +27,7 @@ CHILDREN: tuple[Resource, ...] = (
     ("v1", "configmaps"),
     ("v1", "persistentvolumeclaims"),
     ("v1", "pods"),
+    ("autoscaling/v2", "horizontalpodautoscalers"),
     ("networking.k8s.io/v1", "ingresses"),
     ("networking.k8s.io/v1", "networkpolicies"),
     ("policy/v1", "poddisruptionbudgets"),

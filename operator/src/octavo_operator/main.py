@@ -5,15 +5,17 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from typing import Any
 
 import aiohttp
 import kopf
 from kubernetes.aio.client import ApiClient
 
 from octavo_operator.cli import build_parser, settings_of
+from octavo_operator.cluster.autoscaler import Autoscaler
 from octavo_operator.cluster.client import KINDS, ApiError, Cluster
 from octavo_operator.cluster.credentials import kopf_login, load_configuration, make_client
 from octavo_operator.cluster.inventory import Inventory, is_served
@@ -21,6 +23,7 @@ from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.reports import RouterReports
+from octavo_operator.cluster.service_loads import ServiceLoads
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.handlers import SERVICES, EventHandlers, watched_resources
 from octavo_operator.health import Liveness, serve_health
@@ -80,13 +83,15 @@ async def _operate(
     cluster, view, queue, namespaces = Cluster(api), View(), WorkQueue[Key](), tuple(args.namespaces or ())
     apis = await retry_until_ok(lambda: _find_apis(cluster, settings_of(args), namespaces))
     key = await retry_until_ok(lambda: _load_key(cluster, args))
+    secret_of = partial(_secret_of, key)
 
-    def secret_of(router: Key) -> str:
-        return derive_secret(key, *router)
+    def settings() -> Settings:
+        return apis.settings
 
     def reported(pod: Key) -> None:
         for service in view.services_behind_router_of(pod):
             queue.add(service)
+            autoscaler.look(service)
 
     reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
     runner = KopfRunner(
@@ -99,34 +104,50 @@ async def _operate(
     handlers = EventHandlers(view, queue, reports, secret_of=secret_of, on_watch_start=lambda: resync.mark_stale())
     handlers.register(registry, apis.wanted)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
-    kinds = [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(apis.settings))]
-    inventory = Inventory(cluster, view, kinds=kinds, namespaces=namespaces, remove=handlers.remove)
-    lease = {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
-    leadership = Leadership(cluster, **lease, on_gap=lambda: resync.mark_stale())
+    inventory = Inventory(cluster, view, kinds=_kinds(settings()), namespaces=namespaces, remove=handlers.remove)
+    leadership = Leadership(cluster, **_lease(args), on_gap=lambda: resync.mark_stale())
     telemetry.set_sources(queue_depth=queue.__len__, leads=lambda: leadership.may_write, services=view.services.values)
+    loads = ServiceLoads(view, reports)
+    autoscaler = Autoscaler(cluster, view, loads, settings=settings, leadership=leadership, queue=queue)
     reconciler = Reconciler(
         cluster,
         view,
-        settings=lambda: apis.settings,
+        settings=settings,
         leadership=leadership,
         reports=reports,
         queue=queue,
         secret_of=secret_of,
+        scaling=autoscaler.state_of,
         telemetry=telemetry,
     )
     restore = partial(_restore_key, cluster, args, key)
     resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
     liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
     liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
+    duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
-        duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
-        for duty in (*duties, apis.ask_until_complete(resync.add_kind)):
-            tasks.create_task(duty)
+        _start(tasks, *duties, apis.ask_until_complete(resync.add_kind))
         await resync.is_synced.wait()
         liveness.is_ready = True
-        for _ in range(args.workers):
-            tasks.create_task(reconciler.work())
+        _start(tasks, autoscaler.run(), *(reconciler.work() for _ in range(args.workers)))
         await _lead(leadership, queue, liveness)
+
+
+def _secret_of(key: bytes, router: Key) -> str:
+    return derive_secret(key, *router)
+
+
+def _lease(args: argparse.Namespace) -> dict[str, Any]:
+    return {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
+
+
+def _kinds(settings: Settings) -> list[str]:
+    return [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(settings))]
+
+
+def _start(tasks: asyncio.TaskGroup, *duties: Coroutine[Any, Any, None]) -> None:
+    for duty in duties:
+        tasks.create_task(duty)
 
 
 async def _lead(leadership: Leadership, queue: WorkQueue[Key], liveness: Liveness) -> None:

@@ -26,6 +26,9 @@ HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"
 
+#: Metrics of a service in the API custom.metrics.k8s.io, by their type in spec.autoscaling.
+METRIC_NAMES = {"KVUtilization": "kv_used_replicas", "WaitingRequests": "waiting_requests"}
+
 
 def engine_deployment(service: str, revision: str) -> str:
     return f"{service}-engine-{revision}"

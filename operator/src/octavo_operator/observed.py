@@ -114,6 +114,34 @@ class RouterReport:
         return sum((self.loads[pod] for pod in pods if pod in self.loads), Load())
 
 
+#: Reason of the number of replicas that autoscaling wants (condition ScalingReady).
+ScalingReason = Literal[
+    "Active", "AtMax", "MetricsUnavailable", "ScaledToZero", "Disabled", "ScaledByOthers", "External"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """The latest decision about the replicas of a service. `last_active`: RFC 3339 time of its latest request; with
+    scaleToZero. `wake_s`: length of its last wake from zero. Both are None if not known."""
+
+    desired: int
+    reason: ScalingReason
+    message: str
+    last_active: str | None = None
+    wake_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceBehind:
+    """A service behind a router. `models`: names by which requests ask for it. `sleeps`: it has no replica, and a
+    request starts one. `wake_s`: length of its last wake in seconds, if known."""
+
+    models: tuple[str, ...]
+    sleeps: bool = False
+    wake_s: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Reason why a child was not written: another owner's object has its name, the API server refused it, or the write
@@ -138,10 +166,11 @@ class Observed:
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     host_owner: str | None = None  # another service that claimed this host and path earlier
-    behind_router: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # service behind its router -> models
+    behind_router: Mapping[str, ServiceBehind] = field(default_factory=dict)  # the services behind its router
     taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
+    scaling: ScalingState | None = None
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property

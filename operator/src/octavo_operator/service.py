@@ -28,6 +28,7 @@ class Settings:
     scrape_peers: tuple[Mapping[str, Any], ...] = ()  # other collectors that NetworkPolicies admit, as their peers
     has_fixed_user: bool = True  # False: the platform assigns the user of pods, as OpenShift does
     has_gateway_api: bool = False
+    has_metrics_api: bool = False  # the operator serves the metrics by which HPAs scale services
 
 
 class ServiceIdentity(Protocol):

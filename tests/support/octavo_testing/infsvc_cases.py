@@ -40,6 +40,10 @@ def _cache(**fields: Any) -> dict[str, Any]:
     return {"model": {"uri": "hf://Qwen/Qwen3-0.6B", "cache": fields}}
 
 
+def _scaling(**fields: Any) -> dict[str, Any]:
+    return {"autoscaling": {"maxReplicas": 2} | fields}
+
+
 def _engine_pod(**fields: Any) -> dict[str, Any]:
     return {"engine": {"podTemplate": {"spec": fields}}}
 
@@ -107,6 +111,24 @@ ACCEPTED = (
             resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
         ),
     ),
+    Case("autoscaling", {"autoscaling": {"maxReplicas": 3}}),
+    Case(
+        "autoscaling in full",
+        {
+            "autoscaling": {
+                "minReplicas": 2,
+                "maxReplicas": 2,
+                "provider": "Operator",
+                "metrics": [{"type": "KVUtilization", "average": "750m"}, {"type": "WaitingRequests", "average": 4}],
+                "behavior": {
+                    "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Min"},
+                    "scaleDown": {"policies": [{"type": "Percent", "value": 10, "periodSeconds": 60}]},
+                },
+                "scaleToZero": {"idleSeconds": 600},
+            }
+        },
+    ),
+    Case("another autoscaler", {"autoscaling": {"maxReplicas": 3, "provider": "External"}}),
     Case("longest name", {}, name="a" * 40),
 )  # fmt: skip
 
@@ -171,6 +193,19 @@ REFUSED = (
     ),
     Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
+    Case("no largest number", {"autoscaling": {"minReplicas": 1}}, "maxReplicas"),
+    Case("more than the most", {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "lower it, or raise maxReplicas"),
+    Case("zero as the least", {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}, "minReplicas"),
+    Case("no metrics", {"autoscaling": {"maxReplicas": 2, "metrics": []}}, "metrics"),
+    Case("unknown metric", _scaling(metrics=[{"type": "CPU"}]), "type"),
+    Case("metric twice", _scaling(metrics=[{"type": "KVUtilization"}, {"type": "KVUtilization"}]), "metrics"),
+    Case("average of zero", _scaling(metrics=[{"type": "KVUtilization", "average": 0}]), "must be more than 0"),
+    Case("average of 0.0", _scaling(metrics=[{"type": "KVUtilization", "average": "0.0"}]), "must be more than 0"),
+    Case("average in words", _scaling(metrics=[{"type": "KVUtilization", "average": "half"}]), "average"),
+    Case("sleep by another autoscaler", _scaling(provider="External", scaleToZero={"idleSeconds": 60}), "External"),
+    Case("sleeps at once", _scaling(scaleToZero={"idleSeconds": 0}), "idleSeconds"),
+    Case("unknown behavior", _scaling(behavior={"scaleUp": {"tolerance": 0.1}}), "tolerance"),
+    Case("no policy", _scaling(behavior={"scaleUp": {"policies": []}}), "policies"),
     Case("too many", {"replicas": 1001}, "replicas"),
     Case("shared and own router", {"router": {"ref": {"name": "o"}, "replicas": 2}}, "leave the other fields"),
     Case("flags of a shared router", {"router": {"ref": {"name": "o"}, "extraArgs": []}}, "leave the other fields"),

@@ -43,6 +43,7 @@ CHILDREN = (
     "Service",
     "ServiceAccount",
     "ConfigMap",
+    "HorizontalPodAutoscaler",
     "PersistentVolumeClaim",
     "Ingress",
     "NetworkPolicy",
@@ -172,6 +173,7 @@ class SimulatedOperator:
             queue=self._queue,
             secret_of=lambda router: f"secret of {router[1]}",
             clock=lambda: self.now_s,
+            scaling=lambda key: None,
             telemetry=Telemetry(),
         )
 

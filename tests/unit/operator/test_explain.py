@@ -8,7 +8,7 @@ import pytest
 from octavo_operator.explain.explanation import Explanation, explain_service
 from octavo_operator.explain.meanings import MEANINGS
 from octavo_operator.explain.text import lines_of, table_of
-from octavo_operator.plan.conditions import REASONS, Condition, ready, with_transition_times
+from octavo_operator.plan.conditions import INFORMATION, REASONS, Condition, ready, with_transition_times
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 ROW = re.compile(r"\| `\w+` \| `\w+` \|")
@@ -40,7 +40,8 @@ def service(*reasons: tuple[str, str], generation: int = 1, **metadata: Any) -> 
     """A service with the status that the operator writes; `reasons` replace the reasons of a serving service."""
     good = {name: next(r for r, status in known.items() if status == "True") for name, known in REASONS.items()}
     chosen = good | dict(reasons)
-    conditions = [Condition(n, r, f"about {n}") for n, r in chosen.items() if n not in ("Ready", "Progressing")]
+    usual = [(n, r) for n, r in chosen.items() if n not in ("Ready", *INFORMATION) or (n, r) in reasons]
+    conditions = [Condition(n, r, f"about {n}") for n, r in usual]
     rows = with_transition_times([*conditions, ready(conditions, message="it serves")], (), generation=1, now=NOW)
     status = {"conditions": rows, "observedGeneration": 1, "url": "http://llm", "replicas": {"summary": "1/2"}}
     about = {"name": "llm", "namespace": "team", "generation": generation, **metadata}
@@ -78,7 +79,7 @@ CAUSES = [(c, r) for c, known in REASONS.items() for r, status in known.items() 
 
 
 @pytest.mark.parametrize(
-    ("condition", "reason"), [cause for cause in CAUSES if cause[0] not in ("Progressing", "Ready")]
+    ("condition", "reason"), [cause for cause in CAUSES if cause[0] not in ("Progressing", "Ready", "ScalingReady")]
 )
 def test_each_cause_is_the_one_of_ready_with_its_meaning(condition: str, reason: str) -> None:
     raw = service((condition, reason))
@@ -94,6 +95,15 @@ def test_each_cause_is_the_one_of_ready_with_its_meaning(condition: str, reason:
     assert found.cause.meaning == MEANINGS[condition][reason].text
     assert f"{condition} {reason}" in text(found)
     assert "<- here" in text(found)
+
+
+@pytest.mark.parametrize("reason", REASONS["ScalingReady"])
+def test_the_reason_for_the_number_of_replicas_is_shown_and_is_no_cause(reason: str) -> None:
+    found = explain_service(service(("ScalingReady", reason)))
+    assert found.is_ready
+    assert f"Autoscaling: {reason}." in text(found)
+    assert "about ScalingReady" in text(found)
+    assert (MEANINGS["ScalingReady"][reason].remedy != "") == ("Remedy: " in text(found))
 
 
 def test_a_false_condition_is_the_cause_before_an_unknown_one() -> None:

@@ -22,6 +22,7 @@ class FailingReconciler(Reconciler):
             reports=unused,
             queue=queue,
             secret_of=str,
+            scaling=lambda key: None,
             telemetry=Telemetry(),
         )
         self.reconciled: asyncio.Queue[str] = asyncio.Queue()

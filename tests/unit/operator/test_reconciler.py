@@ -81,6 +81,7 @@ class Operator:
             settings=lambda: SETTINGS,
             queue=WorkQueue[Key](),
             secret_of=str,
+            scaling=lambda key: None,
             telemetry=Telemetry(),
             **fakes,
         )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.network import internal_url
-from octavo_operator.observed import Observed
+from octavo_operator.observed import Observed, ServiceBehind
 from octavo_operator.plan.actions import Apply
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.child_actions import child_actions
@@ -116,7 +116,7 @@ def test_the_status_has_the_address_of_a_load_balancer(
 
 
 def test_routers_read_their_services_from_a_mounted_config_map() -> None:
-    behind = {"b": ("b1", "b2"), "a": ("a",)}
+    behind = {"b": ServiceBehind(("b1", "b2")), "a": ServiceBehind(("a",))}
     made = {(m["kind"], m["metadata"]["name"]): m for m in desired_children(_service(), SETTINGS, behind_router=behind)}
     text = made["ConfigMap", "llm-router"]["data"]["services.json"]
     assert json.loads(text) == {"services": [{"name": "a", "models": ["a"]}, {"name": "b", "models": ["b1", "b2"]}]}

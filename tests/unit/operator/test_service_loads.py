@@ -25,6 +25,12 @@ class Reports:
         return {pod: self._reports[pod] for pod in pods if pod in self._reports}
 
 
+def _service(name: str, **spec: Any) -> dict[str, Any]:
+    raw = stored(Case("", spec, name=name))
+    raw["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    return raw
+
+
 def _pod(name: str, component: str, conditions: list[dict[str, str]], service: str = "llm") -> dict[str, Any]:
     labels = {
         SERVICE_LABEL: service,
@@ -41,8 +47,8 @@ def _pod(name: str, component: str, conditions: list[dict[str, str]], service: s
 def view() -> View:
     view = View()
     for raw in (
-        stored(Case("", {"model": {"uri": "hf://a/b", "servedNames": ["llm", "alias"]}}, name="llm")),
-        stored(Case("", {"router": {"ref": {"name": "llm"}}}, name="guest")),
+        _service("llm", model={"uri": "hf://a/b", "servedNames": ["llm", "alias"]}),
+        _service("guest", router={"ref": {"name": "llm"}}),
         _pod("router-0", "router", READY),
         _pod("llm-0", "engine", ADMITTED),
         _pod("llm-1", "engine", READY),

@@ -8,7 +8,7 @@ from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import RouterState
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import Load, ModelSize, RouterReport
+from octavo_operator.observed import Load, ModelSize, RouterReport, ServiceBehind
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -246,9 +246,12 @@ def test_the_models_behind_a_router_are_those_of_all_its_services() -> None:
     view.update(_service("other", "2026-01-02T00:00:00Z", router={"ref": {"name": "llm"}},
                          model={"uri": "pkg://m", "servedNames": ["b", "a", "llm"]}))  # fmt: skip
     view.update(_service("alone"))
-    assert view.observed(read_service(owner), {}).behind_router == {"llm": ("llm",), "other": ("a", "b")}
+    assert view.observed(read_service(owner), {}).behind_router == {
+        "llm": ServiceBehind(("llm",)),
+        "other": ServiceBehind(("a", "b")),
+    }
     assert view.update(_service("other", router={"ref": {"name": "llm"}}), is_gone=True) >= {("default", "llm")}
-    assert view.observed(read_service(owner), {}).behind_router == {"llm": ("llm",)}
+    assert view.observed(read_service(owner), {}).behind_router == {"llm": ServiceBehind(("llm",))}
 
 
 def test_the_observed_state_has_all_parts() -> None:

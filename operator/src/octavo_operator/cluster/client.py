@@ -48,6 +48,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Deployment": ("apps/v1", "deployments"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
     "Ingress": ("networking.k8s.io/v1", "ingresses"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes"),
@@ -188,6 +189,12 @@ class Cluster:
                 raise
             return False
         return True
+
+    async def scale_service(self, namespace: str, name: str, replicas: int, *, version: str) -> None:
+        """Set the replicas of an InferenceService. It fails with a conflict if `version` is not its latest version."""
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        path = path_of(KIND, namespace, name) + "/scale"
+        await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
 
     async def set_replicas(self, namespace: str, deployment: str, uid: str, replicas: int) -> Raw:
         """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of what was

@@ -20,7 +20,7 @@ from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.metrics import Telemetry
-from octavo_operator.observed import Observed, Ref, Refusal, RouterReport
+from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
 from octavo_operator.plan.plan import Plan, plan, plan_unreadable
 from octavo_operator.service import ServiceIdentity, Settings, read_running_parts, read_service
@@ -52,6 +52,7 @@ class Reconciler:
         reports: RouterReports,
         queue: WorkQueue[Key],
         secret_of: Callable[[Key], str],
+        scaling: Callable[[Key], ScalingState | None],
         telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +63,7 @@ class Reconciler:
         self._reports = reports
         self._queue = queue
         self._secret_of = secret_of
+        self._scaling = scaling
         self._telemetry = telemetry
         self._clock = clock
         self._load_written_s: dict[Key, float] = {}
@@ -139,7 +141,9 @@ class Reconciler:
     def _observed(self, service: ServiceIdentity, refusals: Refusals) -> Observed:
         pods = self._view.router_pods(self._view.router_of(service))
         reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
-        return self._with_setup_failures(replace(self._view.observed(service, reports), refusals=refusals), pods)
+        scaling = self._scaling((service.namespace, service.name))
+        seen = replace(self._view.observed(service, reports), refusals=refusals, scaling=scaling)
+        return self._with_setup_failures(seen, pods)
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
         """Add to pods and routers the reasons why their containers can't be created."""

@@ -1,9 +1,22 @@
 """`ServiceLoads`: the present load of each service, from the view and the reports of its routers."""
 
+from dataclasses import dataclass
+
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.scaling.service_load import ServiceLoad, service_load
 from octavo_operator.service import read_running_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """`total`: existing engine pods. `serving`: those that serve. `load`: None if it is unknown. `held`: requests that
+    routers hold for a first replica, also if not every router has reported."""
+
+    total: int = 0
+    serving: int = 0
+    load: ServiceLoad | None = None
+    held: int = 0
 
 
 class ServiceLoads:
@@ -13,11 +26,19 @@ class ServiceLoads:
 
     def of(self, key: Key) -> ServiceLoad | None:
         """None if there is no such service, or if one of its ready routers has no fresh report."""
+        return self.sample(key).load
+
+    def sample(self, key: Key) -> Sample:
         raw = self._view.services.get(key)
         if raw is None:
-            return None
+            return Sample()
         service = read_running_parts(raw)
         fresh = self._reports.fresh(service.namespace, self._view.router_pods(self._view.router_of(service)))
-        seen = self._view.observed(service, fresh)
+        seen, models = self._view.observed(service, fresh), self._view.models_of(key)
         admitted = [pod.name for pod in seen.pods if pod.is_admitted and not pod.is_terminating]
-        return service_load(self._view.models_of(key), admitted, seen.routers)
+        return Sample(
+            total=len(seen.pods),
+            serving=sum(pod.serves for pod in seen.pods),
+            load=service_load(models, admitted, seen.routers),
+            held=sum(report.held.get(model, 0) for report in fresh.values() for model in models),
+        )

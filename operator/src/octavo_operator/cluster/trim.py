@@ -12,9 +12,13 @@ LONGEST = 64  # characters; longer texts are rarely repeated
 
 
 def trimmed(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object without `managedFields`, and a pod without `spec`: only its metadata and status are read."""
+    """Return the object without `managedFields`; a pod without `spec`, as only its metadata and status are read; the
+    status of a HorizontalPodAutoscaler without its measurements, which change at every sync."""
     metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
     fields = {key: value for key, value in raw.items() if key != "spec" or raw["kind"] != "Pod"}
+    if raw["kind"] == "HorizontalPodAutoscaler" and "status" in raw:
+        kept = ("desiredReplicas", "conditions")
+        fields["status"] = {key: raw["status"][key] for key in kept if key in raw["status"]}
     return {key: _shared(value) for key, value in {**fields, "metadata": metadata}.items()}
 
 

@@ -20,7 +20,7 @@ from octavo_operator.names import (
     SERVICE_LABEL,
     router_deployment,
 )
-from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport
+from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport, ServiceBehind
 from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
 from octavo_operator.service import ServiceIdentity
@@ -63,10 +63,13 @@ class View:
             return {before} | (self.update(raw) if SERVICE_LABEL in labels and not is_gone else set())
         if is_older(raw, self._objects.get(service, {}).get(ref), is_gone=is_gone):
             return set()
+        is_same = not is_gone and _is_same(raw, self._objects.get(service, {}).get(ref))
         if is_gone:
             self._forget(service, ref)
         else:
             self._store(service, ref, raw)
+        if is_same:
+            return set()
         if raw["kind"] == "Pod" and labels.get(COMPONENT_LABEL) == ROUTER:
             return self._update_router(raw, labels, is_gone=is_gone) | {service}
         return {service}
@@ -161,7 +164,7 @@ class View:
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
             host_owner=self._host_owner(key),
-            behind_router=self._models_behind(key),
+            behind_router=self._behind(key),
             taken_models=self._taken_models(key),
             returned=self._returned.get(key, {}),
             status=self.services.get(key, {}).get("status") or {},
@@ -214,10 +217,15 @@ class View:
         firsts = {name: self._first(self._models.get((router, name), set()), key) for router, name in claimed}
         return {name: first[1] for name, first in firsts.items() if first != key}
 
-    def _models_behind(self, router: Key) -> dict[str, tuple[str, ...]]:
-        """Services behind the router -> the names of their models, without those that another one claimed first."""
+    def _behind(self, router: Key) -> dict[str, ServiceBehind]:
         users = sorted(self._users.get(router, ()))
-        return {user[1]: tuple(sorted(self.models_of(user))) for user in users if self._claims[user].models}
+        return {user[1]: self._service_behind(user) for user in users if self._claims[user].models}
+
+    def _service_behind(self, service: Key) -> ServiceBehind:
+        raw = self.services[service]
+        spec, scaling = raw["spec"], (raw.get("status") or {}).get("autoscaling") or {}
+        sleeps = spec.get("replicas") == 0 and bool((spec.get("autoscaling") or {}).get("scaleToZero"))
+        return ServiceBehind(tuple(sorted(self.models_of(service))), sleeps, scaling.get("wakeSeconds"))
 
     def _first(self, rivals: Iterable[Key], default: Key) -> Key:
         """The service that was created first; of several, the first by name."""
@@ -237,6 +245,14 @@ def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
         return is_gone
     versions = (new.get("resourceVersion", ""), old.get("resourceVersion", ""))
     return not is_gone and all(map(str.isdecimal, versions)) and int(versions[0]) < int(versions[1])
+
+
+def _is_same(raw: Raw, known: Raw | None) -> bool:
+    """Return whether only parts of the object have changed that the view does not store."""
+    if known is None:
+        return False
+    ignored = {"resourceVersion": None}
+    return {**raw, "metadata": raw["metadata"] | ignored} == {**known, "metadata": known["metadata"] | ignored}
 
 
 def _drop(table: dict[K, dict[M, V]], key: K, member: M) -> None:

@@ -1,12 +1,14 @@
 """The child objects of a service, except its engine Deployments, whose number and revisions the plan decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from octavo_operator.desired.autoscaler import desired_autoscaler
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network
 from octavo_operator.desired.objects import Manifest
 from octavo_operator.desired.router import desired_engine_budget, desired_engine_identity, desired_router
 from octavo_operator.desired.weights import desired_claim
+from octavo_operator.observed import ServiceBehind
 from octavo_operator.service import InferenceService, Settings
 
 
@@ -15,17 +17,18 @@ def desired_children(
     settings: Settings,
     *,
     router_template: str | None = None,
-    behind_router: Mapping[str, Sequence[str]] | None = None,
+    behind_router: Mapping[str, ServiceBehind] | None = None,
 ) -> list[Manifest]:
     """Manifests in the order of creation: objects that pods refer to come before the pods. `router_template`: revision
-    of the live router's pod template. `behind_router`: services behind it -> their models; by default this service."""
+    of the live router's pod template. `behind_router`: the services behind it; by default this service."""
     live = () if router_template is None else (router_template,)
-    behind = behind_router or {service.name: service.served_names}
+    behind = behind_router or {service.name: ServiceBehind(service.served_names)}
     return [
         *desired_claim(service),
         desired_engine_identity(service),
         *desired_network(service, settings),
         *desired_router(service, settings, live, behind),
         desired_engine_budget(service),
+        *desired_autoscaler(service, settings),
         *desired_monitors(service, settings),
     ]

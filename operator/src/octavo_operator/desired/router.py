@@ -1,7 +1,7 @@
 """The router's Deployment, its account with the right to read EndpointSlices, and its disruption budget."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from octavo_operator.desired.network import path_prefix
 from octavo_operator.desired.objects import (
@@ -36,6 +36,7 @@ from octavo_operator.names import (
     router_selector,
     services_config,
 )
+from octavo_operator.observed import ServiceBehind
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_of_share
 
@@ -46,10 +47,10 @@ SERVICES_PATH, SERVICES_FILE = "/etc/octavo/services", "services.json"
 
 
 def desired_router(
-    service: InferenceService, settings: Settings, live: Collection[str], behind: Mapping[str, Sequence[str]]
+    service: InferenceService, settings: Settings, live: Collection[str], behind: Mapping[str, ServiceBehind]
 ) -> list[Manifest]:
     """The objects of the service's own router; none for a service that shares another service's router. `live`: the
-    revision of the live Deployment's template. `behind`: services behind the router -> their models."""
+    revision of the live Deployment's template. `behind`: the services behind the router."""
     if not service.owns_router:
         return []
     return [
@@ -117,12 +118,17 @@ def _identity(service: InferenceService, settings: Settings) -> list[Manifest]:
     return [_account(service, name, ROUTER), binding]
 
 
-def _services_config(service: InferenceService, behind: Mapping[str, Sequence[str]]) -> Manifest:
+def _services_config(service: InferenceService, behind: Mapping[str, ServiceBehind]) -> Manifest:
     """The ConfigMap with the services of these routers, by which they know models without a replica. Kubernetes updates
     the mounted file within about 90 s; until then, the models that replicas report count as well."""
-    listed = [{"name": name, "models": list(models)} for name, models in sorted(behind.items())]
+    listed = [_listed(name, found) for name, found in sorted(behind.items())]
     data = {SERVICES_FILE: json.dumps({"services": listed})}
     return child(service, "v1", "ConfigMap", services_config(service.name), component=ROUTER, data=data)
+
+
+def _listed(name: str, found: ServiceBehind) -> Manifest:
+    fields = {"sleeps": found.sleeps or None, "wakeSeconds": found.wake_s}
+    return {"name": name, "models": list(found.models)} | drop_none(fields)
 
 
 def _account(service: InferenceService, name: str, component: str) -> Manifest:

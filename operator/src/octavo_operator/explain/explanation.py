@@ -13,12 +13,11 @@ from octavo_operator.cluster.pod_events import last_seen, num_occurrences
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
-from octavo_operator.plan.conditions import NON_BLOCKING, REASONS
+from octavo_operator.plan.conditions import INFORMATION, NON_BLOCKING, REASONS
 
 Raw = Mapping[str, Any]
 MAX_EVENTS = 8
-#: Conditions that do not block Ready.
-_ASIDE = ("Progressing", "Ready")
+_ASIDE = (*INFORMATION, "Ready")
 _COMMAND = re.compile(r"`(kubectl [^`]+)`")
 _ABOUT_ROUTERS = ("RouterReady", "ReplicasAdmitted")
 
@@ -74,6 +73,7 @@ class Explanation:
     is_ready: bool
     chain: tuple[Link, ...]
     cause: Cause | None
+    scaling: Cause | None = None  # why autoscaling wants this number of replicas
     pods: tuple[PodState, ...] = ()
     events: tuple[Event, ...] = ()
     commands: tuple[str, ...] = ()
@@ -97,6 +97,7 @@ def explain_service(
         is_ready=cause is None,
         chain=chain,
         cause=cause,
+        scaling=_scaling(status.get("conditions", ())),
         pods=states,
         events=_latest(events),
         commands=tuple(dict.fromkeys(_commands(name, namespace, cause, states))),
@@ -138,14 +139,17 @@ def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
     if not blocking:
         return None
     first = next((link for link in blocking if link.state == "fails"), blocking[0])
-    known = MEANINGS[first.condition].get(first.reason, _UNKNOWN)
-    return Cause(
-        condition=first.condition,
-        reason=first.reason,
-        message=first.message,
-        meaning=known.text,
-        remedy=known.remedy,
-    )
+    return _explained(first.condition, first.reason, first.message)
+
+
+def _scaling(conditions: Sequence[Raw]) -> Cause | None:
+    found = (row for row in conditions if row["type"] == "ScalingReady")
+    return next((_explained(row["type"], row["reason"], row.get("message", "")) for row in found), None)
+
+
+def _explained(condition: str, reason: str, message: str) -> Cause:
+    known = MEANINGS[condition].get(reason, _UNKNOWN)
+    return Cause(condition=condition, reason=reason, message=message, meaning=known.text, remedy=known.remedy)
 
 
 _UNKNOWN = Meaning(

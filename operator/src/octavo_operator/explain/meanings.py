@@ -183,6 +183,7 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     },
     "ReplicasAdmitted": {
         "AllAdmitted": Meaning("Every router has the KV snapshot of every replica and sends it requests."),
+        "Idle": Meaning("`autoscaling.scaleToZero` removed all replicas; the next request starts one."),
         "WaitingForRouter": Meaning(
             "A replica is ready, but not every router has its KV snapshot yet.",
             "Routers need a second or two for the snapshot. If this lasts, a NetworkPolicy may block the connection.",
@@ -193,7 +194,31 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         "Complete": Meaning("Only the wanted revision exists, and it is complete."),
         "RollingOut": Meaning("A new revision starts beside the old one, which is removed when the new one serves."),
     },
+    "ScalingReady": {
+        "Active": Meaning("The number of replicas follows the load."),
+        "AtMax": Meaning(
+            "The load asks for more replicas than `autoscaling.maxReplicas`.", "Raise it, if the nodes have room."
+        ),
+        "ScaledToZero": Meaning("No replica runs without requests."),
+        "External": Meaning("`autoscaling.provider` is `External`: another autoscaler sets `spec.replicas`."),
+        "MetricsUnavailable": Meaning(
+            "The load is unknown, as a router does not report or the metrics API does not answer. The number of "
+            "replicas stays.",
+            "If this lasts, look at the routers' pods, at `kubectl describe hpa NAME`, and at the APIService "
+            "v1beta2.custom.metrics.k8s.io.",
+        ),
+        "ScaledByOthers": Meaning(
+            "Another client or HorizontalPodAutoscaler changes the replicas. The operator leaves them as they are for "
+            "five minutes.",
+            "Remove the other autoscaler, or set `autoscaling.provider` to `External`.",
+        ),
+        "Disabled": Meaning(
+            "`spec.replicas` is 0 without `autoscaling.scaleToZero`, which switches autoscaling off.",
+            "Start a replica: `kubectl scale infsvc NAME --replicas 1`.",
+        ),
+    },
     "Ready": {
         "Serving": Meaning("The current revision serves requests through the router."),
+        "Idle": Meaning("No replica runs, and the next request starts one."),
     },
 }

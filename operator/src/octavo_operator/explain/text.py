@@ -17,6 +17,7 @@ def lines_of(found: Explanation) -> Iterator[str]:
     yield from _chain(found)
     yield ""
     yield from _verdict(found)
+    yield from _scaling(found)
     yield from _pods(found)
     if found.events and not found.is_ready:
         yield from ("", "Latest events")
@@ -52,6 +53,15 @@ def _verdict(found: Explanation) -> Iterator[str]:
     yield from _wrapped(f"Meaning: {found.cause.meaning}")
     if found.cause.remedy:
         yield from _wrapped(f"Remedy: {found.cause.remedy}")
+
+
+def _scaling(found: Explanation) -> Iterator[str]:
+    if found.scaling is None:
+        return
+    yield from ("", f"Autoscaling: {found.scaling.reason}.")
+    yield from _wrapped(found.scaling.message)
+    if found.scaling.remedy:
+        yield from _wrapped(f"Remedy: {found.scaling.remedy}")
 
 
 def _pods(found: Explanation) -> Iterator[str]:

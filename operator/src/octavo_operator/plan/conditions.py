@@ -60,10 +60,27 @@ REASONS: dict[str, dict[str, Status]] = {
         "RouterStarting": "Unknown",
         "RouterFailed": "False",
     },
-    "ReplicasAdmitted": {"AllAdmitted": "True", "WaitingForRouter": "Unknown", "NoReplicas": "False"},
+    "ReplicasAdmitted": {
+        "AllAdmitted": "True",
+        "Idle": "True",
+        "WaitingForRouter": "Unknown",
+        "NoReplicas": "False",
+    },
     "Progressing": {"Complete": "False", "RollingOut": "True"},
-    "Ready": {"Serving": "True"},  # otherwise Ready has the reason of the condition that blocks it
+    "ScalingReady": {
+        "Active": "True",
+        "AtMax": "True",
+        "ScaledToZero": "True",
+        "External": "True",
+        "MetricsUnavailable": "Unknown",
+        "ScaledByOthers": "False",
+        "Disabled": "False",
+    },
+    "Ready": {"Serving": "True", "Idle": "True"},  # otherwise Ready has the reason of the condition that blocks it
 }
+
+#: Conditions that are no requirement of Ready.
+INFORMATION = frozenset({"Progressing", "ScalingReady"})
 
 #: Reasons of conditions that are Unknown without blocking Ready.
 NON_BLOCKING = frozenset({"NotChecked", "Retrying"})
@@ -83,16 +100,18 @@ class Condition:
     @property
     def status(self) -> Status:
         if self.type == "Ready":
-            return "True" if self.reason == "Serving" else "False"
+            return "True" if self.reason in REASONS["Ready"] else "False"
         return REASONS[self.type][self.reason]
 
 
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
     """The condition Ready: True, or else with the reason of the first False condition or, without one, of the first
     Unknown condition."""
-    missing = [c for c in others if c.type != "Progressing" and c.status != "True" and c.reason not in NON_BLOCKING]
+    known = [condition for condition in others if condition.type not in INFORMATION]
+    missing = [c for c in known if c.status != "True" and c.reason not in NON_BLOCKING]
     if not missing:
-        return Condition("Ready", "Serving", message)
+        idle = next((c for c in known if c.reason == "Idle"), None)
+        return Condition("Ready", "Serving", message) if idle is None else Condition("Ready", "Idle", idle.message)
     first = next((c for c in missing if c.status == "False"), missing[0])
     return Condition("Ready", first.reason, first.message)
 

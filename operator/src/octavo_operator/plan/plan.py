@@ -31,6 +31,7 @@ from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import last_served, rollout, scale_current
+from octavo_operator.plan.scaling import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
@@ -154,7 +155,8 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
         "replicas": _replicas(observed, desired=service.spec.replicas, wanted=wanted),
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
-    return status | _model(service, observed, wanted) | _load(observed)
+    scaling = scaling_status(service, observed, settings)
+    return status | _model(service, observed, wanted) | _load(observed) | scaling
 
 
 def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
 from octavo_operator.plan.rollout import is_complete
+from octavo_operator.plan.scaling import scaling_condition
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes
 from octavo_operator.spec.quantity import parse_quantity
@@ -49,6 +50,7 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
         _router(observed),
         _admitted(service, pods),
         _progressing(service, observed, wanted=wanted, complete=complete),
+        *scaling_condition(service, observed, settings),
     ]
     message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} serve requests through the router"
     return [*found, ready(found, message=message)]
@@ -87,8 +89,9 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"each replica requests {requested} GPUs, but its engine computes on {requested - unused}"
         return Condition("Accepted", "UnusedGpus", f"{what}: request {requested - unused}")
     claim = live_claim(service, observed)
-    if service.spec.replicas > 1 and is_for_one_node(service, claim):
-        what = f"{service.spec.replicas} replicas share a ReadWriteOnce claim, so they start on one node only"
+    most = max(service.spec.replicas, service.spec.autoscaling.max_replicas if service.spec.autoscaling else 0)
+    if most > 1 and is_for_one_node(service, claim):
+        what = f"{most} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
     if claim is not None and (found := differences(service, claim)):
@@ -240,6 +243,9 @@ def _router(observed: Observed) -> Condition:
 
 def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
     serving, wanted = sum(pod.serves for pod in pods), service.spec.replicas
+    scaling = service.spec.autoscaling
+    if wanted == 0 and scaling is not None and scaling.scale_to_zero is not None:
+        return Condition("ReplicasAdmitted", "Idle", "no replica runs without requests: the next request starts one")
     if wanted == 0:
         return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
     if serving >= wanted:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from octavo_operator.spec.access import Auth, Exposure, NetworkPolicy, Router, Toleration
+from octavo_operator.spec.autoscaling import Autoscaling
 from octavo_operator.spec.engine import Engine, Parallelism
 from octavo_operator.spec.fields import (
     Name,
@@ -50,6 +51,7 @@ class InferenceServiceSpec(SpecPart):
     engine: Engine = Engine()
     parallelism: Parallelism = Parallelism()
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    autoscaling: Autoscaling | None = None
     resources: Resources | None = None
     shared_memory: Quantity | None = None
     node_selector: NodeSelector | None = None

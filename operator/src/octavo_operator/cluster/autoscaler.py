@@ -1,0 +1,161 @@
+"""`Autoscaler`: writes the numbers of replicas that `Scaler` decides, by /scale of the InferenceServices.
+
+Both operators follow the load of all services, so that a new leader knows how long they have been idle; only the leader
+writes. A write names the version of the service that was read, so that it replaces nobody's newer value.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.lease import Leadership
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.service_loads import ServiceLoads
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.desired.autoscaler import provider_of
+from octavo_operator.observed import ScalingState
+from octavo_operator.scaling.scaler import Scaler, Seen
+from octavo_operator.scaling.service_load import ServiceLoad
+from octavo_operator.service import Settings, read_service
+from octavo_operator.spec.autoscaling import Autoscaling
+from octavo_operator.spec.service import InvalidSpec
+from octavo_operator.timestamps import now_text
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A service with autoscaling. `version`: uid and generation of the manifest from which `spec` was read."""
+
+    version: tuple[str, int]
+    spec: Autoscaling
+    scaler: Scaler
+    state: ScalingState | None = None
+    load: ServiceLoad | None = None
+    wakes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingRow:
+    """Figures of one service for the metrics. `wake_s`: length of the last wake. `load`: None if it is unknown."""
+
+    namespace: str
+    name: str
+    desired: int
+    max_replicas: int
+    wakes: int
+    wake_s: int | None
+    load: ServiceLoad | None
+
+
+class Autoscaler:
+    def __init__(
+        self,
+        cluster: Cluster,
+        view: View,
+        loads: ServiceLoads,
+        *,
+        settings: Callable[[], Settings],
+        leadership: Leadership,
+        queue: WorkQueue[Key],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._loads = loads
+        self._settings = settings
+        self._leadership = leadership
+        self._queue = queue
+        self._clock = clock
+        self._followed: dict[Key, _Followed] = {}
+        self._due: set[Key] = set()
+        self._is_due = asyncio.Event()
+
+    def state_of(self, key: Key) -> ScalingState | None:
+        """The latest decision about a service; None before the first one, and without autoscaling."""
+        followed = self._followed.get(key)
+        return None if followed is None else followed.state
+
+    def rows(self) -> Iterator[AutoscalingRow]:
+        for (namespace, name), found in self._followed.items():
+            if (state := found.state) is not None:
+                most = found.spec.max_replicas
+                yield AutoscalingRow(namespace, name, state.desired, most, found.wakes, state.wake_s, found.load)
+
+    def look(self, key: Key) -> None:
+        """Look at a service at once, as a router holds its first request."""
+        if key in self._followed:
+            self._due.add(key)
+            self._is_due.set()
+
+    async def run(self) -> None:
+        """Look at all services with autoscaling periodically until cancelled."""
+        while True:
+            for key in self._due or {*self._view.services, *self._followed}:
+                try:
+                    await self.step(key)
+                except (ApiError, OSError, TimeoutError) as error:
+                    logger.warning("%s/%s: the number of replicas was not written: %s", *key, error)
+                except Exception:
+                    logger.exception("%s/%s: a bug in the operator, please report it", *key)
+            self._due, self._is_due = set(), asyncio.Event()
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._is_due.wait()
+            except TimeoutError:
+                pass
+
+    async def step(self, key: Key) -> None:
+        """Decide about one service and write the decision. Raises ApiError; the next step tries again."""
+        raw = self._view.services.get(key)
+        followed = None if raw is None else self._follow(key, raw)
+        if raw is None or followed is None:
+            self._followed.pop(key, None)
+            return
+        sample, replicas = self._loads.sample(key), raw["spec"].get("replicas", 1)
+        seen = Seen(
+            replicas=replicas,
+            total=sample.total,
+            serving=sample.serving,
+            load=sample.load,
+            held=sample.held,
+            now_s=self._clock(),
+            now=now_text(),
+        )
+        state = followed.scaler.step(followed.spec, provider_of(followed.spec, self._settings()), seen)
+        has_changed, followed.state, followed.load = state != followed.state, state, sample.load
+        if has_changed:
+            self._queue.add(key)
+        if state.desired != replicas and self._leadership.may_write:
+            logger.info("%s/%s: scales from %d to %d replicas: %s", *key, replicas, state.desired, state.message)
+            await self._cluster.scale_service(*key, state.desired, version=raw["metadata"]["resourceVersion"])
+            followed.scaler.wrote(followed.spec, state.desired, self._clock())
+            followed.wakes += replicas == 0
+
+    def _follow(self, key: Key, raw: Mapping[str, Any]) -> _Followed | None:
+        """The service as it is followed; None if it has no autoscaling, or a spec that can't be read."""
+        metadata, spec = raw["metadata"], raw.get("spec") or {}
+        if "deletionTimestamp" in metadata or not spec.get("autoscaling"):
+            return None
+        known, version = self._followed.get(key), (metadata["uid"], metadata["generation"])
+        if known is not None and known.version == version:
+            return known
+        try:
+            read = read_service(raw).spec.autoscaling
+        except InvalidSpec:
+            return None
+        assert read is not None
+        if known is not None and known.version[0] == version[0]:
+            known.version, known.spec = version, read
+            return known
+        before = (raw.get("status") or {}).get("autoscaling") or {}
+        scaler = Scaler(self._clock(), wake_s=before.get("wakeSeconds"), last_active=before.get("lastActive"))
+        self._followed[key] = _Followed(version, read, scaler)
+        return self._followed[key]

@@ -1,0 +1,163 @@
+"""The autoscaler writes its decisions by /scale: as leader only, with the version that was read, until it succeeds."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from octavo_operator.cluster.autoscaler import Autoscaler
+from octavo_operator.cluster.client import ApiError
+from octavo_operator.cluster.queue import WorkQueue
+from octavo_operator.cluster.service_loads import Sample
+from octavo_operator.cluster.view import Key, View
+from octavo_operator.scaling.service_load import ServiceLoad
+from octavo_operator.service import Settings
+from octavo_testing.clock import Clock
+from octavo_testing.infsvc_cases import Case, stored
+
+KEY: Key = ("default", "llm")
+SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
+SLEEP = {"maxReplicas": 4, "scaleToZero": {"idleSeconds": 60}}
+
+
+class Loads:
+    def __init__(self) -> None:
+        load = ServiceLoad(kv_used_replicas=0.0, waiting_requests=0, requests={"r": ("s", 1)})
+        self.sample_ = Sample(total=1, serving=1, load=load)
+
+    def sample(self, key: Key) -> Sample:
+        return self.sample_
+
+
+class FakeCluster:
+    """Takes writes to /scale, with the version that they name; refuses as many as `faults`."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, int, str]] = []
+        self.faults = 0
+
+    async def scale_service(self, namespace: str, name: str, replicas: int, *, version: str) -> None:
+        if self.faults:
+            self.faults -= 1
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self.written.append((name, replicas, version))
+
+
+class Leading:
+    may_write = True
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.view, self.loads, self.cluster, self.leadership = View(), Loads(), FakeCluster(), Leading()
+        self.queue, self.clock = WorkQueue[Key](), Clock()
+        unchecked: dict[str, Any] = {"leadership": self.leadership, "queue": self.queue, "clock": self.clock}
+        made: Any = (self.cluster, self.view, self.loads)
+        self.autoscaler = Autoscaler(*made, settings=lambda: SETTINGS, **unchecked)
+
+    def store(self, *, version: str = "1", generation: int = 1, uid: str = "u1", **spec: Any) -> None:
+        raw = stored(Case("", spec, name="llm"))
+        raw["metadata"] |= {"resourceVersion": version, "generation": generation, "uid": uid}
+        self.view.update(raw)
+
+    async def step(self, seconds: float = 0.0) -> None:
+        self.clock.now_s += seconds
+        await self.autoscaler.step(KEY)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_decision_is_written_with_the_version_that_was_read(bench: Bench) -> None:
+    bench.store(version="41", replicas=1, autoscaling=SLEEP)
+    await bench.step()
+    await bench.step(60)
+    assert bench.cluster.written == [("llm", 0, "41")]
+    assert next(iter(bench.autoscaler.rows())).desired == 0
+
+
+async def test_a_wake_is_counted(bench: Bench) -> None:
+    bench.store(replicas=0, autoscaling=SLEEP)
+    bench.loads.sample_ = Sample(held=2)
+    await bench.step()
+    (row,) = bench.autoscaler.rows()
+    assert (bench.cluster.written, row.wakes, row.max_replicas) == ([("llm", 1, "1")], 1, 4)
+
+
+async def test_only_the_leader_writes_and_the_other_one_keeps_the_idle_time(bench: Bench) -> None:
+    bench.leadership.may_write = False
+    bench.store(replicas=1, autoscaling=SLEEP)
+    await bench.step()
+    await bench.step(60)
+    assert bench.cluster.written == []
+    bench.leadership.may_write = True
+    await bench.step()
+    assert bench.cluster.written == [("llm", 0, "1")]
+
+
+async def test_a_refused_write_is_tried_again_and_counts_once(bench: Bench) -> None:
+    bench.store(replicas=0, autoscaling=SLEEP)
+    bench.loads.sample_, bench.cluster.faults = Sample(held=1), 1
+    with pytest.raises(ApiError):
+        await bench.step()
+    await bench.step(5)
+    (row,) = bench.autoscaler.rows()
+    assert (bench.cluster.written, row.wakes) == ([("llm", 1, "1")], 1)
+
+
+async def test_a_changed_decision_queues_the_service_for_its_status(bench: Bench) -> None:
+    bench.store(replicas=0, autoscaling=SLEEP)
+    await bench.step()
+    assert await bench.queue.get() == KEY
+    bench.queue.done(KEY)
+    await bench.step(5)
+    assert len(bench.queue) == 0
+    state = bench.autoscaler.state_of(KEY)
+    assert state is not None
+    assert state.reason == "ScaledToZero"
+
+
+async def test_an_edit_keeps_the_history_and_a_new_service_of_the_name_has_none(bench: Bench) -> None:
+    bench.store(replicas=1, autoscaling=SLEEP)
+    await bench.step()
+    bench.store(version="2", generation=2, replicas=1, autoscaling=SLEEP | {"maxReplicas": 5})
+    await bench.step(60)
+    assert [written[1] for written in bench.cluster.written] == [0]
+    bench.store(version="3", uid="u2", replicas=1, autoscaling=SLEEP)
+    await bench.step()
+    assert len(bench.cluster.written) == 1
+
+
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": "many"}}])
+async def test_without_a_readable_autoscaling_nothing_is_written(bench: Bench, spec: dict[str, Any]) -> None:
+    bench.store(replicas=1, autoscaling=SLEEP)
+    await bench.step()
+    bench.store(version="2", generation=2, replicas=1, **spec)
+    await bench.step(60)
+    assert bench.cluster.written == []
+    assert bench.autoscaler.state_of(KEY) is None
+
+
+async def test_a_held_request_is_seen_at_once_and_one_bad_service_stops_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    bench.store(replicas=0, autoscaling=SLEEP)
+    bench.cluster.faults = 1
+    running = asyncio.create_task(bench.autoscaler.run())
+    async with asyncio.timeout(10):
+        while bench.autoscaler.state_of(KEY) is None:
+            await asyncio.sleep(0)
+        bench.loads.sample_ = Sample(held=1)
+        for _ in range(2):  # the first write fails
+            bench.autoscaler.look(KEY)
+            while bench.cluster.faults == 1:
+                await asyncio.sleep(0)
+        while not bench.cluster.written:
+            bench.autoscaler.look(KEY)
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert "the object has been modified" in caplog.text
