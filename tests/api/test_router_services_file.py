@@ -12,6 +12,7 @@ from octavo_testing.fleets import until
 from octavo_testing.routing import routing
 
 CHAT = "/v1/chat/completions"
+WRONG_FIELDS = ('"wakeSeconds": -1', '"holdSeconds": "5"', '"sleeps": 1')
 
 
 def body(model):
@@ -86,7 +87,13 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not(file):
     assert names() == []
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"services": [{"name": "a"}]}', '{"services": {"a": []}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "", "{}", "[]", '{"services": [{"name": "a"}]}', '{"services": {"a": []}}'),
+        *(f'{{"services": [{{"name": "a", "models": [], {wrong}}}]}}' for wrong in WRONG_FIELDS),
+    ],
+)
 def test_an_unusable_file_is_refused_at_the_start(text, tmp_path):
     path = tmp_path / "services.json"
     if text is not None:

@@ -66,7 +66,7 @@ async def test_held_requests_and_the_first_admission_are_reported():
         await replica.start()
         assert (await asking).status_code == 200
         await until(lambda: listener.rest["held"] == {} and listener.rest["models"] == [MODEL])
-        assert listener.rest["requests"] == {MODEL: 1}
+        await until(lambda: listener.rest["requests"] == {MODEL: 1})
         assert (await routed.http.post(CHAT, json=BODY | {"model": "unknown"})).status_code == 404
         await routed.http.post(CHAT, json=BODY)
         await until(lambda: listener.rest["requests"] == {MODEL: 2})
@@ -146,3 +146,17 @@ async def test_a_reader_that_stops_reading_is_disconnected():
             await asyncio.get_running_loop().sock_sendall(sock, b"GET /state/events HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: feed.num_readers == 1)
             await until(lambda: feed.num_readers == 0)
+
+
+async def test_a_held_request_and_its_end_are_reported_at_once():
+    async with routing() as routed:
+        routed.router.feed._period_s = 3600.0
+        listener = Listener(routed.url)
+        listening = asyncio.create_task(listener.run())
+        await until(lambda: listener.rest.get("held") == {})
+        asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
+        await until(lambda: listener.rest["held"] == {MODEL: 1})
+        asking.cancel()
+        await until(lambda: listener.rest["held"] == {})
+        routed.server.should_exit = True
+        await listening

@@ -97,6 +97,22 @@ async def test_a_hanging_worker_counts_with_its_latest_report(three, monkeypatch
     assert "worker-1 didn't answer" in caplog.text
 
 
+async def test_a_notice_reaches_each_other_worker(three):
+    noticed = asyncio.Queue()
+    for number, worker in enumerate(three):
+        worker.workers.on_notify = lambda number=number: noticed.put_nowait(number)
+    three[1].workers.notify_others()
+    assert {await noticed.get(), await noticed.get()} == {0, 2}
+    assert noticed.empty()
+    three[1].workers.notify_others()  # may be dropped, as the first notice may still be on its way
+
+
+async def test_a_router_of_one_worker_sends_no_notice():
+    worker = Worker(None, 0)
+    worker.workers.notify_others()
+    await worker.workers.stop()
+
+
 async def test_the_socket_of_a_killed_worker_is_replaced(tmp_path):
     killed, other = Worker(tmp_path, 0), Worker(tmp_path, 1)
     (tmp_path / "worker-0.sock").touch()

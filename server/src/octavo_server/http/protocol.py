@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Key of the connection's `TimeoutProtocol` in the `state` of a request's scope.
 CONNECTION = "connection"
+#: Key of the loop's time at which the request's first byte arrived, in the same `state`.
+BEGUN_S = "begun_s"
 
 #: Added to the application's own limit for a late body, so that the application responds first.
 BODY_GRACE_S = 5.0
@@ -43,6 +45,7 @@ class TimeoutProtocol(RequestFraming):
     _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
     _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
     _unread_bytes = 0
+    _begun_s = 0.0  # when the first byte of the latest request arrived
     _on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -75,11 +78,12 @@ class TimeoutProtocol(RequestFraming):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._begun_s = self.loop.time()
         self._set_sender_timer(self.request_timeout_s)
 
     def begin_request(self) -> None:
         super().begin_request()
-        self.scope["state"][CONNECTION] = self
+        self.scope["state"].update({CONNECTION: self, BEGUN_S: self._begun_s})
         self._set_sender_timer(self.request_timeout_s + BODY_GRACE_S)
 
     def end_request(self) -> None:

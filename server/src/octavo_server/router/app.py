@@ -95,6 +95,8 @@ class Router:
         self.fleet.on_load_update.append(self.picker.record_load)
         self.workers = Workers(reporter, self.group.folder, self.group.number)
         self.feed = StateFeed(self.workers.state)
+        self.workers.on_notify = self.feed.notify
+        self.queue.on_change = self._on_queue_change
         self.lifecycle.on_change = self.feed.notify
         access = access_policy(settings, admin_port=settings.admin_port)
         self._proxy = self._make_proxy(access)
@@ -150,6 +152,7 @@ class Router:
             breaker=self.balancer.breaker_state,
             clock=time.monotonic,
             accepts=lambda: self.lifecycle.state == "accepting",
+            models=self.fleet.models,
         )
 
     def _admin(self, access: AccessPolicy) -> ASGIApp:
@@ -179,6 +182,15 @@ class Router:
             self.balancer.forget(replica.name)
         self.queue.wake()
         self.feed.notify()
+
+    def _on_queue_change(self, model: str) -> None:
+        """Report at once that the first request for a model is held, which starts a replica, or that the last one left.
+
+        Queues before full replicas change too often for this.
+        """
+        if not self.fleet.routable(model):
+            self.feed.notify()
+            self.workers.notify_others()
 
     async def _tick(self) -> None:
         """Poll for changes that no call reports: a breaker gets half-open, another worker starts or ends a drain."""

@@ -154,7 +154,11 @@ class Balancer:
         has_room = partial(self.has_other, model, ())
         while True:
             waited_s += await self.queue.wait(
-                model, has_room, hold_s=max(hold_s - waited_s, 0.0), why=self._why_none(model)
+                model,
+                has_room,
+                hold_s=max(hold_s - waited_s, 0.0),
+                why=self._why_none(model),
+                wake_s=partial(self._wake_s, model),
             )
             if candidates := self._candidates(model, ()):
                 return waited_s, candidates
@@ -189,9 +193,17 @@ class Balancer:
     def _peers(self, model: str) -> list[str]:
         return [replica.name for replica in self._fleet.routable(model)]
 
+    def _wake_s(self, model: str) -> float | None:
+        """Length of the last wake of the model's service; None if it has a replica or no wake was measured."""
+        service = None if self._fleet.routable(model) else self._fleet.listed_service(model)
+        return None if service is None else service.wake_s
+
     def _why_none(self, model: str) -> str:
         replicas, limit = self._fleet.routable(model), self._max_requests
         if not replicas:
+            service = self._fleet.listed_service(model)
+            if service is not None and service.sleeps:
+                return f"the model `{model}` was scaled to zero, and its first replica still starts"
             return f"no replica of the model `{model}` takes requests now"
         why = f"all replicas of the model `{model}` are busy or failing"
         if limit is None:

@@ -7,6 +7,7 @@ open breaker. Code that ends a request or changes a replica must call `wake`.
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from math import ceil
 
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
@@ -25,7 +26,9 @@ class _Waiting:
 
 
 class RequestQueue:
-    """Belongs to one event loop. `observe` is called at the end of each wait with its outcome and its seconds."""
+    """Belongs to one event loop. `observe` is called at the end of each wait with its outcome and its seconds,
+    `on_change` with the model for which the first request begins or the last one ends to wait.
+    """
 
     def __init__(self, *, max_waiting: int, observe: Callable[[str, float], None]) -> None:
         self._max_waiting = max_waiting
@@ -34,6 +37,7 @@ class RequestQueue:
         self._num_by_model: Counter[str] = Counter()
         self._admitted: set[str] = set()  # models whose admitted request has not leased a replica yet
         self._exits: deque[float] = deque(maxlen=NUM_EXITS)
+        self.on_change: Callable[[str], None] = lambda _: None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -45,10 +49,19 @@ class RequestQueue:
         """True while requests for this model wait, so that a new one must queue behind them."""
         return model in self._num_by_model or model in self._admitted
 
-    async def wait(self, model: str, has_room: Callable[[], bool], *, hold_s: float, why: str) -> float:
+    async def wait(
+        self,
+        model: str,
+        has_room: Callable[[], bool],
+        *,
+        hold_s: float,
+        why: str,
+        wake_s: Callable[[], float | None] = lambda: None,
+    ) -> float:
         """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
         Raises Overloaded at once if the queue is full, and Unavailable after `hold_s`. `why`: the reason in the errors.
+        `wake_s`: seconds that the model takes to get a replica, None if that is unknown or if it has one.
         """
         if not self.has_waiting(model) and has_room():
             return 0.0
@@ -59,8 +72,7 @@ class RequestQueue:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         waiting = _Waiting(model, has_room, loop.create_future())
-        self._waiting.append(waiting)
-        self._num_by_model[model] += 1
+        self._add(waiting)
         outcome = "left"
         try:
             await asyncio.wait([waiting.future], timeout=hold_s)
@@ -76,7 +88,7 @@ class RequestQueue:
             raise Unavailable(
                 f"{why}; the request expired after {loop.time() - started_s:.1f} s in the queue (--max-hold-time). "
                 "Send the request again later.",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=ceil(wake_s() or 0) or self._retry_after_s(),
             )
         return loop.time() - started_s
 
@@ -91,12 +103,19 @@ class RequestQueue:
                     self._admitted.add(waiting.model)
                     waiting.future.set_result(None)
 
+    def _add(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        self._num_by_model[waiting.model] += 1
+        if self._num_by_model[waiting.model] == 1:
+            self.on_change(waiting.model)
+
     def _remove(self, waiting: _Waiting) -> None:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
             self._num_by_model[waiting.model] -= 1
             if not self._num_by_model[waiting.model]:
                 del self._num_by_model[waiting.model]
+                self.on_change(waiting.model)
 
     def _retry_after_s(self) -> float:
         """Estimated seconds until the requests now in the queue have left it, at the rate of the latest exits."""

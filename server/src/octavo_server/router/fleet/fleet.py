@@ -79,6 +79,10 @@ class Fleet:
     def _services(self) -> Sequence[Service] | None:
         return None if self._listed is None else self._listed.services
 
+    def listed_service(self, model: str) -> Service | None:
+        """The listed service that serves `model`; None if the list has none, or if the router has no list."""
+        return next((service for service in self._services() or () if model in service.models), None)
+
     def routable(self, model: str) -> list[Replica]:
         """Replicas that may get requests for `model`. The caller must not change the list."""
         found = self._routable.get(model)

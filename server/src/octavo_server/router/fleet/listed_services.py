@@ -1,14 +1,16 @@
 """`ListedServices`: the services behind a router and their models, from a file that its owner keeps up to date.
 
 With the list the router knows a model that has no replica now, and that a name outside the list and the replicas'
-reports does not exist. The file is JSON: `{"services": [{"name": "llm", "models": ["llm", "llm-large"]}]}`. Unknown
-fields are ignored, so that an older router reads the file of a newer operator.
+reports does not exist. The file is JSON: `{"services": [{"name": "llm", "models": ["llm", "llm-large"]}]}`; a service
+may also have `sleeps`, `wakeSeconds` and `holdSeconds`. Unknown fields are ignored, so that an older router reads the
+file of a newer operator.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from octavo_engine.wire.errors import StartupError
@@ -17,12 +19,20 @@ from octavo_server.api_keys import FileWatch
 
 logger = logging.getLogger(__name__)
 
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
 
 class Service(msgspec.Struct, frozen=True):
-    """`models`: the names by which requests may ask for the service's model."""
+    """`models`: the names by which requests may ask for the service's model. `sleeps`: it has no replica now, and a
+    request wakes it. `wake_s`: length of its last wake, None if no wake was measured. `hold_s`: its own limit for
+    requests that wait for a replica, None for the router's.
+    """
 
     name: str
     models: tuple[str, ...]
+    sleeps: bool = False
+    wake_s: Seconds | None = msgspec.field(default=None, name="wakeSeconds")
+    hold_s: Seconds | None = msgspec.field(default=None, name="holdSeconds")
 
 
 class _File(msgspec.Struct, frozen=True):

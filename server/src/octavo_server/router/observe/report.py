@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 
 class ReportQuery(msgspec.Struct):
-    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of its last known decision."""
+    """Query to a worker. `n`: limit of returned decisions. `after`: worker -> number of its last known decision.
 
-    what: Literal["state", "metrics", "decisions", "ended", "index"]
+    `notify` has an empty report: it announces that the sender's state changed.
+    """
+
+    what: Literal["state", "metrics", "decisions", "ended", "index", "notify"]
     n: int = 0
     after: dict[str, int] = {}
 
@@ -60,7 +63,7 @@ def _closed(_: str) -> BreakerState:
 
 class Reporter:
     """Builds the reports of one worker. `breaker`: name of a replica -> state of its breaker. `clock`: the picker's.
-    `accepts`: whether the worker takes new requests.
+    `accepts`: whether the worker takes new requests. `models`: names of all models, those that replicas report if None.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Reporter:
         breaker: Callable[[str], BreakerState] = _closed,
         clock: Callable[[], float],
         accepts: Callable[[], bool] = lambda: True,
+        models: Callable[[], Iterable[str] | None] = lambda: None,
     ) -> None:
         self._telemetry = telemetry
         self._index = index
@@ -81,6 +85,7 @@ class Reporter:
         self._breaker = breaker
         self._clock = clock
         self._accepts = accepts
+        self._models = models
         self._process = ProcessCollector(registry=None)
         self._faults: dict[Replica, int] = {}
 
@@ -97,6 +102,7 @@ class Reporter:
         replicas = (replica_state(replica, now, self._breaker(replica.name)) for replica in self._replicas())
         return router_state(
             replicas,
+            models=self._models(),
             queue=waiting.queue,
             held=waiting.held,
             requests=self._telemetry.num_requests,
@@ -109,6 +115,8 @@ class Reporter:
                 return Report(state=self.state())
             case "index":
                 return Report(state=self.state(), index=index_info(self._index))
+            case "notify":
+                return Report()
             case "decisions":
                 return Report(decisions=self._infos(self._telemetry.decisions.latest(query.n)))
             case "ended":
@@ -188,7 +196,7 @@ def gauges(state: RouterState, index: IndexInfo) -> Gauges:
 
 
 def _held(state: RouterState) -> dict[tuple[str, ...], float]:
-    """Held requests by model. Names that no replica reports share the empty label, as clients may send any name."""
+    """Held requests by model. Names of no known model share the empty label, as clients may send any name."""
     counts: Counter[tuple[str, ...]] = Counter()
     for model, waiting in state.held.items():
         counts[(model if model in state.models else "",)] += waiting

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from octavo_server.router.prompts.prompt import Prompt
     from octavo_server.router.upstream.headers import Headers
 
+#: Code of a request whose client left before the head of a response.
+CLIENT_LEFT = 499
+#: Status codes 4xx that say nothing against the request.
+NO_REFUSALS = frozenset({429, CLIENT_LEFT})
+
 
 class RouterTelemetry:
     def __init__(
@@ -28,7 +33,7 @@ class RouterTelemetry:
         self.decisions = decisions or DecisionLog()
         self.clock = clock
         self.tracer = tracer
-        self.num_requests: Counter[str] = Counter()  # by model
+        self.num_requests: Counter[str] = Counter()  # by model, see `RequestObserver.record_model`
         self._epoch_s = time.time() - clock()
 
     def time_of(self, moment_s: float) -> float:
@@ -44,7 +49,17 @@ class RequestObserver:
     `model`: empty until it is known to be a served model, as clients may send any name.
     """
 
-    __slots__ = ("_entry", "_is_ended", "_num_attempts", "_span", "_started_s", "_telemetry", "model", "request_id")
+    __slots__ = (
+        "_entry",
+        "_is_counted",
+        "_is_ended",
+        "_num_attempts",
+        "_span",
+        "_started_s",
+        "_telemetry",
+        "model",
+        "request_id",
+    )
 
     def __init__(self, telemetry: RouterTelemetry, request_id: str) -> None:
         self.request_id = request_id
@@ -53,7 +68,7 @@ class RequestObserver:
         self._started_s = telemetry.clock()
         self._entry: Entry | None = None
         self._num_attempts = 0
-        self._is_ended = False
+        self._is_counted = self._is_ended = False
         self._span: RouteSpan | None = None
 
     def trace(
@@ -65,9 +80,10 @@ class RequestObserver:
         return without, more
 
     def record_model(self, model: str) -> None:
-        """Count the request for a served model."""
+        """Record that a served model was found. The request counts for the model at its first byte, or at its end if it
+        has none: a refused request, or one whose client left before a replica got it, is no use of the model.
+        """
         self.model = model
-        self._telemetry.num_requests[model] += 1
 
     def record_decision(self, prompt: "Prompt", decision: "Decision", decision_s: float) -> None:
         telemetry = self._telemetry
@@ -86,8 +102,9 @@ class RequestObserver:
                 self._span.record_retry(self._entry.decision.chosen.name, reason)
         self._telemetry.metrics.record_retry(reason)
 
-    def record_first_byte(self, cached_tokens: int | None) -> None:
+    def record_first_byte(self, cached_tokens: int | None, *, status: int = 200) -> None:
         """`cached_tokens`: value of the engine's `x-octavo-cached-tokens`, None without that header."""
+        self._count(status)
         ttft_s = self._telemetry.clock() - self._started_s
         self._telemetry.metrics.record_first_byte(self.model, ttft_s)
         entry = self._entry
@@ -100,6 +117,8 @@ class RequestObserver:
     def record_end(self, code: int, reason: str) -> None:
         assert not self._is_ended, "a request ended twice"
         self._is_ended = True
+        if code != CLIENT_LEFT or self._num_attempts:
+            self._count(code)
         duration_s = self._telemetry.clock() - self._started_s
         self._telemetry.metrics.record_end(model=self.model, code=code, reason=reason, duration_s=duration_s)
         if self._entry is not None:
@@ -107,3 +126,8 @@ class RequestObserver:
             self._telemetry.decisions.end(self._entry)
         if self._span is not None:
             self._span.end(self.request_id, self.model, self._entry, code=code, reason=reason)
+
+    def _count(self, status: int) -> None:
+        if self.model and not self._is_counted and (status < 400 or status >= 500 or status in NO_REFUSALS):
+            self._is_counted = True
+            self._telemetry.num_requests[self.model] += 1

@@ -78,9 +78,11 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
-    """Numbers of requests by model: those that wait for a replica with room (`queue`) or because their model has no
-    replica (`held`), and all since the router's start (`requests`). `accepts`: the router accepts new requests; false
-    while it drains or stops.
+    """`models`: those that replicas report or the services file lists.
+
+    Numbers of requests by model: those that wait for a replica with room (`queue`) or because their model has no
+    replica (`held`), and those since the router's start that used the model (`requests`). `accepts`: the router accepts
+    new requests; false while it drains or stops.
     """
 
     replicas: tuple[ReplicaState, ...] = ()
@@ -132,6 +134,7 @@ def _model_size(replica: "Replica") -> ModelSize | None:
 def router_state(
     replicas: Iterable[ReplicaState],
     *,
+    models: Iterable[str] | None = None,
     queue: Mapping[str, int] | None = None,
     held: Mapping[str, int] | None = None,
     requests: Mapping[str, int] | None = None,
@@ -140,7 +143,7 @@ def router_state(
     states = sorted(replicas, key=lambda state: state.name)
     return RouterState(
         replicas=tuple(states),
-        models=tuple(sorted({model for state in states for model in state.models})),
+        models=tuple(sorted({model for state in states for model in state.models} if models is None else models)),
         queue=dict(queue or {}),
         held=dict(held or {}),
         requests=dict(requests or {}),

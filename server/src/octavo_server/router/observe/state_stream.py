@@ -73,7 +73,7 @@ class StateFeed:
         return len(self._wakeups)
 
     def notify(self) -> None:
-        """Send the next change now, not at the end of the period: a replica joined, left or was admitted."""
+        """Send the next change now, not at the end of the period."""
         for wakeup in self._wakeups:
             wakeup.set()
 

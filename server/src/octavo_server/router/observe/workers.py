@@ -9,6 +9,7 @@ may hang and still have requests in flight. A worker whose socket refuses connec
 import asyncio
 import logging
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 
 from octavo_server.router.observe.report import Report, Reporter, ReportQuery, merged_state
 from octavo_server.router.observe.state import RouterState
+from octavo_server.supervise import cancel_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ class WorkerGroup:
 
 
 class Workers:
-    """`folder`: holds the workers' sockets; None for a router of one worker."""
+    """`folder`: holds the workers' sockets; None for a router of one worker. `on_notify` is called when another worker
+    announces a change of its state.
+    """
 
     def __init__(self, reporter: Reporter, folder: Path | None = None, number: int = 0) -> None:
         self._reporter = reporter
@@ -63,6 +67,8 @@ class Workers:
         self._own = None if folder is None else folder / f"worker-{number}.sock"
         self._server: asyncio.Server | None = None
         self._known: dict[tuple[Path, str], Report] = {}
+        self._notifying: asyncio.Task[object] | None = None
+        self.on_notify: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         if self._own is not None:
@@ -70,6 +76,8 @@ class Workers:
             self._server = await asyncio.start_unix_server(self._serve, self._own)
 
     async def stop(self) -> None:
+        if self._notifying is not None:
+            await cancel_tasks([self._notifying])
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -77,11 +85,22 @@ class Workers:
             self._own.unlink(missing_ok=True)
 
     async def collect_reports(self, query: ReportQuery) -> list[Report]:
+        return [self._reporter.report(query), *await self._query_others(query)]
+
+    def notify_others(self) -> None:
+        """Make the other workers call their `on_notify`, as this worker's state changed.
+
+        Does nothing while the previous notice is on its way: the period of changes bounds the delay of that change.
+        """
+        if self._folder is not None and (self._notifying is None or self._notifying.done()):
+            self._notifying = asyncio.create_task(self._query_others(ReportQuery("notify")))
+
+    async def _query_others(self, query: ReportQuery) -> list[Report]:
         others = (
             [path for path in sorted(self._folder.glob("worker-*.sock")) if path != self._own] if self._folder else []
         )
         answers = await asyncio.gather(*(self._query_other(path, query) for path in others))
-        return [self._reporter.report(query), *(answer for answer in answers if answer is not None)]
+        return [answer for answer in answers if answer is not None]
 
     async def state(self) -> RouterState:
         return merged_state(await self.collect_reports(ReportQuery("state")))
@@ -104,6 +123,8 @@ class Workers:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, msgspec.MsgspecError):
             async with asyncio.timeout(ANSWER_S):
                 query = _query_decoder.decode(await _read(reader, _MAX_QUERY_BYTES))
+                if query.what == "notify":
+                    self.on_notify()
                 _write(writer, _encode(self._reporter.report(query)))
                 await writer.drain()
         writer.close()

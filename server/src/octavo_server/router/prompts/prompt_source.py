@@ -30,6 +30,11 @@ class RequestFields(NamedTuple):
     is_plain: bool
     num_bytes: int
 
+    @property
+    def is_malformed(self) -> bool:
+        """True if the body is no JSON object, or if its `model` is no string: no replica accepts it."""
+        return (not self.is_plain and not self.body) or not isinstance(self.body.get("model", ""), str | None)
+
 
 class PromptSource:
     """`hasher_for` returns the hasher of a model, or None where its prompts can only be estimated."""

@@ -16,7 +16,7 @@ from octavo_server.anthropic.errors import error_body
 from octavo_server.config import RequestLimits
 from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.cors import CorsPolicy
-from octavo_server.http.protocol import CONNECTION, TimeoutProtocol
+from octavo_server.http.protocol import BEGUN_S, CONNECTION, TimeoutProtocol
 from octavo_server.json_responses import error_head
 from octavo_server.openai.errors import describe
 from octavo_server.router.upstream.headers import Headers
@@ -31,7 +31,9 @@ class ClientLeft(OctavoError):
 
 
 class Downstream:
-    """`framer`: set while an event stream is relayed. `status`: code of the response, 0 before its head was sent."""
+    """`framer`: set while an event stream is relayed. `status`: code of the response, 0 before its head was sent.
+    `begun_s`: the event loop's time at which the request's first byte arrived.
+    """
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, lifecycle: "Lifecycle", *, request_id: str, cors: CorsPolicy
@@ -39,6 +41,7 @@ class Downstream:
         self._cors = cors
         self.scope = scope
         self.headers: Headers = scope["headers"]
+        self.begun_s: float = scope["state"][BEGUN_S]
         self.request_id = request_id
         REQUEST_ID.set(self.request_id)
         self.status = 0

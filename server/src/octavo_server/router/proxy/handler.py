@@ -22,10 +22,10 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import request_id_of
 from octavo_server.http.responses import log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
-from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout, describe
+from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
-from octavo_server.router.observe.request_observer import RequestObserver, RouterTelemetry
+from octavo_server.router.observe.request_observer import CLIENT_LEFT, RequestObserver, RouterTelemetry
 from octavo_server.router.prompts.prompt import Prompt, RouteKind
 from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MALFORMED = "The request body is not a JSON object with a `model` that is a string: correct it."
 NO_PROMPT = Prompt(num_tokens=1, affinity=0)
-CLIENT_LEFT = 499
 #: Class of an error -> value of the metric label `reason`; the first match counts.
 REASONS = (
     (ClientLeft, "client left"),
@@ -94,7 +94,7 @@ class ProxyHandler:
 
     async def handle(self, request: ProxyRequest, downstream: Downstream) -> None:
         """Send the request to one replica after another until a response is final, and relay that response."""
-        limits, hold_s = self.settings.forward, self.settings.forward.max_hold_s
+        limits, hold_s = self.settings.forward, self._hold_s(downstream, request.model)
         retries = Retries(self.balancer, self.retry_budget, request.model, max_retries=limits.max_retries)
         while True:
             try:
@@ -122,7 +122,7 @@ class ProxyHandler:
             await response.wait_complete()
         request.drop_body()
         self.balancer.record_first_byte(lease)
-        request.observer.record_first_byte(cached_tokens(response))
+        request.observer.record_first_byte(cached_tokens(response), status=response.status)
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
         await relay(response, headers, downstream)
 
@@ -136,7 +136,7 @@ class ProxyHandler:
         downstream.watch_disconnect()
         kind = KINDS.get(scope["path"])
         downstream.dialect = DIALECTS.get(kind, "chunks")
-        model, prompt = await self._read(kind, raw, tenant, observer)
+        model, prompt = await self._read(kind, raw, tenant, downstream, observer)
         without, extra = self._own_headers(downstream.headers, tenant, observer)
         request = ProxyRequest(
             target=downstream.target,
@@ -153,20 +153,30 @@ class ProxyHandler:
         await self.handle(request, downstream)
 
     async def _read(
-        self, kind: RouteKind | None, raw: bytes, tenant: str, observer: RequestObserver
+        self, kind: RouteKind | None, raw: bytes, tenant: str, downstream: Downstream, observer: RequestObserver
     ) -> tuple[str, Prompt]:
         """Return the request's model and prompt. The parsed body takes many times the memory of `raw` and is freed."""
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
+        if fields.is_malformed and not any(replica.is_routable for replica in self.fleet.replicas):
+            raise MalformedRequest(MALFORMED)  # no reason to hold it, or to start a replica
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
             del fields
-            await self.balancer.wait_resolved(name, hold_s=self.settings.forward.max_hold_s)
+            await self.balancer.wait_resolved(name, hold_s=self._hold_s(downstream))
             fields = await self.prompts.parse(raw)
         model = self.balancer.resolve(name)
         observer.record_model(model)
         if kind is None:
             return model, NO_PROMPT
         return model, await self.prompts.hash_prompt(kind, fields, model=model, tenant=tenant)
+
+    def _hold_s(self, downstream: Downstream, model: str = "") -> float:
+        """Seconds for which the request may still wait for a replica. They count from its first byte, as the limits of
+        clients and proxies do, so a slow upload doesn't extend the wait."""
+        service, limit_s = self.fleet.listed_service(model), self.settings.forward.max_hold_s
+        if service is not None and service.hold_s is not None:
+            limit_s = min(limit_s, service.hold_s)
+        return max(limit_s - (asyncio.get_running_loop().time() - downstream.begun_s), 0.0)
 
     def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
         """Return the names of client headers that are not forwarded, and the header lines that the router adds."""
