@@ -6,7 +6,7 @@ outdated state must lead to the same final state, only later.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Ref = tuple[str, str]  # kind, name
 
@@ -24,6 +24,18 @@ Trouble = Literal[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """The start of a pod. `seconds` by phase: until it has a node (`schedule`), until init containers have ended, which
+    fetch the model (`fetch`), until the image is pulled and the engine runs (`pull`), until its weights are loaded and
+    it answers (`load`), and until routers send it requests (`admit`)."""
+
+    PHASES: ClassVar = ("schedule", "fetch", "pull", "load", "admit")
+
+    created: str
+    seconds: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     name: str
@@ -39,6 +51,7 @@ class Pod:
     message: str = ""
     failure_code: str = ""  # code of the container's termination message; empty if it has none
     restarts: int = 0
+    startup: Startup | None = None  # of a pod that serves
 
     @property
     def serves(self) -> bool:

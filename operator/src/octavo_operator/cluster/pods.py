@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from octavo_operator.cluster.startup import startup_of
 from octavo_operator.names import ADMIN, ADMITTED_EPOCH, ADMITTED_GATE, ENGINE, REVISION_LABEL, ROUTER, ROUTER_PORT
 from octavo_operator.observed import Pod, Trouble
 
@@ -58,6 +59,7 @@ def pod_of(raw: Raw) -> Pod:
         message="" if failure is None else failure.message,
         failure_code="" if failure is None else failure.code,
         restarts=main.get("restartCount", 0),
+        startup=startup_of(raw, main),
     )
 
 

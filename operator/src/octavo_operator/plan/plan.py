@@ -156,7 +156,7 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
     scaling = scaling_status(service, observed, settings)
-    return status | _model(service, observed, wanted) | _load(observed) | scaling
+    return status | _model(service, observed, wanted) | _load(observed) | scaling | _startup(observed)
 
 
 def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any]:
@@ -188,6 +188,18 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
     elif observed.status.get("revision", {}).get("updated") == wanted:
         known = observed.status.get("model", {}) | known
     return {"model": known}
+
+
+def _startup(observed: Observed) -> dict[str, Any]:
+    """The status field `startup`, of the newest pod that serves. The times of a pod's status change when it is unready
+    for a while, so what was found first stays."""
+    found = [(pod.startup.created, pod.name, pod.startup) for pod in observed.pods if pod.serves and pod.startup]
+    before: dict[str, Any] = observed.status.get("startup") or {}
+    if not found or max(found)[1] == before.get("pod"):
+        return {"startup": before} if before else {}
+    _, name, startup = max(found)
+    phases = {f"{phase}Seconds": length for phase, length in zip(startup.PHASES, startup.seconds, strict=True)}
+    return {"startup": {"pod": name, "totalSeconds": sum(startup.seconds), **phases}}
 
 
 def _addresses(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[dict[str, str]]:
