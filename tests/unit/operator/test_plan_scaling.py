@@ -1,4 +1,4 @@
-"""What the plan makes of autoscaling: the HPA, the condition ScalingReady, the status, and Ready at zero replicas."""
+"""Autoscaling in the plan: the HPA, the condition ScalingReady, the status, and Ready at zero replicas."""
 
 import json
 from dataclasses import replace

@@ -99,7 +99,7 @@ def test_the_length_of_a_wake_is_measured_until_a_replica_serves() -> None:
     assert service.step(1000).wake_s == 42
 
 
-def test_a_wake_that_nobody_waits_for_any_more_is_not_measured() -> None:
+def test_a_wake_without_waiting_requests_is_not_measured() -> None:
     service = Service(replicas=0)
     service.held = 1
     service.step(writes=False)
@@ -179,7 +179,7 @@ def test_the_operator_does_not_fight_with_another_client() -> None:
     assert service.step(1).reason == "Active"
 
 
-def test_a_write_that_the_watch_delivers_late_is_nobody_elses() -> None:
+def test_a_write_that_the_watch_delivers_late_is_not_another_clients() -> None:
     service = Service("Operator", scaleToZero=None)
     service.load = _load(kv=1.5)
     found = service.step(writes=False)

@@ -1,7 +1,7 @@
 """`Autoscaler`: writes the numbers of replicas that `Scaler` decides, by /scale of the InferenceServices.
 
 Both operators follow the load of all services, so that a new leader knows how long they have been idle; only the leader
-writes. A write names the version of the service that was read, so that it replaces nobody's newer value.
+writes. A write names the version of the service that was read, so that it replaces no newer value.
 """
 
 import asyncio

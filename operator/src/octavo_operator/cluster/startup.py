@@ -16,17 +16,15 @@ Raw = Mapping[str, Any]
 def startup_of(pod: Raw, container: Raw) -> Startup | None:
     """The phases of a pod that receives requests; None for any other pod, and for one whose container restarted, as its
     status has no times of the first start. `container`: status of the engine's container."""
-    metadata, rows = pod["metadata"], {row["type"]: row for row in pod["status"].get("conditions", ())}
-    running = container.get("state", {}).get("running", {})
-    if rows.get("Ready", {}).get("status") != "True" or container.get("restartCount") or "startedAt" not in running:
+    if container.get("restartCount"):
         return None
-    ends = [rows[name].get("lastTransitionTime") for name in ("PodScheduled", "Initialized") if name in rows]
-    ends += [
-        running["startedAt"],
-        *(rows[n].get("lastTransitionTime") for n in ("ContainersReady", "Ready") if n in rows),
-    ]
-    if len(ends) != len(Startup.PHASES) or not all(ends):
+    created, rows = pod["metadata"].get("creationTimestamp"), pod.get("status", {}).get("conditions", ())
+    became = {row["type"]: row.get("lastTransitionTime") for row in rows if row["status"] == "True"}
+    started = container.get("state", {}).get("running", {}).get("startedAt")
+    before, after = ("PodScheduled", "Initialized"), ("ContainersReady", "Ready")
+    ends = (*map(became.get, before), started, *map(became.get, after))
+    if created is None or None in ends:
         return None
-    times = [datetime.fromisoformat(text) for text in (metadata["creationTimestamp"], *ends)]
-    seconds = [max(0, round((after - before).total_seconds())) for before, after in pairwise(times)]
-    return Startup(metadata["creationTimestamp"], tuple(seconds))
+    times = [datetime.fromisoformat(text) for text in (created, *ends)]
+    seconds = [max(0, round((end - start).total_seconds())) for start, end in pairwise(times)]
+    return Startup(created, tuple(seconds))

@@ -6,7 +6,7 @@ from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ENGINE, METRIC_NAMES
 from octavo_operator.scaling.behavior import behavior_document, read_behavior
 from octavo_operator.service import InferenceService, Settings
-from octavo_operator.spec.autoscaling import Autoscaling, Metric, Provider
+from octavo_operator.spec.autoscaling import Autoscaling, MetricSpec, Provider
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 HPA = "HorizontalPodAutoscaler"
@@ -34,7 +34,7 @@ def desired_autoscaler(service: InferenceService, settings: Settings) -> list[Ma
     return [child(service, "autoscaling/v2", HPA, service.name, component=ENGINE, spec=wanted)]
 
 
-def _metric(metric: Metric, target: Manifest) -> Manifest:
+def _metric(metric: MetricSpec, target: Manifest) -> Manifest:
     """An HPA divides the value of an Object metric by an AverageValue, so the metric is a sum over the replicas."""
     average = {"type": "AverageValue", "averageValue": _quantity(metric.target)}
     return {

@@ -13,8 +13,7 @@ from octavo_operator.scaling.idle import IdleTime
 from octavo_operator.scaling.proposal import Metric
 from octavo_operator.scaling.recommender import Recommender
 from octavo_operator.scaling.service_load import ServiceLoad
-from octavo_operator.spec.autoscaling import Autoscaling, Provider
-from octavo_operator.spec.autoscaling import Metric as SpecMetric
+from octavo_operator.spec.autoscaling import Autoscaling, MetricSpec, Provider
 
 SYNC_S = 15.0  # the period of an HPA
 #: For so long after another client has changed the replicas, the operator leaves them as they are.
@@ -24,7 +23,7 @@ LAST_ACTIVE_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What is known of the service now. `total`: existing pods. `serving`: pods that serve. `load`: None if unknown.
+    """The known state of the service. `total`: existing pods. `serving`: pods that serve. `load`: None if unknown.
     `held`: requests that routers hold for a first replica, as far as they have reported. `now_s`: monotonic time.
     `now`: RFC 3339."""
 
@@ -95,7 +94,7 @@ class Scaler:
 
     def _at_zero(self, spec: Autoscaling, seen: Seen) -> ScalingState:
         if spec.scale_to_zero is None:
-            return self._hold(seen, "Disabled", "replicas is 0 without scaleToZero: raise replicas to go on")
+            return self._hold(seen, "Disabled", "replicas is 0, which switches autoscaling off: raise it")
         if seen.held:
             self._waking_since_s = self._waking_since_s or seen.now_s
             return self._state_of(spec.smallest, "Active", f"{seen.held} requests wait for a first replica")
@@ -134,7 +133,7 @@ class Scaler:
         return ScalingState(desired, reason, message, last_active=self._last_active, wake_s=self._wake_s)
 
 
-def _metric(metric: SpecMetric, load: ServiceLoad | None) -> Metric:
+def _metric(metric: MetricSpec, load: ServiceLoad | None) -> Metric:
     name = METRIC_NAMES[metric.type]
     return Metric(name=name, sum=None if load is None else float(getattr(load, name)), average=metric.target)
 

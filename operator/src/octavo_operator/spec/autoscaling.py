@@ -14,7 +14,7 @@ DEFAULT_AVERAGES: dict[MetricType, Decimal] = {"KVUtilization": Decimal("0.75"),
 Count = Annotated[int, Field(ge=1, le=1000)]
 
 
-class Metric(SpecPart):
+class MetricSpec(SpecPart):
     type: MetricType
     average: Amount | None = None
 
@@ -34,21 +34,21 @@ class Metric(SpecPart):
         return DEFAULT_AVERAGES[self.type] if given is None else given
 
 
-class ScalingPolicy(SpecPart):
+class PolicySpec(SpecPart):
     type: Literal["Pods", "Percent"]
     value: Annotated[int, Field(ge=1)]
     period_seconds: Annotated[int, Field(ge=1, le=1800)]
 
 
-class ScalingRules(SpecPart):
+class RulesSpec(SpecPart):
     stabilization_window_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
     select_policy: Literal["Max", "Min", "Disabled"] | None = None
-    policies: Annotated[tuple[ScalingPolicy, ...], Field(min_length=1, max_length=8)] | None = None
+    policies: Annotated[tuple[PolicySpec, ...], Field(min_length=1, max_length=8)] | None = None
 
 
-class Behavior(SpecPart):
-    scale_up: ScalingRules | None = None
-    scale_down: ScalingRules | None = None
+class BehaviorSpec(SpecPart):
+    scale_up: RulesSpec | None = None
+    scale_down: RulesSpec | None = None
 
     def manifest(self) -> dict[str, Any]:
         """The field `spec.behavior` of a HorizontalPodAutoscaler."""
@@ -63,8 +63,8 @@ class Autoscaling(SpecPart):
     min_replicas: Count | None = None
     max_replicas: Count
     provider: Provider | None = None
-    metrics: Annotated[tuple[Metric, ...], Field(min_length=1, max_length=2)] | None = None
-    behavior: Behavior | None = None
+    metrics: Annotated[tuple[MetricSpec, ...], Field(min_length=1, max_length=2)] | None = None
+    behavior: BehaviorSpec | None = None
     scale_to_zero: ScaleToZero | None = None
 
     @model_validator(mode="after")
@@ -93,5 +93,5 @@ class Autoscaling(SpecPart):
         return None if self.behavior is None else self.behavior.manifest()
 
     @property
-    def wanted_metrics(self) -> tuple[Metric, ...]:
-        return self.metrics or tuple(Metric(type=type_) for type_ in DEFAULT_AVERAGES)
+    def wanted_metrics(self) -> tuple[MetricSpec, ...]:
+        return self.metrics or tuple(MetricSpec(type=type_) for type_ in DEFAULT_AVERAGES)
