@@ -5,14 +5,15 @@ of services, so that two operators don't count them twice. A test compares docs/
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics, generate_latest
 from prometheus_client import Counter as Count
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
@@ -20,13 +21,41 @@ from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetG
 PREFIX = "octavo_operator_"
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 UNREACHABLE = "Unreachable"
+SERVICE_LABELS = ("namespace", "infsvc")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalingRow:
+    """One service with autoscaling. None: the value is unknown, and its series is absent.
+
+    `kv_used_replicas`, `waiting_requests`: its load, as in `ServiceLoad`. `num_wakes`: wakes from zero since this
+    operator started. `wake_s`: length of the last wake.
+    """
+
+    namespace: str
+    infsvc: str
+    desired_replicas: int
+    max_replicas: int
+    kv_used_replicas: float | None = None
+    waiting_requests: int | None = None
+    num_wakes: int = 0
+    wake_s: float | None = None
+
+
+_AUTOSCALING: tuple[tuple[str, str, Callable[[AutoscalingRow], float | None]], ...] = (
+    ("desired_replicas", "Replicas that autoscaling asks for.", lambda row: row.desired_replicas),
+    ("max_replicas", "Largest number of replicas that autoscaling may ask for.", lambda row: row.max_replicas),
+    ("kv_used_replicas", "Used KV blocks / blocks of a replica, summed over replicas.", lambda row: row.kv_used_replicas),
+    ("waiting_requests", "Requests that wait in engines and routers.", lambda row: row.waiting_requests),
+    ("wake_seconds", "Length of the service's last wake from zero replicas.", lambda row: row.wake_s),
+)
 
 class Telemetry:
     def __init__(self) -> None:
         self._queue_depth: Callable[[], int] = lambda: 0
         self._leads: Callable[[], bool] = lambda: False
         self._services: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+        self._autoscaling: Callable[[], Iterable[AutoscalingRow]] = tuple
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._reconcile_time = Histogram(
@@ -56,10 +85,12 @@ class Telemetry:
         queue_depth: Callable[[], int],
         leads: Callable[[], bool],
         services: Callable[[], Iterable[Mapping[str, Any]]],
+        autoscaling: Callable[[], Iterable[AutoscalingRow]] = tuple,
     ) -> None:
         """Set the objects from which gauges are computed and which exist only after start-up. `services`: the latest
-        manifests."""
+        manifests. `autoscaling`: one row for each service with autoscaling."""
         self._queue_depth, self._leads, self._services = queue_depth, leads, services
+        self._autoscaling = autoscaling
 
     def time_reconcile(self) -> AbstractContextManager[None]:
         timer: AbstractContextManager[None] = self._reconcile_time.time()
@@ -95,12 +126,13 @@ class Telemetry:
             by_reason.add_metric(labels, number)
         yield by_reason
         each = GaugeMetricFamily(
-            f"{PREFIX}service_ready", "1 if the service is Ready, else 0.", labels=["namespace", "infsvc", "reason"]
+            f"{PREFIX}service_ready", "1 if the service is Ready, else 0.", labels=[*SERVICE_LABELS, "reason"]
         )
         for metadata, condition in ready:
             place = (metadata["namespace"], metadata["name"], condition.get("reason", ""))
             each.add_metric(place, int(condition.get("status") == "True"))
         yield each
+        yield from _autoscaling_metrics([*self._autoscaling()] if self._leads() else [])
 
     def exposition(self) -> bytes:
         text: bytes = generate_latest(self._registry)
@@ -112,6 +144,19 @@ class Telemetry:
 
 def _gauge(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, about, value=value)
+
+
+def _autoscaling_metrics(rows: Sequence[AutoscalingRow]) -> Iterator[Metric]:
+    for name, about, value_of in _AUTOSCALING:
+        gauge = GaugeMetricFamily(f"{PREFIX}autoscaling_{name}", about, labels=SERVICE_LABELS)
+        for row in rows:
+            if (value := value_of(row)) is not None:
+                gauge.add_metric((row.namespace, row.infsvc), value)
+        yield gauge
+    wakes = CounterMetricFamily(f"{PREFIX}autoscaling_wakes", "Wakes from zero replicas.", labels=SERVICE_LABELS)
+    for row in rows:
+        wakes.add_metric((row.namespace, row.infsvc), row.num_wakes)
+    yield wakes
 
 
 def _ready(service: Mapping[str, Any]) -> Mapping[str, str]:

@@ -91,7 +91,7 @@ def test_the_guide_has_exactly_these_alerts() -> None:
 
 
 def test_each_part_has_a_dashboard_with_described_panels() -> None:
-    assert [path.stem for path in DASHBOARDS] == ["engine", "operator", "router"]
+    assert [path.stem for path in DASHBOARDS] == ["autoscaling", "engine", "operator", "router"]
     assert [name for name, panel, _ in _panels() if not (panel["description"] and panel["fieldConfig"])] == []
     for path in DASHBOARDS:
         board = json.loads(path.read_text())

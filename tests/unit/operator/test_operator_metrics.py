@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 from octavo_operator.cluster.client import ApiError
 from octavo_operator.health import Liveness, serve_health
-from octavo_operator.metrics import Telemetry
+from octavo_operator.metrics import AutoscalingRow, Telemetry
 from octavo_operator.plan.actions import Apply, CreateOnce, Delete, SetGate
 from octavo_testing.serve_command import free_port
 from prometheus_client.parser import text_string_to_metric_families
@@ -24,11 +24,27 @@ SERVICES: list[dict[str, Any]] = [
     },
 ]
 
+AUTOSCALING = (
+    AutoscalingRow(
+        namespace="a",
+        infsvc="good",
+        desired_replicas=2,
+        max_replicas=4,
+        kv_used_replicas=1.25,
+        waiting_requests=7,
+        num_wakes=3,
+        wake_s=41.5,
+    ),
+    AutoscalingRow(namespace="b", infsvc="new", desired_replicas=0, max_replicas=1),
+)
+
 
 def _telemetry(*, leads: bool = True) -> Telemetry:
     """Telemetry of an operator in which every kind of event has occurred."""
     telemetry = Telemetry()
-    telemetry.set_sources(queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES)
+    telemetry.set_sources(
+        queue_depth=lambda: 3, leads=lambda: leads, services=lambda: SERVICES, autoscaling=lambda: AUTOSCALING
+    )
     with telemetry.time_reconcile():
         pass
     for error in (ApiError(403, "Forbidden", "no"), ApiError(500, "", "odd"), TimeoutError(), ConnectionResetError()):
@@ -82,6 +98,20 @@ def test_only_the_leader_counts_services() -> None:
     assert _samples(_telemetry(), "service_ready")["bad", "b", "OOMKilled"] == 0
     assert _samples(_telemetry(leads=False), "services") == {}
     assert _samples(_telemetry(leads=False), "leader") == {(): 0}
+
+
+def test_only_the_leader_reports_autoscaling_and_unknown_values_are_absent() -> None:
+    names = ("desired_replicas", "max_replicas", "kv_used_replicas", "waiting_requests", "wakes_total", "wake_seconds")
+    good, new = ("good", "a"), ("new", "b")
+    assert [_samples(_telemetry(), f"autoscaling_{name}") for name in names] == [
+        {good: 2, new: 0},
+        {good: 4, new: 1},
+        {good: 1.25},
+        {good: 7},
+        {good: 3, new: 0},
+        {good: 41.5},
+    ]
+    assert [_samples(_telemetry(leads=False), f"autoscaling_{name}") for name in names] == [{}] * 6
 
 
 async def test_metrics_are_served_on_the_probes_port() -> None:
