@@ -45,10 +45,15 @@ class AutoscalingRow:
 _AUTOSCALING: tuple[tuple[str, str, Callable[[AutoscalingRow], float | None]], ...] = (
     ("desired_replicas", "Replicas that autoscaling asks for.", lambda row: row.desired_replicas),
     ("max_replicas", "Largest number of replicas that autoscaling may ask for.", lambda row: row.max_replicas),
-    ("kv_used_replicas", "Used KV blocks / blocks of a replica, summed over replicas.", lambda row: row.kv_used_replicas),
+    (
+        "kv_used_replicas",
+        "Used KV blocks / blocks of a replica, summed over replicas.",
+        lambda row: row.kv_used_replicas,
+    ),
     ("waiting_requests", "Requests that wait in engines and routers.", lambda row: row.waiting_requests),
     ("wake_seconds", "Length of the service's last wake from zero replicas.", lambda row: row.wake_s),
 )
+
 
 class Telemetry:
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "charts" / "octavo" / "files"
 GUIDE = ROOT / "docs" / "guide" / "alerts.md"
+AUTOSCALING = GUIDE.with_name("autoscaling.md")
 LISTS = ("tests/api/metrics.txt", "tests/api/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
 #: Labels that Prometheus adds by the PodMonitors.
@@ -44,7 +46,23 @@ def _panels() -> Iterator[tuple[str, dict[str, Any], str]]:
                 yield f"{path.stem}: {panel['title']}", panel, target["expr"]
 
 
-QUERIES = [(name, expr) for name, _, expr in _panels()] + [(rule["alert"], rule["expr"]) for rule in _alerts()]
+def _examples() -> Iterator[tuple[str, str]]:
+    """The queries of the objects for KEDA and prometheus-adapter."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", AUTOSCALING.read_text(), re.MULTILINE | re.DOTALL)
+    manifests = [yaml.safe_load(block) for block in blocks]
+    for trigger in (trigger for m in manifests for trigger in m.get("spec", {}).get("triggers", ())):
+        yield "KEDA", trigger["metadata"]["query"]
+    for rule in (rule for m in manifests for rule in m.get("rules", {}).get("external", ())):
+        series = rule["seriesQuery"].partition("{")[0]
+        matchers = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'infsvc="a",namespace="b"')
+        yield rule["name"]["as"], matchers.replace("<<.Series>>", series)
+        yield rule["name"]["as"], rule["seriesQuery"]
+
+
+EXAMPLES = [*_examples()]
+QUERIES = (
+    [(name, expr) for name, _, expr in _panels()] + [(rule["alert"], rule["expr"]) for rule in _alerts()] + EXAMPLES
+)
 
 
 @pytest.mark.parametrize(("name", "expr"), QUERIES, ids=[name for name, _ in QUERIES])
@@ -88,6 +106,14 @@ def test_an_alert_has_a_remedy_in_the_guide(rule: dict[str, Any]) -> None:
 def test_the_guide_has_exactly_these_alerts() -> None:
     documented = re.findall(r"^## (Octavo\w+)$", GUIDE.read_text(), re.MULTILINE)
     assert documented == [rule["alert"] for rule in _alerts()]
+
+
+def test_the_autoscaling_guide_has_examples_for_keda_and_prometheus_adapter() -> None:
+    assert Counter(name for name, _ in EXAMPLES) == {
+        "KEDA": 2,
+        "octavo_kv_used_replicas": 2,
+        "octavo_waiting_requests": 2,
+    }
 
 
 def test_each_part_has_a_dashboard_with_described_panels() -> None:
