@@ -6,8 +6,10 @@ import socket
 from contextlib import aclosing
 
 import httpx
+import pytest
 from aiohttp import web
 from octavo_server.router.observe.state import ReplicaState, RouterState
+from octavo_server.router.observe.workers import WorkerGroup
 from octavo_testing.fake_replica import MODEL, FakeReplica, lie
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
@@ -148,15 +150,19 @@ async def test_a_reader_that_stops_reading_is_disconnected():
             await until(lambda: feed.num_readers == 0)
 
 
-async def test_a_held_request_and_its_end_are_reported_at_once():
-    async with routing() as routed:
-        routed.router.feed._period_s = 3600.0
-        listener = Listener(routed.url)
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_a_held_request_and_its_end_are_reported_at_once(num_workers, tmp_path):
+    """Whichever worker of the router holds it."""
+    groups = [WorkerGroup(tmp_path, number) for number in range(num_workers)] if num_workers > 1 else [None]
+    async with routing(group=groups[0]) as listened, routing(group=groups[-1]) as routed:
+        for worker in (listened, routed):
+            worker.router.feed._period_s = 3600.0
+        listener = Listener((listened if num_workers > 1 else routed).url)
         listening = asyncio.create_task(listener.run())
         await until(lambda: listener.rest.get("held") == {})
         asking = asyncio.create_task(routed.http.post(CHAT, json=BODY))
         await until(lambda: listener.rest["held"] == {MODEL: 1})
         asking.cancel()
         await until(lambda: listener.rest["held"] == {})
-        routed.server.should_exit = True
-        await listening
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import StaticDiscovery
+from octavo_server.router.observe.workers import WorkerGroup
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 from openai import AsyncOpenAI
 
@@ -29,9 +30,13 @@ class Routed:
 
 @asynccontextmanager
 async def routing(
-    *urls: str, forward: dict[str, Any] | None = None, tracer: Any = None, **settings: Any
+    *urls: str,
+    forward: dict[str, Any] | None = None,
+    tracer: Any = None,
+    group: WorkerGroup | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Routed]:
-    """Run a router. An `admin_port` of any value gives it a free admin port."""
+    """Run a router. An `admin_port` of any value gives it a free admin port. `group`: it is one worker of a router."""
     sockets = [socket.socket(proto=socket.IPPROTO_TCP) for _ in range(2 if "admin_port" in settings else 1)]
     for sock in sockets:
         sock.bind(("127.0.0.1", 0))
@@ -40,7 +45,7 @@ async def routing(
         settings["admin_port"] = sockets[1].getsockname()[1]
     limits = ForwardLimits(**{"max_hold_s": 10.0, "connect_timeout_s": 5.0, **(forward or {})})
     router_settings = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
-    router = Router(router_settings, StaticDiscovery(urls), tracer=tracer)
+    router = Router(router_settings, StaticDiscovery(urls), group, tracer)
     server = RouterServer(router)
     await router.start()
     running = asyncio.create_task(server.serve(sockets=sockets))

@@ -67,7 +67,8 @@ class Workers:
         self._own = None if folder is None else folder / f"worker-{number}.sock"
         self._server: asyncio.Server | None = None
         self._known: dict[tuple[Path, str], Report] = {}
-        self._notifying: asyncio.Task[object] | None = None
+        self._must_notify = False
+        self._notifying: asyncio.Task[None] | None = None
         self.on_notify: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
@@ -88,12 +89,16 @@ class Workers:
         return [self._reporter.report(query), *await self._query_others(query)]
 
     def notify_others(self) -> None:
-        """Make the other workers call their `on_notify`, as this worker's state changed.
+        """Make the other workers call their `on_notify`, as this worker's state changed. Changes during a notice share
+        the next one."""
+        self._must_notify = self._folder is not None
+        if self._must_notify and (self._notifying is None or self._notifying.done()):
+            self._notifying = asyncio.create_task(self._notify_others())
 
-        Does nothing while the previous notice is on its way: the period of changes bounds the delay of that change.
-        """
-        if self._folder is not None and (self._notifying is None or self._notifying.done()):
-            self._notifying = asyncio.create_task(self._query_others(ReportQuery("notify")))
+    async def _notify_others(self) -> None:
+        while self._must_notify:
+            self._must_notify = False
+            await self._query_others(ReportQuery("notify"))
 
     async def _query_others(self, query: ReportQuery) -> list[Report]:
         others = (
