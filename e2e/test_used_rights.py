@@ -1,13 +1,13 @@
 """The audit log of the whole run: operator, routers and engines used exactly the rights in docs/reference/rbac.md."""
 
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from datetime import datetime
 
 import psutil
 import pytest
 from octavo_e2e.audit import AuditLog
-from octavo_e2e.cluster import SYSTEM, Cluster, exposed
+from octavo_e2e.cluster import SYSTEM, Cluster, Raw, exposed
 from octavo_testing.audit_log import AuditLog as Log
 from octavo_testing.audit_log import Call
 from octavo_testing.chart import render
@@ -40,8 +40,17 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
     }
     for kind, name in gone.items():
         _until_gone(cluster, namespace, kind, name)
+    scaling = {"minReplicas": 2, "maxReplicas": 2, "provider": "Operator"}
+    cluster.serve(namespace, "scaled", replicas=1, autoscaling=scaling)
+    cluster.until_one(
+        "InferenceService", namespace, "scaled", lambda found: found["spec"]["replicas"] == 2, within_s=60
+    )
     cluster.until_ready(smollm2, "smollm2")
     return [call for path in audit.files() for call in Log(path).calls() if call.asked_s > BEGAN_S]
+
+
+def _is_scaled(found: Sequence[Raw]) -> bool:
+    return {"scaled": 2}.items() <= {o["metadata"]["name"]: o["spec"]["replicas"] for o in found}.items()
 
 
 def _until_gone(cluster: Cluster, namespace: str, kind: str, name: str) -> None:

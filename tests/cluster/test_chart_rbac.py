@@ -145,11 +145,20 @@ def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
             _settle(audited, operator, specs)
         for _ in range(2):  # the same event twice
             _wait_for_repair(audited, operator, f"/api/v1/namespaces/{SERVED}/services/host")
+        _wait_for_scaling(audited, operator)
         for name in EDITED:
             audited.call("DELETE", f"{SERVICES}/{name}")
         _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
         _until(lambda: _is_renewed(audited), operator)
         return audited.audit.calls(user=":octavo-operator")
+
+
+def _wait_for_scaling(plane: ControlPlane, operator: Component) -> None:
+    """Create a service with fewer replicas than its autoscaling allows, and wait until the operator has raised them."""
+    scaling = {"minReplicas": 2, "maxReplicas": 2, "provider": "Operator"}
+    plane.call("POST", SERVICES, Case("", {"replicas": 1, "autoscaling": scaling}, name="scaled").manifest())
+    _until(lambda: plane.call("GET", f"{SERVICES}/scaled")["spec"]["replicas"] == 2, operator)
+    plane.call("DELETE", f"{SERVICES}/scaled")
 
 
 def _is_renewed(plane: ControlPlane) -> bool:

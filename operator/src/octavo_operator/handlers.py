@@ -27,20 +27,24 @@ CHILDREN: tuple[Resource, ...] = (
     ("v1", "configmaps"),
     ("v1", "persistentvolumeclaims"),
     ("v1", "pods"),
-    ("autoscaling/v2", "horizontalpodautoscalers"),
     ("networking.k8s.io/v1", "ingresses"),
     ("networking.k8s.io/v1", "networkpolicies"),
     ("policy/v1", "poddisruptionbudgets"),
     ("rbac.authorization.k8s.io/v1", "rolebindings"),
 )
+AUTOSCALERS: Resource = ("autoscaling/v2", "horizontalpodautoscalers")
 MONITORS: Resource = ("monitoring.coreos.com/v1", "podmonitors")
 ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
 def watched_resources(settings: Settings) -> tuple[Resource, ...]:
     """Return the kinds of children to watch, without InferenceServices, which are watched in any case."""
-    extra = [MONITORS] * settings.has_pod_monitors + [ROUTES] * settings.has_gateway_api
-    return (*CHILDREN, *extra)
+    wanted = {
+        MONITORS: settings.has_pod_monitors,
+        ROUTES: settings.has_gateway_api,
+        AUTOSCALERS: settings.has_metrics_api,
+    }
+    return (*CHILDREN, *(resource for resource, is_wanted in wanted.items() if is_wanted))
 
 
 class EventHandlers:

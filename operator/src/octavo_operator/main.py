@@ -106,7 +106,6 @@ async def _operate(
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
     inventory = Inventory(cluster, view, kinds=_kinds(settings()), namespaces=namespaces, remove=handlers.remove)
     leadership = Leadership(cluster, **_lease(args), on_gap=lambda: resync.mark_stale())
-    telemetry.set_sources(queue_depth=queue.__len__, leads=lambda: leadership.may_write, services=view.services.values)
     loads = ServiceLoads(view, reports)
     autoscaler = Autoscaler(cluster, view, loads, settings=settings, leadership=leadership, queue=queue)
     reconciler = Reconciler(
@@ -122,8 +121,7 @@ async def _operate(
     )
     restore = partial(_restore_key, cluster, args, key)
     resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
-    liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
-    liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
+    _observe(telemetry, liveness, view, queue, leadership, autoscaler, resync)
     duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
         _start(tasks, *duties, apis.ask_until_complete(resync.add_kind))
@@ -131,6 +129,26 @@ async def _operate(
         liveness.is_ready = True
         _start(tasks, autoscaler.run(), *(reconciler.work() for _ in range(args.workers)))
         await _lead(leadership, queue, liveness)
+
+
+def _observe(
+    telemetry: Telemetry,
+    liveness: Liveness,
+    view: View,
+    queue: WorkQueue[Key],
+    leadership: Leadership,
+    autoscaler: Autoscaler,
+    resync: Resync,
+) -> None:
+    """Connect the metrics and the liveness probe with the parts that they are about."""
+    telemetry.set_sources(
+        queue_depth=queue.__len__,
+        leads=lambda: leadership.may_write,
+        services=view.services.values,
+        autoscaling=autoscaler.rows,
+    )
+    liveness.expect("the Lease was not checked", lambda: leadership.checked_s, within_s=LEASE_MAX_AGE_S)
+    liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
 
 
 def _secret_of(key: bytes, router: Key) -> str:

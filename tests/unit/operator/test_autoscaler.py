@@ -75,7 +75,7 @@ async def test_a_decision_is_written_with_the_version_that_was_read(bench: Bench
     await bench.step()
     await bench.step(60)
     assert bench.cluster.written == [("llm", 0, "41")]
-    assert next(iter(bench.autoscaler.rows())).desired == 0
+    assert next(iter(bench.autoscaler.rows())).desired_replicas == 0
 
 
 async def test_a_wake_is_counted(bench: Bench) -> None:
@@ -83,7 +83,7 @@ async def test_a_wake_is_counted(bench: Bench) -> None:
     bench.loads.sample_ = Sample(held=2)
     await bench.step()
     (row,) = bench.autoscaler.rows()
-    assert (bench.cluster.written, row.wakes, row.max_replicas) == ([("llm", 1, "1")], 1, 4)
+    assert (bench.cluster.written, row.num_wakes, row.max_replicas) == ([("llm", 1, "1")], 1, 4)
 
 
 async def test_only_the_leader_writes_and_the_other_one_keeps_the_idle_time(bench: Bench) -> None:
@@ -104,7 +104,7 @@ async def test_a_refused_write_is_tried_again_and_counts_once(bench: Bench) -> N
         await bench.step()
     await bench.step(5)
     (row,) = bench.autoscaler.rows()
-    assert (bench.cluster.written, row.wakes) == ([("llm", 1, "1")], 1)
+    assert (bench.cluster.written, row.num_wakes) == ([("llm", 1, "1")], 1)
 
 
 async def test_a_changed_decision_queues_the_service_for_its_status(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.service_loads import ServiceLoads
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.autoscaler import provider_of
+from octavo_operator.metrics import AutoscalingRow
 from octavo_operator.observed import ScalingState
 from octavo_operator.scaling.scaler import Scaler, Seen
 from octavo_operator.scaling.service_load import ServiceLoad
@@ -40,19 +41,6 @@ class _Followed:
     state: ScalingState | None = None
     load: ServiceLoad | None = None
     wakes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class AutoscalingRow:
-    """Figures of one service for the metrics. `wake_s`: length of the last wake. `load`: None if it is unknown."""
-
-    namespace: str
-    name: str
-    desired: int
-    max_replicas: int
-    wakes: int
-    wake_s: int | None
-    load: ServiceLoad | None
 
 
 class Autoscaler:
@@ -84,10 +72,21 @@ class Autoscaler:
         return None if followed is None else followed.state
 
     def rows(self) -> Iterator[AutoscalingRow]:
+        """The figures of each service for the metrics."""
         for (namespace, name), found in self._followed.items():
-            if (state := found.state) is not None:
-                most = found.spec.max_replicas
-                yield AutoscalingRow(namespace, name, state.desired, most, found.wakes, state.wake_s, found.load)
+            state, load = found.state, found.load
+            if state is None:
+                continue
+            yield AutoscalingRow(
+                namespace=namespace,
+                infsvc=name,
+                desired_replicas=state.desired,
+                max_replicas=found.spec.max_replicas,
+                kv_used_replicas=None if load is None else load.kv_used_replicas,
+                waiting_requests=None if load is None else load.waiting_requests,
+                num_wakes=found.wakes,
+                wake_s=state.wake_s,
+            )
 
     def look(self, key: Key) -> None:
         """Look at a service at once, as a router holds its first request."""
