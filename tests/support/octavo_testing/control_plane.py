@@ -39,6 +39,7 @@ from octavo_testing.serve_command import free_port
 LIMIT_S = 60.0
 ADMIN, CONTROLLERS = "admin", "controllers"
 GARBAGE, NAMESPACES = "garbage-collector-controller", "namespace-controller"
+HPA = "horizontal-pod-autoscaler-controller"
 CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
 TOOLS = ("etcd", "kube-apiserver", "kube-controller-manager", "openssl")
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -61,7 +62,9 @@ def missing_tools() -> str:
 class ControlPlane:
     """`start` and `stop` act on all parts. A test may kill and start each of `etcd`, `apiserver` and `manager`."""
 
-    def __init__(self, folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, audit: bool = False, controllers: Sequence[str] = (), hpa_sync_s: int = 15
+    ) -> None:
         self._folder = folder
         self._found = tools()
         self._tokens = {user: secrets.token_hex(16) for user in (ADMIN, CONTROLLERS)}
@@ -71,7 +74,7 @@ class ControlPlane:
         self.audit = AuditLog(folder / "audit.log")
         self.etcd = self._component("etcd", self._etcd_flags(peer_url))
         self.apiserver = self._component("kube-apiserver", self._apiserver_flags(audit=audit))
-        self.manager = self._component("kube-controller-manager", self._manager_flags(controllers))
+        self.manager = self._component("kube-controller-manager", self._manager_flags(controllers, hpa_sync_s))
         self._parts = [self.etcd, self.apiserver, *[self.manager] * bool(controllers)]
 
     def start(self) -> None:
@@ -79,10 +82,10 @@ class ControlPlane:
         for part in self._parts[:2]:
             part.start()
         self.wait_until_ready()
+        self.install_crd()
         self.kubeconfig(CONTROLLERS)
         for part in self._parts[2:]:
             part.start()
-        self.install_crd()
 
     def stop(self) -> None:
         for part in reversed(self._parts):
@@ -215,11 +218,12 @@ class ControlPlane:
             **(audited if audit else {}),
         }
 
-    def _manager_flags(self, controllers: Sequence[str]) -> dict[str, object]:
+    def _manager_flags(self, controllers: Sequence[str], hpa_sync_s: int) -> dict[str, object]:
         return {
             "kubeconfig": self._folder / f"{CONTROLLERS}.kubeconfig",
             "controllers": ",".join(controllers),
             "leader-elect": "false",
+            "horizontal-pod-autoscaler-sync-period": f"{hpa_sync_s}s",
             "kube-api-qps": 200,
             "kube-api-burst": 200,
             "secure-port": 0,
@@ -260,9 +264,11 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(folder: Path, *, audit: bool = False, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+def control_plane(
+    folder: Path, *, audit: bool = False, controllers: Sequence[str] = (), hpa_sync_s: int = 15
+) -> Iterator[ControlPlane]:
     """Run a control plane in the empty `folder`, and stop all its processes afterwards."""
-    plane = ControlPlane(folder, audit=audit, controllers=controllers)
+    plane = ControlPlane(folder, audit=audit, controllers=controllers, hpa_sync_s=hpa_sync_s)
     try:
         plane.start()
         yield plane

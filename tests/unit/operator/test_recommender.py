@@ -155,6 +155,7 @@ def _policy(type: str, value: int, period_s: int) -> dict[str, Any]:
         pytest.param(50, 1, (1, 5), 5, "TooManyReplicas", id="maximum at the policies"),
         pytest.param(5, 1, (1, 5), 5, "DesiredWithinRange", id="exactly the maximum"),
         pytest.param(0, 5, (2, 9), 2, "TooFewReplicas", id="minimum"),
+        pytest.param(2, 5, (2, 9), 2, "DesiredWithinRange", id="exactly the minimum"),
         pytest.param(3, 5, (2, 9), 3, "DesiredWithinRange", id="between the bounds"),
     ],
 )
@@ -214,6 +215,19 @@ def test_a_change_as_old_as_the_period_counts_no_more() -> None:
     assert service.counts([50, 50, 50, 50], every_s=5) == [4, 4, 4, 8]
 
 
+def test_policies_that_become_stricter_do_not_reverse_a_change() -> None:
+    service = Service(2, {"scaleUp": {"policies": [_policy("Pods", 10, 60)]}})
+    assert service.counts([12]) == [12]
+    service.behavior = read_behavior({"scaleUp": {"policies": [_policy("Pods", 1, 60)]}})
+    assert service.counts([20]) == [12]
+
+
+def test_the_minimum_is_the_reason_where_policies_allow_as_much() -> None:
+    service = Service(5, {"scaleDown": {**NO_WINDOW, "policies": [_policy("Pods", 3, 60)]}}, bounds=(2, 9))
+    found = service.sync(_kv(0))
+    assert (found.replicas, found.reason) == (2, "TooFewReplicas")
+
+
 def test_removed_replicas_may_be_added_again_within_the_period() -> None:
     document = {"scaleUp": {"policies": [_policy("Pods", 1, 60)]}, **AT_ONCE}
     assert Service(5, document).counts([1, 50]) == [1, 6]
@@ -227,6 +241,10 @@ def test_a_change_older_than_its_own_periods_is_overwritten() -> None:
     }
     service = Service(2, document)
     assert service.counts([6, 10, 1], every_s=20) == [6, 10, 5]  # both remembered: 10 - 8 - 1 = 1
+    service = Service(2, document)
+    assert service.counts([3, 6], every_s=5) == [3, 6]
+    assert service.counts([8], every_s=30) == [8]  # in the place of the second change, of +3
+    assert service.counts([1], every_s=5) == [4]  # 8 - 1 - 2, less the 1 that the policy allows
 
 
 # stabilizeRecommendationWithBehaviors
