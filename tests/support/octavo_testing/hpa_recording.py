@@ -62,7 +62,7 @@ class HpaRecorder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the choice after the last value of each series is known."""
+        """True once the choice by the last value of each series is known."""
         return all(len(syncs) > len(self._series[name].sums) for name, syncs in self.syncs.items())
 
     def create(self, series: LoadSeries) -> None:
@@ -142,9 +142,10 @@ def record_hpas(
 
 
 def differences(series: LoadSeries, syncs: Sequence[Sync], *, sync_s: int) -> list[str]:
-    """Replay a recording: the Recommender's own counts go on from sync to sync. Return a text for each difference.
+    """Replay a recording from sync to sync; return a text for each sync at which the Recommender chose another count.
 
-    A difference is no fault if a time within `CLOCK_S` gives the HPA's count: a window or period ended just then.
+    Each sync starts with the count and the history that the HPA had. A difference is called `clock`, not `fault`, if a
+    time within `CLOCK_S` gives the HPA's count: a window or period ended just then.
     """
     recommender, behavior = Recommender(), read_behavior(series.behavior(sync_s))
     replicas, found = syncs[0].replicas, []
