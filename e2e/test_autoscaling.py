@@ -1,5 +1,6 @@
 """Autoscaling, by the load of running streams: up, down to the least, to zero, and awake again by a request."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from openai import NotFoundError, OpenAI
 HOST, NAME = "scaling.example.test", "scaled"
 #: Two requests of full length fill the KV cache of a replica.
 SMALL = {"engine": {"kvCacheMemory": "24Mi", "maxModelLen": 512}}
+HPA = "horizontalpodautoscaler.autoscaling/scaled"
 QUICK: Raw = {
     "maxReplicas": 2,
     "behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}},
@@ -24,13 +26,19 @@ PERIOD_S = 15
 
 @pytest.fixture(scope="module")
 def scaled(cluster: Cluster, namespace: str) -> str:
-    """The namespace of a service that the operator scales."""
-    cluster.serve(namespace, NAME, autoscaling=QUICK | {"provider": "Operator"}, **SMALL, **exposed(HOST))
+    """The namespace of the service."""
+    _scale_by(cluster, namespace, "HPA")
     cluster.until_ready(namespace, NAME)
     return namespace
 
 
-def test_replicas_follow_the_load_down_to_zero_and_back(scaled: str, cluster: Cluster, step: Step) -> None:
+@pytest.mark.parametrize("provider", ["HPA", "Operator"])
+def test_replicas_follow_the_load_down_to_zero_and_back(
+    scaled: str, cluster: Cluster, step: Step, provider: str
+) -> None:
+    _scale_by(cluster, scaled, provider)
+    with cluster.openai(HOST) as client:
+        _ask(client)
     with _load(cluster, scaled) as failed:
         with step("the load asks for two replicas"):
             _until_replicas(cluster, scaled, 2, within_s=3 * PERIOD_S)
@@ -39,6 +47,12 @@ def test_replicas_follow_the_load_down_to_zero_and_back(scaled: str, cluster: Cl
                 "InferenceService", scaled, NAME, lambda found: found["status"]["replicas"]["ready"] == 2, within_s=120
             )
         cluster.until_reason(scaled, NAME, "AtMax", of="ScalingReady", within_s=2 * PERIOD_S)
+        assert cluster.kubectl("get", "hpa", "-o", "name", "-n", scaled).split() == [HPA] * (provider == "HPA")
+        if provider == "HPA":
+            described = cluster.kubectl("describe", "hpa", NAME, "-n", scaled)
+            assert {"kv_used_replicas", "waiting_requests"} <= set(re.findall(r"\w+", described))
+            assert "ScalingActive" in described
+            print(described)
     assert not failed
     with step("without load, one replica stays"):
         _until_replicas(cluster, scaled, 1, within_s=60)
@@ -74,6 +88,10 @@ def test_a_request_for_an_unknown_model_wakes_nothing(scaled: str, cluster: Clus
             client.completions.create(model="unknown", prompt="Once")
     Event().wait(PERIOD_S)
     assert _replicas(cluster, scaled) == 0
+
+
+def _scale_by(cluster: Cluster, namespace: str, provider: str) -> None:
+    cluster.serve(namespace, NAME, autoscaling=QUICK | {"provider": provider}, **SMALL, **exposed(HOST))
 
 
 def _ask(client: OpenAI) -> Any:

@@ -48,7 +48,7 @@ GATEWAY = {"gateway": {"parentRefs": [{"name": "public"}]}}
 CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}
 #: Name -> spec. The services are created, edited so that all optional children go, and deleted.
 MADE: dict[str, Any] = {
-    "host": {"exposure": HOST, "auth": KEYS} | CLAIM,
+    "host": {"exposure": HOST, "auth": KEYS, "autoscaling": {"maxReplicas": 2}} | CLAIM,
     "gateway": {"exposure": GATEWAY, "auth": OPEN},
 }
 EDITED: dict[str, Any] = {
@@ -96,7 +96,8 @@ def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags
     pod = deployment["spec"]["template"]["spec"]
     user = plane.issue_token(SYSTEM, pod["serviceAccountName"])
     env = os.environ | {"KUBECONFIG": str(plane.kubeconfig(user)), "POD_NAME": "octavo-0", "POD_NAMESPACE": SYSTEM}
-    args = [*pod["containers"][0]["args"], f"--liveness=http://127.0.0.1:{free_port()}/healthz"]
+    ports = [f"--liveness=http://127.0.0.1:{free_port()}/healthz", f"--metrics-api-port={free_port()}"]
+    args = [*pod["containers"][0]["args"], *ports]
     operator = Component(
         "operator", [sys.executable, "-m", "octavo_operator.main", *args], folder / "operator.log", env
     )

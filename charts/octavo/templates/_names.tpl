@@ -30,3 +30,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $images := $root.Values.images -}}
 {{ index $images (index . 1) | default (printf "%s/%s:%s" $images.registry (index . 1) (default $root.Chart.AppVersion $images.tag)) }}
 {{- end }}
+
+{{- define "octavo.metricsApi" -}}
+{{ include "octavo.name" . }}-metrics-api
+{{- end }}
+
+{{- /* Whether the operators serve the cluster's custom metrics: not if another release or project does, in any version. */}}
+{{- define "octavo.servesMetrics" -}}
+{{- if and .Values.metricsApi.enabled (gt (int .Values.operator.replicas) 0) (not .Values.watchNamespaces) }}
+{{- $foreign := false }}
+{{- range (lookup "apiregistration.k8s.io/v1" "APIService" "" "").items }}
+{{- if eq .spec.group "custom.metrics.k8s.io" }}
+{{- $service := .spec.service | default dict }}
+{{- if not (and (eq ($service.namespace | default "") $.Release.Namespace) (eq ($service.name | default "") (include "octavo.metricsApi" $))) }}
+{{- $foreign = true }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if not $foreign }}true{{ end }}
+{{- end }}
+{{- end }}

@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_pod_flags(parser)
     _add_monitoring_flags(parser)
     _add_lease_flags(parser)
+    _add_metrics_api_flags(parser)
     parser.add_argument(
         "--workers",
         type=int,
@@ -135,6 +136,25 @@ def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
     key.add_argument("--key-file", type=Path, help="file with the key from which routers' secrets are derived")
 
 
+def _add_metrics_api_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--metrics-api-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port on which the API server gets the custom metrics of services, for their HorizontalPodAutoscalers "
+        "(default: 0, not served: the operator scales them itself)",
+    )
+    add(
+        "--metrics-api-service",
+        default="octavo-metrics-api",
+        metavar="NAME",
+        help="Service in --lease-namespace of that port, and Secret with its certificate authority, which is created "
+        "(default: %(default)s)",
+    )
+
+
 def settings_of(args: argparse.Namespace) -> Settings:
     return Settings(
         engine_image=args.engine_image,
@@ -146,6 +166,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         cluster_domain=args.cluster_domain,
         lame_duck_s=args.lame_duck,
         has_pod_monitors=args.pod_monitors,
+        has_metrics_api=args.metrics_api_port > 0,
         monitor_labels=dict(args.monitor_labels),
         scraped_from=tuple(args.scraped_from),
         scrape_peers=tuple(args.scrape_peers),

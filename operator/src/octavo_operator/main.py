@@ -5,8 +5,9 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ from octavo_operator.handlers import SERVICES, EventHandlers, watched_resources
 from octavo_operator.health import Liveness, serve_health
 from octavo_operator.kopf_runner import KopfRunner, reduce_kopf_logging
 from octavo_operator.metrics import Telemetry
+from octavo_operator.metrics_api.registration import MetricsApi
+from octavo_operator.metrics_api.server import LoadOf, MetricsServer
 from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.resync import Resync, retry_until_ok
 from octavo_operator.secret import derive_secret, operator_key, restore_key
@@ -104,7 +107,7 @@ async def _operate(
     handlers = EventHandlers(view, queue, reports, secret_of=secret_of, on_watch_start=lambda: resync.mark_stale())
     handlers.register(registry, apis.wanted)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
-    inventory = Inventory(cluster, view, kinds=_kinds(settings()), namespaces=namespaces, remove=handlers.remove)
+    inventory = Inventory(cluster, view, kinds=_kinds(apis), namespaces=namespaces, remove=handlers.remove)
     leadership = Leadership(cluster, **_lease(args), on_gap=lambda: resync.mark_stale())
     loads = ServiceLoads(view, reports)
     autoscaler = Autoscaler(cluster, view, loads, settings=settings, leadership=leadership, queue=queue)
@@ -122,7 +125,9 @@ async def _operate(
     restore = partial(_restore_key, cluster, args, key)
     resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
     _observe(telemetry, liveness, view, queue, leadership, autoscaler, resync)
-    duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
+    duties = [runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()]
+    if args.metrics_api_port:
+        duties.append(_metrics_api(args, cluster, apis, loads.of, leadership, partial(_add_all, queue, view)).run())
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
         _start(tasks, *duties, apis.ask_until_complete(resync.add_kind))
         await resync.is_synced.wait()
@@ -151,6 +156,31 @@ def _observe(
     liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
 
 
+def _metrics_api(
+    args: argparse.Namespace,
+    cluster: Cluster,
+    apis: OptionalApis,
+    load_of: LoadOf,
+    leadership: Leadership,
+    on_change: Callable[[], None],
+) -> MetricsApi:
+    made = MetricsApi(
+        cluster,
+        MetricsServer(load_of),
+        service=(args.lease_namespace, args.metrics_api_service),
+        port=args.metrics_api_port,
+        leads=lambda: leadership.may_write,
+        on_change=on_change,
+    )
+    apis.serves_metrics = lambda: made.is_ours
+    return made
+
+
+def _add_all(queue: WorkQueue[Key], view: View) -> None:
+    for key in view.services:
+        queue.add(key)
+
+
 def _secret_of(key: bytes, router: Key) -> str:
     return derive_secret(key, *router)
 
@@ -159,8 +189,10 @@ def _lease(args: argparse.Namespace) -> dict[str, Any]:
     return {"namespace": args.lease_namespace, "name": args.lease_name, "identity": args.identity}
 
 
-def _kinds(settings: Settings) -> list[str]:
-    return [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(settings))]
+def _kinds(apis: OptionalApis) -> list[str]:
+    """The kinds that the cluster serves now, of those that are watched."""
+    served = replace(apis.settings, has_metrics_api=apis.wanted.has_metrics_api)
+    return [kind for kind, resource in KINDS.items() if resource in (SERVICES, *watched_resources(served))]
 
 
 def _start(tasks: asyncio.TaskGroup, *duties: Coroutine[Any, Any, None]) -> None:

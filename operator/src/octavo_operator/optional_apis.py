@@ -29,6 +29,7 @@ class OptionalApis:
         self._cluster = cluster
         self._namespace = namespaces[0] if namespaces else None
         self._missing: list[str] = []
+        self.serves_metrics: Callable[[], bool] = lambda: False  # HPAs get their metrics from this operator
 
     @property
     def settings(self) -> Settings:
@@ -37,6 +38,7 @@ class OptionalApis:
             self.wanted,
             has_pod_monitors=self.wanted.has_pod_monitors and POD_MONITOR not in self._missing,
             has_gateway_api=self.wanted.has_gateway_api and HTTP_ROUTE not in self._missing,
+            has_metrics_api=self.wanted.has_metrics_api and self.serves_metrics(),
         )
 
     async def ask(self) -> None:

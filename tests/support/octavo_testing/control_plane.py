@@ -37,7 +37,7 @@ from octavo_testing.component import Component
 from octavo_testing.serve_command import free_port
 
 LIMIT_S = 60.0
-ADMIN, CONTROLLERS = "admin", "controllers"
+ADMIN, CONTROLLERS, PROXY = "admin", "controllers", "front-proxy-client"
 GARBAGE, NAMESPACES = "garbage-collector-controller", "namespace-controller"
 HPA = "horizontal-pod-autoscaler-controller"
 CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.octavo.dev.yaml"
@@ -215,7 +215,21 @@ class ControlPlane:
             "service-account-issuer": ISSUER,
             "service-account-key-file": key,
             "service-account-signing-key-file": key,
+            **self._proxy_flags(),
             **(audited if audit else {}),
+        }
+
+    def _proxy_flags(self) -> dict[str, object]:
+        """Flags of the aggregation layer: by this certificate, servers of other APIs know this API server."""
+        certificate = self._folder / "proxy.crt"
+        return {
+            "proxy-client-cert-file": certificate,
+            "proxy-client-key-file": self._folder / "proxy.key",
+            "requestheader-client-ca-file": certificate,
+            "requestheader-allowed-names": PROXY,
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
         }
 
     def _manager_flags(self, controllers: Sequence[str], hpa_sync_s: int) -> dict[str, object]:
@@ -234,8 +248,12 @@ class ControlPlane:
             rows = [[token, user, user, "system:masters"] for user, token in self._tokens.items()]
             csv.writer(file).writerows(rows)
         (self._folder / "audit.yaml").write_text(POLICY)
-        key = [self._found["openssl"], "genrsa", "-out", str(self._folder / "accounts.key"), "2048"]
-        subprocess.run(key, check=True, capture_output=True, timeout=LIMIT_S)
+        self._openssl("genrsa", "-out", str(self._folder / "accounts.key"), "2048")
+        files = ["-keyout", str(self._folder / "proxy.key"), "-out", str(self._folder / "proxy.crt")]
+        self._openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={PROXY}", *files)
+
+    def _openssl(self, *args: str) -> None:
+        subprocess.run([self._found["openssl"], *args], check=True, capture_output=True, timeout=LIMIT_S)
 
     def install_crd(self) -> None:
         manifest = yaml.safe_load(CRD.read_text())

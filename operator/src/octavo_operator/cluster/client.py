@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
+    "APIService": ("apiregistration.k8s.io/v1", "apiservices"),
     "Ingress": ("networking.k8s.io/v1", "ingresses"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes"),
@@ -131,8 +132,16 @@ class Cluster:
         path = path_of(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         return await self._call("PUT", path, manifest)
 
-    async def read(self, kind: str, namespace: str, name: str) -> Raw:
-        return await self._call("GET", path_of(kind, namespace, name))
+    async def read(self, kind: str, namespace: str | None, name: str) -> Raw:
+        return await self.read_path(path_of(kind, namespace, name))
+
+    async def read_path(self, path: str) -> Raw:
+        return await self._call("GET", path)
+
+    async def patch(self, kind: str, namespace: str | None, name: str, body: Mapping[str, Any]) -> Raw:
+        """Merge the body into the object (RFC 7386)."""
+        path = path_of(kind, namespace, name)
+        return await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
 
     async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
         """Read an object by a list request with its name: the watches need the right to list, so no right to get is
