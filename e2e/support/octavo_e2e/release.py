@@ -53,8 +53,9 @@ class Release:
         self._cluster.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found", "--timeout=60s")
 
     def scale(self, replicas: int) -> None:
-        """Scale the operator and wait for its pods."""
-        self._cluster.kubectl("scale", "-n", SYSTEM, "deployment/octavo-operator", f"--replicas={replicas}")
+        """Scale the operator and wait for its pods. Without operators, the chart registers no metrics API: no namespace
+        can be deleted while a registered API does not answer."""
+        self.upgrade("--set", f"operator.replicas={replicas}")
         self._cluster.until(
             "Pod", SYSTEM, lambda pods: sum(map(_runs, pods)) == replicas == len(pods),
             label=SELECTOR, within_s=UP_S, what=f"{replicas} operators",
