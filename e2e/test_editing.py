@@ -2,7 +2,8 @@
 
 import pytest
 from octavo_e2e.background_client import BackgroundClient
-from octavo_e2e.cluster import SMALL, Cluster, exposed
+from octavo_e2e.cluster import SMALL, Cluster, eventually, exposed
+from openai import OpenAI
 
 HOST, NAME = "edited.example.test", "edited"
 ENGINES = "app.kubernetes.io/component=engine"
@@ -22,6 +23,10 @@ def _uids(cluster: Cluster, namespace: str) -> set[str]:
 
 def _has_one(service: dict) -> bool:
     return service["status"]["replicas"]["summary"] == "1/1"
+
+
+def _assert_models(client: OpenAI, *names: str) -> None:
+    assert [model.id for model in client.models.list().data] == [*names]
 
 
 def test_kubectl_scale_adds_and_removes_replicas(edited: str, cluster: Cluster) -> None:
@@ -59,4 +64,5 @@ def test_another_model_replaces_the_first_one(edited: str, cluster: Cluster) -> 
     assert "Paris" in cluster.ask(HOST, "another")
     cluster.until("Pod", edited, lambda pods: len(pods) == 1, label=ENGINES, within_s=60)
     with cluster.openai(HOST) as client:
-        assert [model.id for model in client.models.list().data] == ["another"]
+        # Kubernetes updates the routers' list of services within about 90 s.
+        eventually(lambda: _assert_models(client, "another"), within_s=120, errors=(AssertionError,))

@@ -18,6 +18,13 @@ pytestmark = pytest.mark.last
 BEGAN_S = psutil.Process().create_time()
 ACCOUNTS = "system:serviceaccount:"
 OPERATOR = f"{ACCOUNTS}{SYSTEM}:octavo-operator"
+OPERATOR_SECTIONS = (
+    "The operator, in its own namespace",
+    "The operator, over services",
+    "The operator, for the metrics API",
+)
+#: Of the Role extension-apiserver-authentication-reader, which every cluster has.
+READER = Right("", "configmaps", "get")
 OPERATOR_ROLES = ("octavo-operator", "octavo-operator-own")
 CLAIM = {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}
 
@@ -25,7 +32,8 @@ CLAIM = {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}
 @pytest.fixture(scope="module")
 def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> list[Call]:
     """The audited calls of this run, after all kinds of children were created and deleted."""
-    cluster.serve(namespace, "host", replicas=0, model=CLAIM, **exposed("rights.example.test"))
+    scaling = {"maxReplicas": 1, "provider": "HPA"}
+    cluster.serve(namespace, "host", replicas=0, model=CLAIM, autoscaling=scaling, **exposed("rights.example.test"))
     cluster.serve(namespace, "guest", replicas=0)
     for name in ("host", "guest"):
         cluster.until_reason(namespace, name, "NoReplicas", of="ReplicasAdmitted")
@@ -37,6 +45,7 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
         "ConfigMap": "guest-router",
         "Ingress": "host",
         "NetworkPolicy": "host-router",
+        "HorizontalPodAutoscaler": "host",
     }
     for kind, name in gone.items():
         _until_gone(cluster, namespace, kind, name)
@@ -70,10 +79,8 @@ def _refused_except(known: Set[Right], calls: list[Call]) -> list[Call]:
 def test_the_table_has_every_right_that_the_operator_used(calls: list[Call]) -> None:
     """Refused calls count, too: uninstalling removes the rights before the operator has stopped."""
     theirs = _of(calls, OPERATOR)
-    own, others = (
-        documented_rights("The operator, in its own namespace"),
-        documented_rights("The operator, over services"),
-    )
+    own, others, metrics = map(documented_rights, OPERATOR_SECTIONS)
+    own, others = own | metrics, others | metrics | {READER: ""}
     assert sorted(used_rights(call for call in theirs if call.namespace == SYSTEM) - own.keys() - others.keys()) == []
     assert sorted(used_rights(call for call in theirs if call.namespace != SYSTEM) - others.keys()) == []
     assert _refused_except(own.keys() | others.keys(), theirs) == []
@@ -85,8 +92,8 @@ def test_every_right_was_used_or_has_a_reason(calls: list[Call], cluster: Cluste
         pytest.skip("the installation is older than this run, so its Lease and key existed already")
     roles = [m for m in render({}) if m["kind"] in ("Role", "ClusterRole")]
     rights = granted_rights(r for m in roles if m["metadata"]["name"] in OPERATOR_ROLES for r in m["rules"])
-    table = documented_rights("The operator, over services") | documented_rights("The operator, in its own namespace")
-    excused = {right for right, reason in table.items() if reason}
+    tables = map(documented_rights, OPERATOR_SECTIONS)
+    excused = {right for table in tables for right, reason in table.items() if reason}
     assert sorted(rights - used_rights(_of(calls, OPERATOR)) - excused) == []
 
 

@@ -39,6 +39,8 @@ EVERYTHING = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": Tru
 #: Kinds of other projects' CRDs.
 FOREIGN = (("monitoring.coreos.com", "v1", "PodMonitor"), ("gateway.networking.k8s.io", "v1", "HTTPRoute"))
 OVER_SERVICES, OWN = "The operator, over services", "The operator, in its own namespace"
+API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io"
+METRICS = "The operator, for the metrics API"
 #: Rights that are used only with running pods: the suite in e2e/ exercises them.
 NEEDS_PODS = {Right("", "pods/status", "patch")} | {
     Right("events.k8s.io", "events", verb) for verb in ("list", "update")
@@ -48,7 +50,7 @@ GATEWAY = {"gateway": {"parentRefs": [{"name": "public"}]}}
 CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}
 #: Name -> spec. The services are created, edited so that all optional children go, and deleted.
 MADE: dict[str, Any] = {
-    "host": {"exposure": HOST, "auth": KEYS, "autoscaling": {"maxReplicas": 2}} | CLAIM,
+    "host": {"exposure": HOST, "auth": KEYS, "autoscaling": {"maxReplicas": 1}} | CLAIM,
     "gateway": {"exposure": GATEWAY, "auth": OPEN},
 }
 EDITED: dict[str, Any] = {
@@ -96,8 +98,9 @@ def _installed(plane: ControlPlane, folder: Path, values: dict[str, Any], *flags
     pod = deployment["spec"]["template"]["spec"]
     user = plane.issue_token(SYSTEM, pod["serviceAccountName"])
     env = os.environ | {"KUBECONFIG": str(plane.kubeconfig(user)), "POD_NAME": "octavo-0", "POD_NAMESPACE": SYSTEM}
-    ports = [f"--liveness=http://127.0.0.1:{free_port()}/healthz", f"--metrics-api-port={free_port()}"]
-    args = [*pod["containers"][0]["args"], *ports]
+    args = [*pod["containers"][0]["args"], f"--liveness=http://127.0.0.1:{free_port()}/healthz"]
+    if any(arg.startswith("--metrics-api-port") for arg in args):
+        args.append(f"--metrics-api-port={free_port()}")
     operator = Component(
         "operator", [sys.executable, "-m", "octavo_operator.main", *args], folder / "operator.log", env
     )
@@ -151,6 +154,7 @@ def history(audited: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> 
             audited.call("DELETE", f"{SERVICES}/{name}")
         _until(lambda: not _exists(audited, f"/apis/apps/v1/namespaces/{SERVED}/deployments/host-router"), operator)
         _until(lambda: _is_renewed(audited), operator)
+        _until(lambda: "caBundle" in audited.call("GET", API_SERVICE)["spec"], operator)
         return audited.audit.calls(user=":octavo-operator")
 
 
@@ -189,7 +193,7 @@ def test_no_call_of_the_operator_is_refused(history: list[Call]) -> None:
 
 
 def test_every_right_is_used_or_has_a_reason(history: list[Call]) -> None:
-    table = documented_rights(OVER_SERVICES) | documented_rights(OWN)
+    table = documented_rights(OVER_SERVICES) | documented_rights(OWN) | documented_rights(METRICS)
     excused = {right for right, reason in table.items() if reason}
     rights = granted_rights(rule for _, rules in _roles(EVERYTHING) for rule in rules)
     assert sorted(rights - used_rights(history) - excused - NEEDS_PODS) == []
@@ -208,10 +212,10 @@ def test_the_guide_has_the_rights_that_the_chart_grants(values: dict[str, Any]) 
     roles = _roles(values)
     assert {name for name, _ in roles} == {"octavo-operator", "octavo-operator-own"}
     bind = Right("rbac.authorization.k8s.io", "clusterroles", "bind")
-    for name, rules in roles:
-        assert documented_rights(OWN if name.endswith("-own") else OVER_SERVICES).keys() == {
-            bind if right == replace(bind, resource="roles") else right for right in granted_rights(rules)
-        }
+    granted = granted_rights(rule for _, rules in roles for rule in rules)
+    sections = (OVER_SERVICES, OWN, *[METRICS] * ("watchNamespaces" not in values))
+    documented = {right for section in sections for right in documented_rights(section)}
+    assert documented == {bind if right == replace(bind, resource="roles") else right for right in granted}
 
 
 def test_the_guide_has_the_rights_of_users_and_routers() -> None:

@@ -41,6 +41,7 @@ API_VERSIONS = {
     "CustomResourceDefinition": "apiextensions.k8s.io/v1",
     "Deployment": "apps/v1",
     "ReplicaSet": "apps/v1",
+    "HorizontalPodAutoscaler": "autoscaling/v2",
     "Ingress": "networking.k8s.io/v1",
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",

@@ -28,7 +28,7 @@ from octavo_operator.metrics_api.server import FrontProxy, MetricsServer
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 30.0
+EVERY_S, SOON_S = 30.0, 1.0  # between two looks; until the API is served
 API_SERVICE = f"{VERSION}.{GROUP}"
 PROXY_SETTINGS = ("kube-system", "extension-apiserver-authentication")
 
@@ -70,7 +70,7 @@ class MetricsApi:
                     if str(error) != logged:
                         logged = str(error)
                         logger.warning("the metrics API can't be served yet, trying again: %s", logged)
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(EVERY_S if self._server.port else SOON_S)
         finally:
             await self._server.stop()
 
