@@ -32,11 +32,9 @@ def scaled(cluster: Cluster, namespace: str) -> str:
     return namespace
 
 
-@pytest.mark.parametrize("provider", ["HPA", "Operator"])
-def test_replicas_follow_the_load_down_to_zero_and_back(
-    scaled: str, cluster: Cluster, step: Step, provider: str
-) -> None:
-    _scale_by(cluster, scaled, provider)
+@pytest.mark.parametrize("by", ["HPA", "Operator"])
+def test_replicas_follow_the_load_down_to_zero_and_back(scaled: str, cluster: Cluster, step: Step, by: str) -> None:
+    _scale_by(cluster, scaled, by)
     with cluster.openai(HOST) as client:
         _ask(client)
     with _load(cluster, scaled) as failed:
@@ -47,8 +45,8 @@ def test_replicas_follow_the_load_down_to_zero_and_back(
                 "InferenceService", scaled, NAME, lambda found: found["status"]["replicas"]["ready"] == 2, within_s=120
             )
         cluster.until_reason(scaled, NAME, "AtMax", of="ScalingReady", within_s=2 * PERIOD_S)
-        assert cluster.kubectl("get", "hpa", "-o", "name", "-n", scaled).split() == [HPA] * (provider == "HPA")
-        if provider == "HPA":
+        assert cluster.kubectl("get", "hpa", "-o", "name", "-n", scaled).split() == [HPA] * (by == "HPA")
+        if by == "HPA":
             described = cluster.kubectl("describe", "hpa", NAME, "-n", scaled)
             assert {"kv_used_replicas", "waiting_requests"} <= set(re.findall(r"\w+", described))
             assert "ScalingActive" in described
