@@ -51,7 +51,7 @@ def proxies() -> Authority:
 @pytest.fixture
 async def server(authority: Authority, proxies: Authority) -> AsyncIterator[MetricsServer]:
     made = MetricsServer(lambda key: LOADS.get(key))
-    made.use(make_server_certificate(authority, HOST, NOW), FrontProxy(proxies.certificate.decode(), (PROXY,)))
+    await made.use(make_server_certificate(authority, HOST, NOW), FrontProxy(proxies.certificate.decode(), (PROXY,)))
     await made.start(0, "127.0.0.1")
     yield made
     await made.stop()
@@ -86,6 +86,24 @@ def _client_certificate(authority: Authority) -> bytes:
     )
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return made.public_bytes(Encoding.PEM) + private
+
+
+def _intermediate_of(root: Authority) -> Authority:
+    """An authority whose certificate another one has signed."""
+    made, signing_key = make_authority(NOW), load_pem_private_key(root.key, None)
+    assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
+    own, issuer = (x509.load_pem_x509_certificate(one.certificate) for one in (made, root))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "intermediate")]))
+        .issuer_name(issuer.subject)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - timedelta(hours=1))
+        .not_valid_after(NOW + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    )
+    return Authority(builder.sign(signing_key, SHA256()).public_bytes(Encoding.PEM), made.key)
 
 
 async def _get(server: MetricsServer, path: str, context: ssl.SSLContext) -> tuple[int, dict[str, Any]]:
@@ -149,7 +167,7 @@ async def test_other_clients_are_refused_by_tls(
 async def test_a_certificate_of_the_authority_for_another_name_is_refused(
     server: MetricsServer, authority: Authority, proxies: Authority, tmp_path: Path
 ) -> None:
-    server.use(
+    await server.use(
         make_server_certificate(authority, HOST, NOW), FrontProxy(proxies.certificate.decode(), ("another name",))
     )
     status, content = await _get(server, ROOT, _client(authority, proxies, tmp_path))
@@ -164,18 +182,32 @@ async def test_a_new_authority_is_used_at_once_and_the_bundle_holds_both(
     assert new != authority
     new = make_authority(NOW, previous=authority.certificate)
     assert (await _get(server, ROOT, _client(new, proxies, tmp_path)))[0] == 200  # another operator's old certificate
-    server.use(make_server_certificate(new, HOST, NOW), FrontProxy(proxies.certificate.decode()))
+    await server.use(make_server_certificate(new, HOST, NOW), FrontProxy(proxies.certificate.decode()))
     assert (await _get(server, ROOT, _client(new, proxies, tmp_path)))[0] == 200
     with pytest.raises(aiohttp.ClientError):
         await _get(server, ROOT, _client(authority, proxies, tmp_path))
 
 
-async def test_a_replaced_authority_of_front_proxies_is_admitted(
-    server: MetricsServer, authority: Authority, tmp_path: Path
+async def test_a_replaced_authority_of_front_proxies_is_admitted_and_the_old_one_is_not(
+    server: MetricsServer, authority: Authority, proxies: Authority, tmp_path: Path
 ) -> None:
     later = make_authority(NOW)
-    server.use(make_server_certificate(authority, HOST, NOW), FrontProxy(later.certificate.decode()))
+    await server.use(make_server_certificate(authority, HOST, NOW), FrontProxy(later.certificate.decode()))
+    assert server.port == 0  # clients of the old authority are disconnected
+    await server.start(0, "127.0.0.1")
     assert (await _get(server, ROOT, _client(authority, later, tmp_path)))[0] == 200
+    with pytest.raises(aiohttp.ClientError):
+        await _get(server, ROOT, _client(authority, proxies, tmp_path))
+
+
+async def test_the_authority_of_front_proxies_may_be_an_intermediate_one(
+    server: MetricsServer, authority: Authority, tmp_path: Path
+) -> None:
+    """kube-apiserver accepts any certificate of its file as an authority, and so does Go's library."""
+    intermediate = _intermediate_of(make_authority(NOW))
+    await server.use(make_server_certificate(authority, HOST, NOW), FrontProxy(intermediate.certificate.decode()))
+    await server.start(0, "127.0.0.1")
+    assert (await _get(server, ROOT, _client(authority, intermediate, tmp_path)))[0] == 200
 
 
 def test_an_authority_is_replaced_after_two_thirds_of_its_life(authority: Authority) -> None:

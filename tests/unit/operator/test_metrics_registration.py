@@ -1,5 +1,6 @@
 """Registration of the metrics API: whose it is, who makes the authority, and what a failure of the cluster does."""
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.cluster.client import ApiError
+from octavo_operator.metrics_api import registration
 from octavo_operator.metrics_api.certificates import AUTHORITY_LIFE, make_authority, read_authority
 from octavo_operator.metrics_api.registration import API_SERVICE, MetricsApi
 from octavo_operator.metrics_api.server import MetricsServer
@@ -77,8 +79,8 @@ class Server(MetricsServer):
     def port(self) -> int:
         return self.started
 
-    def use(self, certificate: bytes, proxy: Any) -> None:
-        super().use(certificate, proxy)
+    async def use(self, certificate: bytes, proxy: Any) -> None:
+        await super().use(certificate, proxy)
         self.certificates.append(certificate)
 
     async def start(self, port: int, host: str | None = None) -> None:
@@ -184,6 +186,40 @@ async def test_an_api_that_another_project_takes_over_is_noticed_and_an_outage_c
     operator.cluster.refuses["group"] = 404
     await operator.api.refresh()
     assert (operator.api.is_ours, operator.changes) == (False, 2)
+
+
+async def test_an_error_that_nobody_expected_does_not_end_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "SOON_S", 0.0)
+    operator = Operator(FakeCluster())
+    taken = operator.cluster.objects.pop(("ConfigMap", "extension-apiserver-authentication"))
+    operator.cluster.objects["ConfigMap", "extension-apiserver-authentication"] = {"data": 7}
+    running = asyncio.create_task(operator.api.run())
+    while ("Secret", NAME) not in operator.cluster.objects:
+        await asyncio.sleep(0)
+    assert not running.done()
+    operator.cluster.objects["ConfigMap", "extension-apiserver-authentication"] = taken
+    while not operator.server.started:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait((running,))
+
+
+@pytest.mark.parametrize("names", [None, "", "null", "[]"])
+async def test_a_cluster_may_admit_front_proxies_of_any_name(names: str | None) -> None:
+    operator = Operator(FakeCluster())
+    data = operator.cluster.objects["ConfigMap", "extension-apiserver-authentication"]["data"]
+    data["requestheader-allowed-names"] = names
+    await operator.api.refresh()
+    assert operator.server.started == 8443
+
+
+@pytest.mark.parametrize("names", ["0", "front-proxy-client", '{"a": 1}', "{}", "[1]"])
+async def test_names_of_front_proxies_that_cannot_be_read_are_an_error_of_the_api_alone(names: str) -> None:
+    operator = Operator(FakeCluster())
+    data = operator.cluster.objects["ConfigMap", "extension-apiserver-authentication"]["data"]
+    data["requestheader-allowed-names"] = names
+    with pytest.raises(ValueError, match="requestheader-allowed-names"):
+        await operator.api.refresh()
 
 
 async def test_a_cluster_without_a_front_proxy_is_named() -> None:

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import json
 import logging
-import ssl
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -66,9 +65,10 @@ class MetricsApi:
                 try:
                     await self.refresh()
                     logged = ""
-                except (ApiError, OSError, ssl.SSLError, ValueError) as error:
-                    if str(error) != logged:
-                        logged = str(error)
+                except Exception as error:  # noqa: BLE001 - a supervisor: the operator works without its metrics API
+                    what = str(error) if isinstance(error, ApiError | OSError | ValueError) else repr(error)
+                    if what != logged:
+                        logged = what
                         logger.warning("the metrics API can't be served yet, trying again: %s", logged)
                 await asyncio.sleep(EVERY_S if self._server.port else SOON_S)
         finally:
@@ -82,7 +82,7 @@ class MetricsApi:
         authority = await self._authority()
         if authority is None:
             return  # the leader makes it
-        self._server.use(self._certificate(authority), await self._front_proxy())
+        await self._server.use(self._certificate(authority), await self._front_proxy())
         if not self._server.port:
             await self._server.start(self._port)
         if self._leads():
@@ -147,8 +147,7 @@ class MetricsApi:
         if "requestheader-client-ca-file" not in data:
             where = "/".join(PROXY_SETTINGS)
             raise ValueError(f"ConfigMap {where} has no requestheader-client-ca-file: enable the aggregation layer")
-        names = json.loads(data.get("requestheader-allowed-names") or "[]")
-        return FrontProxy(data["requestheader-client-ca-file"], tuple(names))
+        return FrontProxy(data["requestheader-client-ca-file"], _names(data.get("requestheader-allowed-names") or "[]"))
 
     async def _register(self, authority: Authority) -> None:
         found = await self._cluster.read("APIService", None, API_SERVICE)
@@ -159,6 +158,20 @@ class MetricsApi:
         logger.info("writes the certificates of the metrics API into APIService %s", API_SERVICE)
         spec = {"caBundle": base64.b64encode(bundle).decode()}
         await self._cluster.patch("APIService", None, API_SERVICE, {"spec": spec})
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Read a list of names, or null, from JSON. Raises ValueError for other content."""
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = text
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        where = "/".join(PROXY_SETTINGS)
+        raise ValueError(f"requestheader-allowed-names of ConfigMap {where} is {text}: it must be a JSON list of names")
+    return tuple(names)
 
 
 def _decoded(secret: Mapping[str, Any]) -> dict[str, bytes]:

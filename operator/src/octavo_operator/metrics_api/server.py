@@ -47,9 +47,8 @@ class MetricsServer:
     def __init__(self, load_of: LoadOf) -> None:
         self._load_of = load_of
         self._names: tuple[str, ...] = ()
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.verify_mode = ssl.CERT_REQUIRED
-        self._authorities: set[str] = set()
+        self._context: ssl.SSLContext | None = None
+        self._authority = ""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -58,26 +57,33 @@ class MetricsServer:
         addresses: Sequence[Any] = () if self._runner is None else self._runner.addresses
         return int(addresses[0][1]) if addresses else 0
 
-    def use(self, certificate: bytes, proxy: FrontProxy) -> None:
-        """Answer new connections with this certificate (PEM, with its key) and admit these clients. Raises ssl.SSLError
-        for texts that are no certificates."""
-        if proxy.authority not in self._authorities:
-            self._context.load_verify_locations(cadata=proxy.authority)
-            self._authorities.add(proxy.authority)
+    async def use(self, certificate: bytes, proxy: FrontProxy) -> None:
+        """Answer new connections with this certificate (PEM, with its key) and admit these clients. A new authority of
+        clients stops the server, which closes the connections of the old one: `start` it again. Raises ValueError and
+        ssl.SSLError for texts that are no certificates."""
+        context = self._context
+        if context is None or proxy.authority != self._authority:
+            context = _context(proxy.authority)
         with tempfile.NamedTemporaryFile() as file:  # ssl reads certificates from files only
             file.write(certificate)
             file.flush()
-            self._context.load_cert_chain(file.name)
-        self._names = proxy.names
+            context.load_cert_chain(file.name)
+        if context is not self._context:
+            await self.stop()
+        self._context, self._authority, self._names = context, proxy.authority, proxy.names
 
     async def start(self, port: int, host: str | None = None) -> None:
-        """Listen. `use` must have been called before."""
+        """Listen. `use` must have been called before. Raises OSError if the port is taken."""
         app = web.Application(middlewares=[self._admit])
         metric = f"{ROOT}/namespaces/{{namespace}}/{RESOURCE}/{{name}}/{{metric}}"
         app.add_routes([web.get(ROOT, self._discover), web.get(metric, self._value)])
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        await web.TCPSite(runner, host, port, ssl_context=self._context).start()
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=self._context).start()
+        except OSError:
+            await runner.cleanup()
+            raise
         self._runner = runner
 
     async def stop(self) -> None:
@@ -109,6 +115,16 @@ class MetricsServer:
             what = f"the load of InferenceService {namespace}/{name} is not known: it does not exist, or one of its"
             return _failed(HTTPStatus.NOT_FOUND, f"{what} routers or replicas has not reported for some seconds")
         return web.json_response(value_list(namespace, name, metric, load, now_text()))
+
+
+def _context(authority: str) -> ssl.SSLContext:
+    """A context that requires a client certificate of the authority. It may be an intermediate one: Kubernetes trusts
+    every certificate of the file itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=authority)
+    return context
 
 
 def _common_name(request: web.Request) -> str:
