@@ -125,11 +125,11 @@ async def _operate(
     restore = partial(_restore_key, cluster, args, key)
     resync = Resync(inventory, view, queue, leadership=leadership, watches=runner, on_requeue=restore)
     _observe(telemetry, liveness, view, queue, leadership, autoscaler, resync)
-    duties = [runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled()]
-    if args.metrics_api_port:
-        duties.append(_metrics_api(args, cluster, apis, loads.of, leadership, partial(_add_all, queue, view)).run())
+    requeue = partial(_add_all, queue, view)
+    served = [await _metrics_api(args, cluster, apis, loads.of, leadership, requeue)] if args.metrics_api_port else ()
+    duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
-        _start(tasks, *duties, apis.ask_until_complete(resync.add_kind))
+        _start(tasks, *duties, *(api.run() for api in served), apis.ask_until_complete(resync.add_kind))
         await resync.is_synced.wait()
         liveness.is_ready = True
         _start(tasks, autoscaler.run(), *(reconciler.work() for _ in range(args.workers)))
@@ -156,7 +156,7 @@ def _observe(
     liveness.expect("the view was not compared", lambda: resync.compared_s, within_s=COMPARISON_MAX_AGE_S)
 
 
-def _metrics_api(
+async def _metrics_api(
     args: argparse.Namespace,
     cluster: Cluster,
     apis: OptionalApis,
@@ -173,6 +173,7 @@ def _metrics_api(
         on_change=on_change,
     )
     apis.serves_metrics = lambda: made.is_ours
+    await retry_until_ok(made.find_owner)  # before the first plan, which deletes HPAs if the API is not ours
     return made
 
 

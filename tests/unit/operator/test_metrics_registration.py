@@ -176,6 +176,14 @@ async def test_hpas_are_used_if_the_preferred_version_is_ours(cluster: FakeClust
     assert operator.api.is_ours == is_ours
 
 
+async def test_the_owner_is_known_before_the_api_is_served() -> None:
+    """The first plan of a starting operator would delete all HPAs otherwise."""
+    operator = Operator(FakeCluster())
+    operator.cluster.refuses["ConfigMap"] = 403
+    await operator.api.find_owner()
+    assert (operator.api.is_ours, operator.changes, operator.cluster.log) == (True, 1, [])
+
+
 async def test_an_api_that_another_project_takes_over_is_noticed_and_an_outage_changes_nothing() -> None:
     operator = Operator(FakeCluster())
     await operator.api.refresh()

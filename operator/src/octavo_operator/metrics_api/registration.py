@@ -76,9 +76,7 @@ class MetricsApi:
 
     async def refresh(self) -> None:
         """Bring certificates, registration and server up to date. Raises ApiError, OSError and ValueError."""
-        was_ours, self.is_ours = self.is_ours, await self._find_owner()
-        if was_ours != self.is_ours:
-            self._on_change()
+        await self.find_owner()
         authority = await self._authority()
         if authority is None:
             return  # the leader makes it
@@ -88,7 +86,13 @@ class MetricsApi:
         if self._leads():
             await self._register(authority)
 
-    async def _find_owner(self) -> bool:
+    async def find_owner(self) -> None:
+        """Find out whether the API is served by this operator's Service. Raises ApiError; the answer stays."""
+        was_ours, self.is_ours = self.is_ours, await self._is_preferred()
+        if was_ours != self.is_ours:
+            self._on_change()
+
+    async def _is_preferred(self) -> bool:
         """Return whether the preferred version of the group is served by this operator's Service."""
         try:
             group = await self._cluster.read_path(f"/apis/{GROUP}")
