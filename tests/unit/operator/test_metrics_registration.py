@@ -196,7 +196,7 @@ async def test_an_api_that_another_project_takes_over_is_noticed_and_an_outage_c
     assert (operator.api.is_ours, operator.changes) == (False, 2)
 
 
-async def test_an_error_that_nobody_expected_does_not_end_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_does_not_end_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "SOON_S", 0.0)
     operator = Operator(FakeCluster())
     taken = operator.cluster.objects.pop(("ConfigMap", "extension-apiserver-authentication"))
