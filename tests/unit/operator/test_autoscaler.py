@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from octavo_operator.cluster import autoscaler as autoscaler_module
 from octavo_operator.cluster.autoscaler import Autoscaler
 from octavo_operator.cluster.client import ApiError
 from octavo_operator.cluster.queue import WorkQueue
@@ -16,6 +18,7 @@ from octavo_testing.clock import Clock
 from octavo_testing.infsvc_cases import Case, stored
 
 KEY: Key = ("default", "llm")
+KEY_OF_NO_SERVICE: Key = ("default", "none")
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 SLEEP = {"maxReplicas": 4, "scaleToZero": {"idleSeconds": 60}}
 
@@ -35,12 +38,14 @@ class FakeCluster:
     def __init__(self) -> None:
         self.written: list[tuple[str, int, str]] = []
         self.faults = 0
+        self.on_write: Callable[[], object] = lambda: None
 
     async def scale_service(self, namespace: str, name: str, replicas: int, *, version: str) -> None:
         if self.faults:
             self.faults -= 1
             raise ApiError(409, "Conflict", "the object has been modified")
         self.written.append((name, replicas, version))
+        self.on_write()
 
 
 class Leading:
@@ -55,8 +60,10 @@ class Bench:
         made: Any = (self.cluster, self.view, self.loads)
         self.autoscaler = Autoscaler(*made, settings=lambda: SETTINGS, **unchecked)
 
-    def store(self, *, version: str = "1", generation: int = 1, uid: str = "u1", **spec: Any) -> None:
-        raw = stored(Case("", spec, name="llm"))
+    def store(
+        self, *, name: str = "llm", version: str = "1", generation: int = 1, uid: str = "u1", **spec: Any
+    ) -> None:
+        raw = stored(Case("", spec, name=name))
         raw["metadata"] |= {"resourceVersion": version, "generation": generation, "uid": uid}
         self.view.update(raw)
 
@@ -138,6 +145,29 @@ async def test_without_a_readable_autoscaling_nothing_is_written(bench: Bench, s
     await bench.step(60)
     assert bench.cluster.written == []
     assert bench.autoscaler.state_of(KEY) is None
+
+
+async def test_a_request_that_is_held_during_a_look_is_seen_by_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 1e6)
+    other = ("default", "other")
+    for _, name in (KEY, other):
+        bench.store(name=name, replicas=0, autoscaling=SLEEP)
+    running = asyncio.create_task(bench.autoscaler.run())
+    async with asyncio.timeout(10):
+        while bench.autoscaler.state_of(other) is None or bench.autoscaler.state_of(KEY) is None:
+            await asyncio.sleep(0)
+        bench.loads.sample_ = Sample(held=1)
+        following = iter([other, KEY, other])  # each write is followed by a request for the next service
+        bench.cluster.on_write = lambda: bench.autoscaler.look(next(following, KEY_OF_NO_SERVICE))
+        bench.autoscaler.look(KEY)
+        while len(bench.cluster.written) < 4:
+            assert not running.done()
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert [name for name, _, _ in bench.cluster.written] == ["llm", "other", "llm", "other"]
 
 
 async def test_a_held_request_is_seen_at_once_and_one_bad_service_stops_no_other(

@@ -97,14 +97,15 @@ class Autoscaler:
     async def run(self) -> None:
         """Look at all services with autoscaling periodically until cancelled."""
         while True:
-            for key in self._due or {*self._view.services, *self._followed}:
+            due, self._due = self._due, set()  # `look` may add services while others are looked at
+            self._is_due.clear()
+            for key in due or {*self._view.services, *self._followed}:
                 try:
                     await self.step(key)
                 except (ApiError, OSError, TimeoutError) as error:
                     logger.warning("%s/%s: the number of replicas was not written: %s", *key, error)
                 except Exception:
                     logger.exception("%s/%s: a bug in the operator, please report it", *key)
-            self._due, self._is_due = set(), asyncio.Event()
             try:
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._is_due.wait()
