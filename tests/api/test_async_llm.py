@@ -13,7 +13,8 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
 from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
 from octavo_testing.core_process import collect, joined_text, running
-from octavo_testing.scripted import EOS, scripted, text_ids, write_byte_model
+from octavo_testing.gate import Valve
+from octavo_testing.scripted import EOS, VALVE, scripted, text_ids, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,17 +94,6 @@ async def test_cancelling_the_reader_aborts_in_the_core(llm, gate):
     assert (await until_idle(llm)).in_use_blocks == 0
 
 
-async def test_abort_by_id_ends_the_stream_with_abort(llm, gate):
-    params = scripted("x" * 400, eos=False, max_tokens=400, extra_args=gate.wait_at(2))
-    stream = llm.generate("hi", params, "named")
-    outputs = [await anext(stream)]
-    await llm.abort("named")
-    await llm.abort("unknown")
-    gate.open()
-    outputs += [output async for output in stream]
-    assert outputs[-1].outputs[0].finish_reason == "abort"
-
-
 async def test_a_failed_step_ends_its_request_and_the_engine_keeps_serving(llm):
     outputs = await collect(llm, "hi", scripted("abcdef", extra_args={"fail_at": 2}))
     assert joined_text(outputs) == "ab"
@@ -164,16 +154,27 @@ async def test_requests_with_equal_ids_run_side_by_side(llm, gate):
     assert [o async for o in first][-1].outputs[0].text == "xyz"
 
 
-async def test_abort_ends_all_requests_with_the_id(llm, gate):
-    held = llm.generate("hi", scripted("xyz", extra_args=gate.wait_at(1)), "same")
-    await anext(held)
-    waiting = [asyncio.create_task(collect(llm, "hi", scripted("abc"), name)) for name in ("same", "other")]
-    while llm.num_unfinished < 3:
-        await asyncio.sleep(0)
-    await llm.abort("same")
-    gate.open()
-    ends = [[output async for output in held], *await asyncio.gather(*waiting)]
-    assert [outputs[-1].outputs[0].finish_reason for outputs in ends] == ["abort", "abort", "stop"]
+async def test_abort_ends_all_requests_with_the_id(config, tmp_path, monkeypatch):
+    """Each step waits for the output of the one before, so that the abort arrives long before the last one."""
+    valve = Valve(tmp_path / "valve")
+    monkeypatch.setenv(VALVE, str(valve.path))
+    async with running(config) as llm:
+        first = llm.generate("hi", scripted("x" * 199), "same")
+        valve.allow_steps()
+        await anext(first)
+        others = [("same", "y" * 199), ("other", "abc")]
+        waiting = [asyncio.create_task(collect(llm, "hi", scripted(text), name)) for name, text in others]
+        while llm.num_unfinished < 3:
+            await asyncio.sleep(0)
+        await llm.abort("unknown")
+        await llm.abort("same")
+        valve.allow_steps()
+        async for output in first:
+            end = output.outputs[0].finish_reason
+            valve.allow_steps()
+        valve.open()
+        ends = [outputs[-1].outputs[0].finish_reason for outputs in await asyncio.gather(*waiting)]
+        assert [end, *ends] == ["abort", "abort", "stop"]
 
 
 async def test_max_tokens_none_fills_the_context(llm):
