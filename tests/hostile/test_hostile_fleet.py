@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
 
 POISON = "poison"
 MOST_KILLED = 2
-NUM_REQUESTS, MOST_FAILING_SHARE = 600, 0.12
+NUM_REQUESTS = 600
 #: Ten to a replica that works; what a generation takes, beside which a failure costs nothing.
 CONCURRENCY, SERVICE_S = 150, 1.0
 SLOW_HEALTH_S = 3.0
@@ -69,13 +69,21 @@ async def test_a_poisoned_request_kills_at_most_two_replicas(tmp_path):
         assert await ask_many(router.port, [f"after {i}" for i in range(20)], concurrency=4) == {200: 20}
 
 
-@pytest.mark.parametrize("status", [500, 401, 404])
-async def test_a_replica_that_fails_at_once_gets_few_requests(tmp_path, status):
+@pytest.mark.parametrize(
+    ("status", "most"),
+    [
+        pytest.param(500, NUM_REQUESTS // 8, id="500"),
+        # These may be the request's own fault, until another replica has answered one of the requests.
+        pytest.param(401, CONCURRENCY, id="401"),
+        pytest.param(404, CONCURRENCY, id="404"),
+    ],
+)
+async def test_a_replica_that_fails_at_once_gets_few_requests(tmp_path, status, most):
     failing = RecordingReplica(answering(status))
     replicas = [failing, *(RecordingReplica(taking(SERVICE_S)) for _ in range(15))]
     async with router_target(tmp_path, replicas) as router:
         await ask_many(router.port, [f"{i:06d} is the number of this request" for i in range(NUM_REQUESTS)])
-        assert len(failing.seen) <= MOST_FAILING_SHARE * NUM_REQUESTS
+        assert len(failing.seen) <= most
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
