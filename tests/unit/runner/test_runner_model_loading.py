@@ -1,6 +1,8 @@
 """Loading a model: errors before any computation, and dummy weights."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,20 @@ def test_dummy_weights_run(folder: Path) -> None:
     assert result.error is None
     assert len(result.seqs[0].token_ids) == 1
     assert info.weights_fingerprint != load_executor(config(folder))[1].weights_fingerprint
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_loading_does_not_import_torchs_compiler(tmp_path: Path, name: str) -> None:
+    """Its import takes over a second of each start."""
+    code = f"""
+import sys
+from octavo_engine.config import EngineConfig
+from octavo_engine.runner.model_loading import load_executor
+load_executor(EngineConfig(model={str(make_tiny(name, tmp_path))!r}, num_gpu_blocks_override=20))
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_commit_of_a_hub_model_is_reported(folder: Path, tmp_path: Path) -> None:

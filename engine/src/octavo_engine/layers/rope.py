@@ -22,8 +22,12 @@ class RotaryEmbedding(Layer):
     def __init__(self, spec: RopeSpec, build: BuildContext) -> None:
         super().__init__()
         frequencies, factor = inverse_frequencies(spec, build.max_model_len)
-        place = "meta" if build.device.type == "meta" else "cpu"  # every device gets the CPU's bits
-        angles = torch.arange(build.max_model_len, device=place).float()[:, None] * frequencies.to(place)
+        if build.device.type == "meta":  # arithmetic on meta tensors would import torch's compiler, for over a second
+            shape = (build.max_model_len, 2, 1, 2 * len(frequencies))
+            self.table = torch.empty(shape, dtype=build.dtype, device="meta")
+            return
+        # Computed on the CPU, so that every device gets the same bits.
+        angles = torch.arange(build.max_model_len).float()[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).unsqueeze(2)
         self.table = both.to(build.device, build.dtype)  # [max_model_len, 2, 1, rotary_dim]
