@@ -25,10 +25,7 @@ from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
-from octavo_server.api.app import build_app
-from octavo_server.api.server import ApiServer
 from octavo_server.api_keys import ApiKeys
-from octavo_server.cli.banner import banner
 from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
 from octavo_server.cli.listen_flags import check_tls, listen_settings_of
@@ -146,9 +143,15 @@ async def _serve(
 ) -> int:
     started_s = time.monotonic()
     async with zmq_events(engine_config.kv_events_config) as events:
+        importing = asyncio.create_task(asyncio.to_thread(_import_api))
         engine = await _start_unless_stopped(engine_config, config.log_format)
+        await importing
         if engine is None:
             return 0
+        from octavo_server.api.app import build_app
+        from octavo_server.api.server import ApiServer
+        from octavo_server.cli.banner import banner
+
         reporter: asyncio.Task[None] | None = None
         try:
             if not config.disable_log_stats:
@@ -173,6 +176,12 @@ async def _serve(
             await engine.shutdown()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
+
+
+def _import_api() -> None:
+    """Import FastAPI and all schemas, which takes over a second, while the engine starts in its own process."""
+    import octavo_server.api.app
+    import octavo_server.api.server  # noqa: F401
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
