@@ -1,8 +1,8 @@
 """Wakes of a service from zero replicas, by phase: from a request to its first token.
 
 The service must be installed in the cluster of kubectl's context, with `autoscaling.scaleToZero`. Before each wake the
-script waits until no pod of an engine is left. It then sends one streamed request and reads the pod's status ten times
-a second: a phase ends when the script sees its end.
+script waits until no pod of an engine is left. It then sends one streamed request and watches the pod's status: a phase
+ends when the script sees its end.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Any
 from openai import OpenAI
 from table import Samples, print_table, save_json
 
-POLL_S = 0.1
 GONE_S = 600.0
+WATCH_S = 1.0  # until kubectl watches, and until it has printed the last event
+LABELS = "serving.octavo.dev/service={},app.kubernetes.io/component=engine"
 #: Phase -> condition of the pod that ends it, or None for the container's start.
 PHASES: dict[str, str | None] = {
     "schedule": "PodScheduled",
@@ -37,8 +38,7 @@ def kubectl(*args: str) -> Any:
 
 
 def pods(namespace: str, service: str) -> list[Any]:
-    label = f"serving.octavo.dev/service={service},app.kubernetes.io/component=engine"
-    found: list[Any] = kubectl("get", "pods", "-n", namespace, "-l", label)["items"]
+    found: list[Any] = kubectl("get", "pods", "-n", namespace, "-l", LABELS.format(service))["items"]
     return found
 
 
@@ -67,18 +67,30 @@ def first_token(client: OpenAI, model: str) -> float:
         return time.monotonic()
 
 
+def follow(lines: Iterable[str], ends: dict[str, float]) -> None:
+    """Add the time at which each phase ends. `lines`: a pod on each, as kubectl prints its events."""
+    for line in lines:
+        for name in ("create", *reached(json.loads(line))):
+            ends.setdefault(name, time.monotonic())
+
+
 def measure_wake(client: OpenAI, namespace: str, service: str, model: str) -> dict[str, float]:
     """Return the seconds of each phase of one wake."""
     wait_for_sleep(namespace, service)
-    ends: dict[str, float] = {"request": time.monotonic()}
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(first_token, client, model)
-        while not asked.done():
-            for pod in pods(namespace, service)[:1]:
-                for name in ("create", *reached(pod)):
-                    ends.setdefault(name, time.monotonic())
-            time.sleep(POLL_S)
-    ends["first token"] = asked.result()
+    command = ["kubectl", "get", "pods", "-n", namespace, "-l", LABELS.format(service), "--watch-only"]
+    with (
+        subprocess.Popen([*command, "-o", 'jsonpath={@}{"\\n"}'], stdout=subprocess.PIPE, text=True) as watching,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert watching.stdout is not None
+        ends: dict[str, float] = {}
+        followed = pool.submit(follow, watching.stdout, ends)
+        time.sleep(WATCH_S)
+        ends["request"] = time.monotonic()
+        ends["first token"] = first_token(client, model)
+        time.sleep(WATCH_S)
+        watching.terminate()
+        followed.result()
     order = [name for name in ("request", "create", *PHASES, "first token") if name in ends]
     seconds = {name: max(0.0, ends[name] - ends[before]) for before, name in pairwise(order)}
     return seconds | {"total": ends["first token"] - ends["request"]}
