@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -77,6 +78,18 @@ def bench() -> Bench:
     return Bench()
 
 
+@asynccontextmanager
+async def _running(bench: Bench) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the autoscaler during the block, which has ten seconds."""
+    running = asyncio.create_task(bench.autoscaler.run())
+    try:
+        async with asyncio.timeout(10):
+            yield running
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
 async def test_a_decision_is_written_with_the_version_that_was_read(bench: Bench) -> None:
     bench.store(version="41", replicas=1, autoscaling=SLEEP)
     await bench.step()
@@ -126,6 +139,15 @@ async def test_a_changed_decision_queues_the_service_for_its_status(bench: Bench
     assert state.reason == "ScaledToZero"
 
 
+async def test_the_first_status_of_a_service_has_a_decision(bench: Bench) -> None:
+    bench.store(replicas=0, autoscaling=SLEEP)
+    state = bench.autoscaler.state_of(KEY)
+    assert state is not None
+    assert state.reason == "ScaledToZero"
+    await bench.step()
+    assert (len(bench.queue), bench.cluster.written) == (0, [])
+
+
 async def test_an_edit_keeps_the_history_and_a_new_service_of_the_name_has_none(bench: Bench) -> None:
     bench.store(replicas=1, autoscaling=SLEEP)
     await bench.step()
@@ -154,9 +176,8 @@ async def test_a_request_that_is_held_during_a_look_is_seen_by_the_next_one(
     other = ("default", "other")
     for _, name in (KEY, other):
         bench.store(name=name, replicas=0, autoscaling=SLEEP)
-    running = asyncio.create_task(bench.autoscaler.run())
-    async with asyncio.timeout(10):
-        while bench.autoscaler.state_of(other) is None or bench.autoscaler.state_of(KEY) is None:
+    async with _running(bench) as running:
+        while len([*bench.autoscaler.rows()]) < 2:
             await asyncio.sleep(0)
         bench.loads.sample_ = Sample(held=1)
         following = iter([other, KEY, other])  # each write is followed by a request for the next service
@@ -165,9 +186,19 @@ async def test_a_request_that_is_held_during_a_look_is_seen_by_the_next_one(
         while len(bench.cluster.written) < 4:
             assert not running.done()
             await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait([running])
     assert [name for name, _, _ in bench.cluster.written] == ["llm", "other", "llm", "other"]
+
+
+async def test_after_a_conflict_the_write_is_repeated_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler_module, "LOOK_EVERY_S", 1e6)
+    monkeypatch.setattr(autoscaler_module, "CONFLICT_S", 0.0)
+    bench.store(replicas=0, autoscaling=SLEEP)
+    bench.loads.sample_, bench.cluster.faults = Sample(held=1), 3
+    async with _running(bench) as running:
+        while not bench.cluster.written:
+            assert not running.done()
+            await asyncio.sleep(0)
+    assert bench.cluster.written == [("llm", 1, "1")]
 
 
 async def test_a_held_request_is_seen_at_once_and_one_bad_service_stops_no_other(
@@ -176,9 +207,8 @@ async def test_a_held_request_is_seen_at_once_and_one_bad_service_stops_no_other
     caplog.set_level(logging.WARNING)
     bench.store(replicas=0, autoscaling=SLEEP)
     bench.cluster.faults = 1
-    running = asyncio.create_task(bench.autoscaler.run())
-    async with asyncio.timeout(10):
-        while bench.autoscaler.state_of(KEY) is None:
+    async with _running(bench):
+        while not [*bench.autoscaler.rows()]:
             await asyncio.sleep(0)
         bench.loads.sample_ = Sample(held=1)
         for _ in range(2):  # the first write fails
@@ -188,6 +218,4 @@ async def test_a_held_request_is_seen_at_once_and_one_bad_service_stops_no_other
         while not bench.cluster.written:
             bench.autoscaler.look(KEY)
             await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.wait([running])
     assert "the object has been modified" in caplog.text

@@ -29,6 +29,7 @@ from octavo_operator.timestamps import now_text
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
+CONFLICT_S = 0.2
 
 
 @dataclass(slots=True)
@@ -67,7 +68,10 @@ class Autoscaler:
         self._is_due = asyncio.Event()
 
     def state_of(self, key: Key) -> ScalingState | None:
-        """The latest decision about a service; None before the first one, and without autoscaling."""
+        """The latest decision about a service; None without autoscaling. A new service is looked at now, so that its
+        first status needs no correction."""
+        if key not in self._followed:
+            self._decide(key)
         followed = self._followed.get(key)
         return None if followed is None else followed.state
 
@@ -96,32 +100,60 @@ class Autoscaler:
 
     async def run(self) -> None:
         """Look at all services with autoscaling periodically until cancelled."""
+        loop_time = asyncio.get_running_loop().time
+        all_at_s = loop_time()
         while True:
             due, self._due = self._due, set()  # `look` may add services while others are looked at
             self._is_due.clear()
-            for key in due or {*self._view.services, *self._followed}:
-                try:
-                    await self.step(key)
-                except (ApiError, OSError, TimeoutError) as error:
-                    logger.warning("%s/%s: the number of replicas was not written: %s", *key, error)
-                except Exception:
-                    logger.exception("%s/%s: a bug in the operator, please report it", *key)
+            if loop_time() >= all_at_s:
+                due, all_at_s = {*self._view.services, *self._followed}, loop_time() + LOOK_EVERY_S
+            for key in due:
+                await self._try_step(key)
             try:
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout_at(min(all_at_s, loop_time() + CONFLICT_S) if self._due else all_at_s):
                     await self._is_due.wait()
             except TimeoutError:
                 pass
 
+    async def _try_step(self, key: Key) -> None:
+        """Look at one service. After a conflict it is due again: its latest version is on its way to the view."""
+        try:
+            await self.step(key)
+        except (ApiError, OSError, TimeoutError) as error:
+            logger.warning("%s/%s: the number of replicas was not written: %s", *key, error)
+            if isinstance(error, ApiError) and error.is_conflict:
+                self._due.add(key)
+        except Exception:
+            logger.exception("%s/%s: a bug in the operator, please report it", *key)
+
     async def step(self, key: Key) -> None:
         """Decide about one service and write the decision. Raises ApiError; the next step tries again."""
+        raw, before = self._view.services.get(key), self._followed.get(key)
+        state_before = None if before is None else before.state
+        followed = self._decide(key)
+        if raw is None or followed is None or followed.state is None:
+            return
+        state, replicas = followed.state, raw["spec"].get("replicas", 1)
+        try:
+            if state.desired != replicas and self._leadership.may_write:
+                logger.info("%s/%s: scales from %d to %d replicas: %s", *key, replicas, state.desired, state.message)
+                await self._cluster.scale_service(*key, state.desired, version=raw["metadata"]["resourceVersion"])
+                followed.scaler.wrote(followed.spec, state.desired, self._clock())
+                followed.wakes += replicas == 0
+        finally:
+            if state != state_before:  # only now, as a write of the status gives the service a new version
+                self._queue.add(key)
+
+    def _decide(self, key: Key) -> _Followed | None:
+        """Decide about one service by its present load; None if it has no autoscaling that can be read."""
         raw = self._view.services.get(key)
         followed = None if raw is None else self._follow(key, raw)
         if raw is None or followed is None:
             self._followed.pop(key, None)
-            return
-        sample, replicas = self._loads.sample(key), raw["spec"].get("replicas", 1)
+            return None
+        sample = self._loads.sample(key)
         seen = Seen(
-            replicas=replicas,
+            replicas=raw["spec"].get("replicas", 1),
             total=sample.total,
             serving=sample.serving,
             load=sample.load,
@@ -129,18 +161,12 @@ class Autoscaler:
             now_s=self._clock(),
             now=now_text(),
         )
-        state = followed.scaler.step(followed.spec, provider_of(followed.spec, self._settings()), seen)
-        has_changed, followed.state, followed.load = state != followed.state, state, sample.load
-        if has_changed:
-            self._queue.add(key)
-        if state.desired != replicas and self._leadership.may_write:
-            logger.info("%s/%s: scales from %d to %d replicas: %s", *key, replicas, state.desired, state.message)
-            await self._cluster.scale_service(*key, state.desired, version=raw["metadata"]["resourceVersion"])
-            followed.scaler.wrote(followed.spec, state.desired, self._clock())
-            followed.wakes += replicas == 0
+        followed.state = followed.scaler.step(followed.spec, provider_of(followed.spec, self._settings()), seen)
+        followed.load = sample.load
+        return followed
 
     def _follow(self, key: Key, raw: Mapping[str, Any]) -> _Followed | None:
-        """The service as it is followed; None if it has no autoscaling, or a spec that can't be read."""
+        """The record of the service; None without autoscaling, or with a spec that can't be read."""
         metadata, spec = raw["metadata"], raw.get("spec") or {}
         if "deletionTimestamp" in metadata or not spec.get("autoscaling"):
             return None

@@ -140,8 +140,7 @@ class Cluster:
 
     async def patch(self, kind: str, namespace: str | None, name: str, body: Mapping[str, Any]) -> Raw:
         """Merge the body into the object (RFC 7386)."""
-        path = path_of(kind, namespace, name)
-        return await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
+        return await self._merge(path_of(kind, namespace, name), body)
 
     async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
         """Read an object by a list request with its name: the watches need the right to list, so no right to get is
@@ -202,15 +201,16 @@ class Cluster:
     async def scale_service(self, namespace: str, name: str, replicas: int, *, version: str) -> None:
         """Set the replicas of an InferenceService. It fails with a conflict if `version` is not its latest version."""
         body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
-        path = path_of(KIND, namespace, name) + "/scale"
-        await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
+        await self._merge(path_of(KIND, namespace, name) + "/scale", body)
 
     async def set_replicas(self, namespace: str, deployment: str, uid: str, replicas: int) -> Raw:
         """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of what was
         applied is replaced: with the next accepted spec, the number is no user's change that must be repaired."""
         metadata = {"uid": uid, "annotations": {APPLIED: f"replicas-{replicas}"}}
         body = {"metadata": metadata, "spec": {"replicas": replicas}}
-        path = path_of("Deployment", namespace, deployment)
+        return await self.patch("Deployment", namespace, deployment, body)
+
+    async def _merge(self, path: str, body: Mapping[str, Any]) -> Raw:
         return await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")
 
     async def _list(self, kind: str, namespace: str, fields: str) -> list[Raw]:
