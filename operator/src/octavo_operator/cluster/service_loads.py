@@ -33,12 +33,13 @@ class ServiceLoads:
         if raw is None:
             return Sample()
         service = read_running_parts(raw)
-        fresh = self._reports.fresh(service.namespace, self._view.router_pods(self._view.router_of(service)))
-        seen, models = self._view.observed(service, fresh), self._view.models_of(key)
-        admitted = [pod.name for pod in seen.pods if pod.is_admitted and not pod.is_terminating]
+        router = self._view.router_of(service)
+        fresh = self._reports.fresh(service.namespace, self._view.router_pods(router))
+        pods, models = self._view.engine_pods(key), self._view.models_of(key)
+        admitted = [pod.name for pod in pods if pod.is_admitted and not pod.is_terminating]
         return Sample(
-            total=len(seen.pods),
-            serving=sum(pod.serves for pod in seen.pods),
-            load=service_load(models, admitted, seen.routers),
+            total=len(pods),
+            serving=sum(pod.serves for pod in pods),
+            load=service_load(models, admitted, self._view.serving_routers(router, fresh)),
             held=sum(report.held.get(model, 0) for report in fresh.values() for model in models),
         )

@@ -138,6 +138,16 @@ class View:
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
 
+    def serving_routers(self, router: Key, reports: Mapping[str, RouterReport]) -> dict[str, RouterReport | None]:
+        """The router's pods that receive requests, each with its report. `reports`: by the pod's name."""
+        pods = self._routers.get(router, {})
+        return {name: reports.get(name) for name, raw in pods.items() if is_serving_router(raw)}
+
+    def engine_pods(self, service: Key) -> tuple[Pod, ...]:
+        """The service's engine pods, ordered by name."""
+        pods = sorted(self._objects.get(service, {}).items())
+        return tuple(pod_of(raw) for (kind, _), raw in pods if kind == "Pod" and _is_engine(raw))
+
     def pods(self, service: ServiceIdentity) -> list[Raw]:
         """The service's engine pods and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
@@ -150,7 +160,6 @@ class View:
         objects = self._objects.get(key, {})
         engines = {ref[1]: raw for ref, raw in objects.items() if _is_engine_deployment(ref, raw)}
         pods = self._routers.get(router, {})
-        serving = [name for name, raw in pods.items() if is_serving_router(raw)]
         troubles = [trouble for raw in pods.values() if not is_serving_router(raw) and (trouble := router_trouble(raw))]
         deployment = self._objects.get(router, {}).get(("Deployment", router_deployment(router[1])), {})
         if failure := creation_failure(deployment):
@@ -159,8 +168,8 @@ class View:
             children={ref: raw for ref, raw in objects.items() if ref[0] != "Pod" and ref[1] not in engines},
             engine_deployments=tuple(_engine_deployment(raw) for raw in engines.values() if is_ours(raw, service)),
             engine_manifests=engines,
-            pods=tuple(_engine_pods(objects)),
-            routers={name: reports.get(name) for name in serving},
+            pods=self.engine_pods(key),
+            routers=self.serving_routers(router, reports),
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
             host_owner=self._host_owner(key),
@@ -291,12 +300,6 @@ def _engine_deployment(raw: Raw) -> EngineDeployment:
         failure=creation_failure(raw),
         is_deleting="deletionTimestamp" in metadata,
     )
-
-
-def _engine_pods(objects: Mapping[Ref, Raw]) -> Iterable[Pod]:
-    for (kind, _), raw in sorted(objects.items()):
-        if kind == "Pod" and _is_engine(raw):
-            yield pod_of(raw)
 
 
 def _is_engine(pod: Raw) -> bool:
