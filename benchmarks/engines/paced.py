@@ -62,7 +62,6 @@ def load(config: EngineConfig) -> tuple[PacedExecutor, ReadyInfo]:
         hash_root=b"paced",
         weights_bytes=0,
         kv_bytes=0,
-        load_s=0.0,
     )
     return PacedExecutor(tokenizer.encode(TEXT, add_special_tokens=False)), ready
 

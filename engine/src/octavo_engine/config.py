@@ -124,7 +124,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyInfo:
-    """Facts that the engine core reports once the model is loaded and the KV cache is sized."""
+    """Facts that the engine core reports once the model is loaded and the KV cache is sized.
+
+    `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
+    """
 
     max_model_len: int
     num_blocks: int
@@ -137,5 +140,5 @@ class ReadyInfo:
     hash_root: bytes
     weights_bytes: int
     kv_bytes: int
-    load_s: float
+    startup_s: dict[str, float] = field(default_factory=dict)
     revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files

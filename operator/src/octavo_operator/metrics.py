@@ -137,6 +137,7 @@ class Telemetry:
             place = (metadata["namespace"], metadata["name"], condition.get("reason", ""))
             each.add_metric(place, int(condition.get("status") == "True"))
         yield each
+        yield _startup_metric(self._services() if self._leads() else ())
         yield from _autoscaling_metrics([*self._autoscaling()] if self._leads() else [])
 
     def exposition(self) -> bytes:
@@ -149,6 +150,18 @@ class Telemetry:
 
 def _gauge(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, about, value=value)
+
+
+def _startup_metric(services: Iterable[Mapping[str, Any]]) -> Metric:
+    """The status field `startup` of each service, without its total."""
+    about = "Seconds of the last replica's start by phase; import, compile and weights are parts of load."
+    gauge = GaugeMetricFamily(f"{PREFIX}startup_seconds", about, labels=[*SERVICE_LABELS, "phase"])
+    for service in services:
+        place = (service["metadata"]["namespace"], service["metadata"]["name"])
+        for name, seconds in ((service.get("status") or {}).get("startup") or {}).items():
+            if name not in ("pod", "totalSeconds"):
+                gauge.add_metric((*place, name.removesuffix("Seconds")), seconds)
+    return gauge
 
 
 def _autoscaling_metrics(rows: Sequence[AutoscalingRow]) -> Iterator[Metric]:

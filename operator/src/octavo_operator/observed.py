@@ -24,6 +24,10 @@ Trouble = Literal[
 ]
 
 
+#: Phases of a start that the engine measures itself.
+ENGINE_PHASES = ("import", "compile", "weights")
+
+
 @dataclass(frozen=True, slots=True)
 class Startup:
     """The start of a pod. `seconds` by phase: until it has a node (`schedule`), until init containers have ended, which
@@ -105,9 +109,10 @@ class RouterReport:
     """The report of one router pod about the engine pods of all services behind it.
 
     By engine pod: `admitted` (epoch of its KV snapshot in the router), `sizes` (of its model), `revisions` (version of
-    its downloaded model), `loads`, `load_times` (monotonic seconds at which its load last changed), `in_flight`
-    (requests sent to it and not ended). By model: `queue` (requests that wait for room on a replica), `held` (requests
-    that wait for a first replica), `requests` (all since the router's start, which `start` identifies).
+    its downloaded model), `startups` (seconds of the engine's own start by phase), `loads`, `load_times` (monotonic
+    seconds at which its load last changed), `in_flight` (requests sent to it and not ended). By model: `queue`
+    (requests that wait for room on a replica), `held` (requests that wait for a first replica), `requests` (all since
+    the router's start, which `start` identifies).
     """
 
     pod: str
@@ -115,6 +120,7 @@ class RouterReport:
     admitted: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
+    startups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     loads: Mapping[str, Load] = field(default_factory=dict)
     load_times: Mapping[str, float] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)

@@ -48,7 +48,7 @@ class Telemetry:
         self.on_request_end: Callable[[RequestSummary, float], None] | None = None
         self._stats = stats
         self._sleeping = sleeping
-        self._cache_labels = cache_labels(config, ready)
+        self._cache_labels, self._startup_s = cache_labels(config, ready), ready.startup_s
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         registry.register(EngineCollector(common, prefix, self._samples))
@@ -100,6 +100,7 @@ class Telemetry:
         samples = engine_samples(self._stats(), self._cache_labels, self._sleeping())
         samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
         samples["admission_rejections"] = [((), self.rejections)]
+        samples["startup_seconds"] = [((phase,), seconds) for phase, seconds in self._startup_s.items()]
         return samples
 
     def count_rejection(self) -> None:

@@ -17,7 +17,10 @@ READY = {"type": "Ready", "status": "True", "reason": "Serving"}
 SERVICES: list[dict[str, Any]] = [
     {"metadata": {"namespace": "a", "name": "new"}},
     {"metadata": {"namespace": "a", "name": "good"}, "status": {"conditions": [READY]}},
-    {"metadata": {"namespace": "b", "name": "good"}, "status": {"conditions": [READY]}},
+    {
+        "metadata": {"namespace": "b", "name": "good"},
+        "status": {"conditions": [READY], "startup": {"pod": "p", "totalSeconds": 9, "loadSeconds": 7}},
+    },
     {
         "metadata": {"namespace": "b", "name": "bad"},
         "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "OOMKilled"}]},
@@ -65,6 +68,11 @@ def _samples(telemetry: Telemetry, name: str) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(telemetry.exposition().decode())
     found = [sample for family in families for sample in family.samples if sample.name == f"octavo_operator_{name}"]
     return {tuple(label for _, label in sorted(sample.labels.items())): sample.value for sample in found}
+
+
+def test_the_last_start_is_exported_by_phase() -> None:
+    assert _samples(_telemetry(), "startup_seconds") == {("good", "b", "load"): 7}
+    assert _samples(_telemetry(leads=False), "startup_seconds") == {}
 
 
 def test_the_metrics_match_the_golden_list(golden: Callable[[str, str], None]) -> None:

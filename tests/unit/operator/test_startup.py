@@ -1,18 +1,21 @@
 """The phases of a replica's start, from the pod's status, into the status of its service."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from octavo_operator.cluster.pods import pod_of
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.names import ADMITTED_GATE, REVISION_LABEL
-from octavo_operator.observed import Observed, Pod, Startup
+from octavo_operator.observed import Observed, Pod, RouterReport, Startup
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 SERVICE = read_service(stored(Case("", {}, name="llm")))
+NO_ROUTERS: Mapping[str, RouterReport | None] = MappingProxyType({})
 TIMES = {"PodScheduled": 1, "Initialized": 4, "ContainersReady": 50, ADMITTED_GATE: 52, "Ready": 53}
 
 
@@ -35,8 +38,8 @@ def _pod(
     return {"metadata": metadata, "status": {"conditions": rows, "containerStatuses": [engine]}}
 
 
-def _status(*pods: Pod, **status: Any) -> dict[str, Any]:
-    made = plan(SERVICE, Observed(pods=pods, status=status), SETTINGS, now=_at(59), new_secret="s")
+def _status(*pods: Pod, routers: Mapping[str, RouterReport | None] = NO_ROUTERS, **status: Any) -> dict[str, Any]:
+    made = plan(SERVICE, Observed(pods=pods, routers=routers, status=status), SETTINGS, now=_at(59), new_secret="s")
     found: dict[str, Any] = made.status.get("startup", {})
     return found
 
@@ -53,6 +56,17 @@ def test_the_phases_of_a_start_are_in_the_status() -> None:
         "loadSeconds": 41,
         "admitSeconds": 3,
     }
+
+
+def test_the_status_has_the_phases_that_the_engine_reports_through_a_router() -> None:
+    reports = {
+        "old": None,
+        "blind": RouterReport(pod="blind"),
+        "new": RouterReport(pod="new", startups={"e": {"import": 2.6, "weights": 30.2}}),
+    }
+    found = _status(pod_of(_pod()), routers=reports)
+    assert (found["loadSeconds"], found["importSeconds"], found["weightsSeconds"]) == (41, 3, 30)
+    assert "compileSeconds" not in found
 
 
 @pytest.mark.parametrize(

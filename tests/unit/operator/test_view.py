@@ -280,10 +280,10 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
             "load": load,
             "model": SIZE | {"later": 1},
             "revision": "c1",
+            "startup_s": {"import": 2.5, "weights": 30, "later": 1.0},
         },
         {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
     ]
-    replicas[0]["revision"] = "c1"
     state = RouterState("router")
     event = {"type": "state", "router": "r1", "state": {"replicas": replicas, "held": {"m": 1}, "requests": {"m": 7}}}
     report = state.update(json.dumps(event).encode(), 5.0)
@@ -293,7 +293,16 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     assert report.admitted == {"a": "01"}
     assert report.sizes == {"a": ModelSize(**SIZE)}
     assert report.revisions == {"a": "c1"}
+    assert report.startups == {"a": {"import": 2.5, "weights": 30}, "b": {}}
     assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e300", "null", '"2"', "[]"])
+def test_a_nonsensical_length_of_a_start_is_left_out(number: str) -> None:
+    replica = f'{{"name": "a", "startup_s": {{"import": {number}, "weights": 3}}}}'
+    report = RouterState("router").update(f'{{"type": "state", "state": {{"replicas": [{replica}]}}}}'.encode(), 5.0)
+    assert report is not None
+    assert report.startups == {"a": {"weights": 3}}
 
 
 def test_removed_objects_leave_no_entries_in_the_view() -> None:

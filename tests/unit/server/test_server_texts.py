@@ -11,7 +11,7 @@ class Engine:
     config = EngineConfig(model="/models/a")
     ready_info = ReadyInfo(
         max_model_len=2048, num_blocks=512, num_host_blocks=0, block_size=16, dtype="bfloat16", kv_dtype="bfloat16",
-        device="cpu", weights_fingerprint="f", hash_root=b"", weights_bytes=2**29, kv_bytes=2**28, load_s=3.0,
+        device="cpu", weights_fingerprint="f", hash_root=b"", weights_bytes=2**29, kv_bytes=2**28,
     )  # fmt: skip
 
 

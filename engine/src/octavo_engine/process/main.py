@@ -9,7 +9,9 @@ import math
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -101,13 +103,15 @@ def answer(core: EngineCore, call: messages.Call) -> messages.Answered | message
 def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> int:
     outbox.send(messages.encode(messages.Hello()))
     try:
-        core, ready = start_core(start.config, find_loader(start.loader))
+        began_s, load = time.perf_counter(), find_loader(start.loader)
+        import_s = time.perf_counter() - began_s
+        core, ready = start_core(start.config, load)
     except OctavoError as error:
         code = error.code if isinstance(error, StartupError) else "StartupFailed"
         outbox.send(messages.encode(messages.Failed(str(error), code)))
         return 1
     freeze_gc()
-    outbox.send(messages.encode(messages.Ready(ready)))
+    outbox.send(messages.encode(messages.Ready(replace(ready, startup_s={"import": import_s} | ready.startup_s))))
     try:
         serve(core, inbox, outbox)
     finally:

@@ -14,6 +14,7 @@ from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
+from octavo_engine.ops.native_library import native_library
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.dtype import choose_cpu_dtype
@@ -27,7 +28,7 @@ class Device(Protocol):
     torch_device: torch.device
 
     def prepare(self, config: EngineConfig) -> None:
-        """Set up compute threads and device context; call it once per process, before any computation."""
+        """Set up compute threads, device context and kernels; call it once per process, before any computation."""
         ...
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
@@ -59,6 +60,7 @@ class CpuDevice:
         interleave_memory(nodes_to_interleave(os.sched_getaffinity(0)))
         if torch.get_num_threads() != plan.num_threads:
             torch.set_num_threads(plan.num_threads)
+        native_library()
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype:
         return choose_cpu_dtype(model)

@@ -37,9 +37,9 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
 
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
-    started = time.perf_counter()
-    device = open_device(config.device)
+    device, began_s = open_device(config.device), time.perf_counter()
     device.prepare(config)
+    prepared_s = time.perf_counter()
     files = resolve_files(config)
     model_config = load_model_config(files)
     plan = plan_memory(config, device, model_config)
@@ -65,7 +65,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         hash_root=root_hash(fingerprint, dtype, config.block_size),
         weights_bytes=model.weights_bytes(),
         kv_bytes=plan.kv.kv_bytes,
-        load_s=time.perf_counter() - started,
+        startup_s={"compile": prepared_s - began_s, "weights": time.perf_counter() - prepared_s},
         revision=fetched_revision(files.root),
     )
     return LocalExecutor(runner, compiler, memory), info

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.observed import Load, ModelSize, RouterReport
+from octavo_operator.observed import ENGINE_PHASES, Load, ModelSize, RouterReport
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ SILENCE_S = 5.0  # a stream without data for so long has failed: routers send a 
 RETRY_S = 1.0
 LOAD_EVERY_S = 15.0
 LONGEST_LINE = 4 << 20  # bytes; enough for the state of a thousand replicas
+MOST_STARTUP_S = 7 * 86400  # the status has it as an integer
 FRESH_S = 3.0  # a router that was silent for longer may have missed changes: it sends a heartbeat every second
 
 
@@ -163,12 +164,19 @@ class RouterState:
             admitted={r["name"]: r["acknowledged_epoch"] for r in known if r.get("acknowledged_epoch")},
             sizes={r["name"]: _size_of(r["model"]) for r in known if r.get("model")},
             revisions={r["name"]: r["revision"] for r in known if r.get("revision")},
+            startups={r["name"]: _startup_of(r.get("startup_s") or {}) for r in known},
             loads={r["name"]: _load_of(r.get("load") or {}) for r in known},
             load_times={r["name"]: self._load_times.get(r["name"], 0.0) for r in known},
             in_flight={r["name"]: r.get("in_flight", 0) for r in known},
             models=frozenset(model for replica in known for model in replica.get("models", ())),
             **self._numbers,
         )
+
+
+def _startup_of(given: Mapping[str, Any]) -> dict[str, float]:
+    """The phases that the status has fields for: an engine of another version may report others, or nonsense."""
+    numbers = {phase: given[phase] for phase in ENGINE_PHASES if isinstance(given.get(phase), int | float)}
+    return {phase: seconds for phase, seconds in numbers.items() if 0 <= seconds <= MOST_STARTUP_S}
 
 
 def _load_of(load: Mapping[str, int]) -> Load:

@@ -1,4 +1,4 @@
-"""How long the start of an engine pod took, by phase, from the times in the pod's status.
+"""Durations of the phases of an engine pod's start, from the times in the pod's status.
 
 Kubernetes' times have whole seconds, so each phase is right to a second, and so is their sum.
 """

@@ -199,7 +199,9 @@ def _startup(observed: Observed) -> dict[str, Any]:
         return {"startup": before} if before else {}
     _, name, startup = max(found)
     phases = {f"{phase}Seconds": length for phase, length in zip(startup.PHASES, startup.seconds, strict=True)}
-    return {"startup": {"pod": name, "totalSeconds": sum(startup.seconds), **phases}}
+    reports = (report.startups.get(name, {}) for report in observed.routers.values() if report is not None)
+    own = {f"{phase}Seconds": round(length) for phase, length in next(filter(None, reports), {}).items()}
+    return {"startup": {"pod": name, "totalSeconds": sum(startup.seconds), **phases, **own}}
 
 
 def _addresses(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[dict[str, str]]:

@@ -39,7 +39,8 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """The first frame. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first
     block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of the
-    weights and of the KV cache. `revision`: version of the downloaded model, empty for local files.
+    weights and of the KV cache. `revision`: version of the downloaded model, empty for local files. `startup_s`: see
+    `ReadyInfo`.
     """
 
     version: int
@@ -53,6 +54,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     weights_bytes: int = 0
     kv_bytes: int = 0
     revision: str = ""
+    startup_s: dict[str, float] = {}
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):

@@ -105,6 +105,7 @@ class KVPublisher:
             weights_bytes=ready.weights_bytes,
             kv_bytes=ready.kv_bytes,
             revision=ready.revision,
+            startup_s=ready.startup_s,
         )
 
     @property

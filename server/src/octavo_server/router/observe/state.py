@@ -75,6 +75,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     breaker: BreakerState = "closed"
     model: ModelSize | None = None
     revision: str = ""
+    startup_s: dict[str, float] = {}
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -116,6 +117,7 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         breaker=breaker,
         model=_model_size(replica),
         revision="" if hello is None else hello.revision,
+        startup_s={} if hello is None else hello.startup_s,
     )
 
 
@@ -202,4 +204,5 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         breaker=max((state.breaker for state in found), key=BREAKER_STATES.index),
         model=worst.model,
         revision=worst.revision,
+        startup_s=worst.startup_s,
     )
