@@ -20,12 +20,13 @@ from typing import Any
 import aiohttp
 import support_path  # noqa: F401
 from aiohttp import web
-from octavo_operator.metrics_api.documents import GROUP, GROUP_VERSION, RESOURCE, VERSION
+from octavo_operator.metrics_api.documents import GROUP_VERSION, RESOURCE
 from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_server.router.observe.state_stream import PERIOD_S
 from octavo_testing.control_plane import ControlPlane, control_plane, missing_tools
 from octavo_testing.fake_replica import FakeReplica
 from octavo_testing.infsvc_cases import Case
+from octavo_testing.metrics_api import api_objects
 from octavo_testing.operator_command import OperatorProcess
 from octavo_testing.route_command import octavo_route
 from octavo_testing.serve_command import free_port
@@ -73,12 +74,8 @@ def use_blocks(replica: FakeReplica, used: int) -> None:
 def register(plane: ControlPlane, port: int) -> None:
     """Register the metrics API of an operator on this port of the loopback."""
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
-    service = {"metadata": {"name": API}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
-    plane.call("POST", f"/api/v1/namespaces/{SYSTEM}/services", service)
-    spec = {"group": GROUP, "version": VERSION, "groupPriorityMinimum": 100, "versionPriority": 100}
-    spec["service"] = {"namespace": SYSTEM, "name": API, "port": port}
-    path = "/apis/apiregistration.k8s.io/v1/apiservices"
-    plane.call("POST", path, {"metadata": {"name": f"{VERSION}.{GROUP}"}, "spec": spec})
+    for path, made in api_objects(SYSTEM, port, name=API):
+        plane.call("POST", path, made)
 
 
 def create_service(plane: ControlPlane, router_port: int) -> None:

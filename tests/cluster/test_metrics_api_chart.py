@@ -1,18 +1,17 @@
-"""When the chart registers the metrics API: with which values, and beside which APIs of other projects."""
+"""The chart registers the metrics API unless its values or an API of another project forbid it."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import yaml
 from octavo_testing.chart import CHART, HELM_MISSING, helm_binary, render, run_helm
-from octavo_testing.control_plane import ControlPlane, control_plane, missing_tools
+from octavo_testing.control_plane import ControlPlane
+from octavo_testing.metrics_api import API_SERVICES
 
 pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
 GROUP, SYSTEM = "custom.metrics.k8s.io", "octavo-system"
-API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 OURS = {"namespace": SYSTEM, "name": "octavo-metrics-api", "port": 443}
 #: Every part that belongs to the metrics API: objects, rights and flags.
 PARTS = {"APIService", "Service", "RoleBinding", "HorizontalPodAutoscalers", "--metrics-api-port", "authority's Secret"}
@@ -51,32 +50,23 @@ def test_values_decide_where_the_cluster_is_not_seen(values: Mapping[str, Any], 
     assert _parts(render(values)) == (PARTS if is_registered else set())
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    if missing := missing_tools():
-        pytest.skip(missing)
-    with control_plane(tmp_path_factory.mktemp("plane")) as running:
-        yield running
-
-
-@pytest.fixture
-def kubeconfig(plane: ControlPlane) -> Path:
-    return Path(plane.kubeconfig())
-
-
 @pytest.mark.parametrize(
     ("registered", "is_ours"),
     [
-        pytest.param({}, True, id="nobody's"),
-        pytest.param({"v1beta2": OURS}, True, id="this release's"),
+        pytest.param({}, True, id="of no project"),
+        pytest.param({"v1beta2": OURS}, True, id="of this release"),
         pytest.param({"v1beta1": {"namespace": "monitoring", "name": "adapter"}}, False, id="another version"),
         pytest.param({"v1beta2": {"namespace": "monitoring", "name": "adapter"}}, False, id="the same version"),
-        pytest.param({"v1beta2": OURS | {"namespace": "other"}}, False, id="another release's"),
-        pytest.param({"v1beta2": OURS, "v1beta1": {"namespace": "x", "name": "y"}}, False, id="this one's and another"),
+        pytest.param({"v1beta2": OURS | {"namespace": "other"}}, False, id="of another release"),
+        pytest.param(
+            {"v1beta2": OURS, "v1beta1": {"namespace": "x", "name": "y"}},
+            False,
+            id="of this release and another",
+        ),
     ],
 )
 def test_an_api_of_another_project_is_left_to_it(
-    plane: ControlPlane, kubeconfig: Path, registered: Mapping[str, Mapping[str, Any]], is_ours: bool
+    plane: ControlPlane, registered: Mapping[str, Mapping[str, Any]], is_ours: bool
 ) -> None:
     for number, (version, service) in enumerate(registered.items(), start=1):
         spec = {"group": GROUP, "version": version, "service": service, "insecureSkipTLSVerify": True}
@@ -84,7 +74,7 @@ def test_an_api_of_another_project_is_left_to_it(
         plane.call("POST", API_SERVICES, {"metadata": {"name": f"{version}.{GROUP}"}, "spec": spec})
     try:
         command = ("template", "octavo", str(CHART), "--namespace", SYSTEM, "--dry-run=server")
-        made = run_helm(*command, kubeconfig=kubeconfig)
+        made = run_helm(*command, kubeconfig=plane.kubeconfig())
     finally:
         for version in registered:
             plane.call("DELETE", f"{API_SERVICES}/{version}.{GROUP}")

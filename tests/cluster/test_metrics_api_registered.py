@@ -13,6 +13,7 @@ from octavo_operator.metrics_api.documents import GROUP_VERSION, RESOURCE
 from octavo_testing.component import Component
 from octavo_testing.control_plane import GARBAGE, HPA, LIMIT_S, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import Case
+from octavo_testing.metrics_api import API_SERVICES, api_objects
 from octavo_testing.serve_command import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.timeout(300)
 SYSTEM, TEAM, NAME = "octavo-system", "team", "octavo-metrics-api"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{TEAM}/inferenceservices"
 HPAS = f"/apis/autoscaling/v2/namespaces/{TEAM}/horizontalpodautoscalers"
-API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +37,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Component]:
     """An operator whose port the API server reaches as Service NAME."""
     port, folder = free_port(), tmp_path_factory.mktemp("operator")
-    service = {"metadata": {"name": NAME}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
-    plane.call("POST", f"/api/v1/namespaces/{SYSTEM}/services", service)
-    group, version = GROUP_VERSION.split("/")
-    spec = {
-        "group": group,
-        "version": version,
-        "groupPriorityMinimum": 100,
-        "versionPriority": 100,
-        "service": {"namespace": SYSTEM, "name": NAME, "port": port},
-    }
-    plane.call("POST", API_SERVICES, {"metadata": {"name": f"{version}.{group}"}, "spec": spec})
+    for path, made in api_objects(SYSTEM, port, name=NAME):
+        plane.call("POST", path, made)
     args = ["--engine-image=engine", "--router-image=router", f"--lease-namespace={SYSTEM}", "--key-secret=key"]
     args += [f"--metrics-api-port={port}", f"--metrics-api-service={NAME}", "--identity=octavo-0"]
     args.append(f"--liveness=http://127.0.0.1:{free_port()}/healthz")

@@ -6,16 +6,15 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from octavo_operator.scaling.milli import to_milli
+from octavo_operator.metrics_api.documents import GROUP, GROUP_VERSION, RESOURCE, VERSION, failure, value_list
+from octavo_operator.timestamps import now_text
 
-GROUP_VERSION = "custom.metrics.k8s.io/v1beta2"
-RESOURCE = "inferenceservices.serving.octavo.dev"
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 
 Value = Callable[[str, str], float | None]  # name of a service and of a metric -> its value; None: 404
 
@@ -36,22 +35,23 @@ def metrics_api(folder: Path, value: Value) -> Iterator[int]:
             thread.join()
 
 
-def api_objects(namespace: str, port: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return the objects that register the API, each with the path of its collection."""
-    name = "metrics-api"
+def api_objects(
+    namespace: str, port: int, *, name: str = "metrics-api", verified: bool = True
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the objects that register a server on this port of the loopback, each with the path of its collection.
+    `verified`: the server's certificate must be of the authority that the operator writes into the APIService."""
     service = {"metadata": {"name": name}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
-    group, version = GROUP_VERSION.split("/")
     spec = {
-        "group": group,
-        "version": version,
-        "service": {"namespace": namespace, "name": name, "port": port},
-        "insecureSkipTLSVerify": True,
+        "group": GROUP,
+        "version": VERSION,
         "groupPriorityMinimum": 100,
         "versionPriority": 100,
+        "insecureSkipTLSVerify": not verified,
+        "service": {"namespace": namespace, "name": name, "port": port},
     }
     return [
         (f"/api/v1/namespaces/{namespace}/services", service),
-        ("/apis/apiregistration.k8s.io/v1/apiservices", {"metadata": {"name": f"{version}.{group}"}, "spec": spec}),
+        (API_SERVICES, {"metadata": {"name": f"{VERSION}.{GROUP}"}, "spec": spec}),
     ]
 
 
@@ -77,9 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path[3:4] == ["namespaces"] and path[5:6] == [RESOURCE] and len(path) == 8:
             value = self.value(path[6], path[7])
             if value is not None:
-                return self._send(HTTPStatus.OK, _metric_list(path[4], path[6], path[7], value))
-        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        return self._send(HTTPStatus.NOT_FOUND, status | {"message": f"{self.path} not found"})
+                return self._send(HTTPStatus.OK, value_list(path[4], path[6], path[7], value, now_text()))
+        return self._send(HTTPStatus.NOT_FOUND, failure(HTTPStatus.NOT_FOUND, f"{self.path} not found"))
 
     def _send(self, status: HTTPStatus, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
@@ -91,18 +90,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
-
-
-def _metric_list(namespace: str, name: str, metric: str, value: float) -> dict[str, Any]:
-    item = {
-        "describedObject": {
-            "kind": "InferenceService",
-            "namespace": namespace,
-            "name": name,
-            "apiVersion": "serving.octavo.dev/v1alpha1",
-        },
-        "metric": {"name": metric},
-        "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "value": f"{to_milli(value)}m",
-    }
-    return {"kind": "MetricValueList", "apiVersion": GROUP_VERSION, "metadata": {}, "items": [item]}

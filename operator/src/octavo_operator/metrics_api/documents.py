@@ -8,7 +8,6 @@ from typing import Any
 
 from octavo_operator.names import METRIC_NAMES
 from octavo_operator.scaling.milli import to_milli
-from octavo_operator.scaling.service_load import ServiceLoad
 from octavo_operator.spec.service import GROUP as SERVICE_GROUP
 from octavo_operator.spec.service import KIND
 from octavo_operator.spec.service import VERSION as SERVICE_VERSION
@@ -36,7 +35,7 @@ def resource_list() -> Document:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": GROUP_VERSION, "resources": resources}
 
 
-def value_list(namespace: str, name: str, metric: str, load: ServiceLoad, now: str) -> Document:
+def value_list(namespace: str, name: str, metric: str, value: float, now: str) -> Document:
     """The value of one metric of a service, in thousandths. `now`: RFC 3339."""
     service = {
         "kind": KIND,
@@ -44,8 +43,12 @@ def value_list(namespace: str, name: str, metric: str, load: ServiceLoad, now: s
         "name": name,
         "apiVersion": f"{SERVICE_GROUP}/{SERVICE_VERSION}",
     }
-    value = f"{to_milli(getattr(load, metric))}m"
-    item = {"describedObject": service, "metric": {"name": metric}, "timestamp": now, "value": value}
+    item = {
+        "describedObject": service,
+        "metric": {"name": metric},
+        "timestamp": now,
+        "value": f"{to_milli(value)}m",
+    }
     return {"kind": "MetricValueList", "apiVersion": GROUP_VERSION, "metadata": {}, "items": [item]}
 
 

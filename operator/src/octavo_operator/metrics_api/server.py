@@ -114,7 +114,7 @@ class MetricsServer:
         if load is None:
             what = f"the load of InferenceService {namespace}/{name} is not known: it does not exist, or one of its"
             return _failed(HTTPStatus.NOT_FOUND, f"{what} routers or replicas has not reported for some seconds")
-        return web.json_response(value_list(namespace, name, metric, load, now_text()))
+        return web.json_response(value_list(namespace, name, metric, getattr(load, metric), now_text()))
 
 
 def _context(authority: str) -> ssl.SSLContext:
