@@ -17,15 +17,19 @@ from pathlib import Path
 
 import aiohttp
 import support_path  # noqa: F401
+from octavo_operator.spec.autoscaling import Provider
 from octavo_testing.audit_log import Call
 from octavo_testing.control_plane import GARBAGE, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import Case
+from octavo_testing.metrics_api import api_objects
 from octavo_testing.operator_command import OperatorProcess
+from octavo_testing.serve_command import free_port
 from table import number, print_table, save_json
 from tqdm import tqdm
 
 NAMESPACE = "default"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{NAMESPACE}/inferenceservices"
+METRICS_API, FIRST = "octavo-metrics-api", "a"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 AT_ONCE = 32  # concurrent requests that apply the services
 LIMIT_S = 600.0
@@ -46,11 +50,21 @@ class Bench:
     plane: ControlPlane
     user: str
     folder: Path
+    provider: Provider | None = None  # of the services' autoscaling
 
     def operator(self, identity: str) -> OperatorProcess:
-        return OperatorProcess(
-            self.folder, self.plane.kubeconfig(self.user), identity=identity, lease_namespace=NAMESPACE
-        )
+        """An operator; the first one serves the registered metrics API if HPAs are asked for."""
+        flags: dict[str, object] = {"identity": identity, "lease_namespace": NAMESPACE}
+        if self.provider == "HPA":
+            port = free_port()
+            flags |= {"metrics_api_port": port, "metrics_api_service": METRICS_API}
+            if identity == FIRST:
+                for path, made in api_objects(NAMESPACE, port, name=METRICS_API):
+                    self.plane.call("POST", path, made)
+        return OperatorProcess(self.folder, self.plane.kubeconfig(self.user), **flags)
+
+    def spec(self) -> dict[str, object]:
+        return {} if self.provider is None else {"autoscaling": {"maxReplicas": 4, "provider": self.provider}}
 
     def calls(self, since: int) -> list[Call]:
         """Return the operators' calls, without those for the Lease."""
@@ -89,7 +103,7 @@ async def apply_all(bench: Bench, names: list[str]) -> None:
     ) as session:
 
         async def apply(name: str) -> None:
-            body = json.dumps(Case("", {}, name=name).manifest())
+            body = json.dumps(Case("", bench.spec(), name=name).manifest())
             async with session.post(bench.plane.url + SERVICES, data=body, headers=bench.plane.headers()) as answer:
                 answer.raise_for_status()
 
@@ -172,7 +186,7 @@ def measure_restart(bench: Bench, operator: OperatorProcess) -> dict[str, float]
     operator.stop()
     since = bench.plane.audit.mark()
     operator.start()
-    bench.wait(lambda: bench.holder() == "a", every_s=0.2)
+    bench.wait(lambda: bench.holder() == FIRST, every_s=0.2)
     wait_until_rested(operator)
     cpu_s = cpu_of(operator)
     return {"writes after a restart": len(bench.writes(since)), "restart CPU, s": cpu_s}
@@ -219,11 +233,11 @@ def p95(values: list[float]) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     with control_plane(folder, audit=True, controllers=(GARBAGE, *arguments.controllers)) as plane:
-        bench = Bench(plane, plane.create_account(NAMESPACE, "octavo-operator"), folder)
-        operator = bench.operator("a")
+        bench = Bench(plane, plane.create_account(NAMESPACE, "octavo-operator"), folder, arguments.autoscaling)
+        operator = bench.operator(FIRST)
         operator.start()
         try:
-            bench.wait(lambda: bench.holder() == "a")
+            bench.wait(lambda: bench.holder() == FIRST)
             figures = measure_settling(bench, operator, arguments.services)
             figures |= measure_edits(bench, operator, arguments.services, arguments.edits)
             figures |= measure_idle(bench, operator, arguments.idle)
@@ -242,6 +256,9 @@ def main() -> int:
     parser.add_argument("--edits", type=int, default=50, help="number of edits. Default: 50")
     parser.add_argument("--idle", type=float, default=60.0, metavar="S", help="seconds of idle load. Default: 60")
     parser.add_argument("--controllers", nargs="*", default=(), help="controllers of kube-controller-manager to run")
+    parser.add_argument(
+        "--autoscaling", choices=["HPA", "Operator"], help="provider of autoscaling for every service. Default: none"
+    )
     parser.add_argument("--log", type=Path, help="file for the operator's log")
     parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
