@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo_operator.scaling.behavior import Behavior, ScalingPolicy, ScalingRules
 from octavo_operator.scaling.proposal import Metric
-from octavo_operator.scaling.recommender import Recommendation, Recommender
+from octavo_operator.scaling.recommender import Recommendation
+from octavo_testing.scaled_service import SYNC_S, ScaledService
 
-SYNC_S = 15.0
 MAX_REPLICAS = 40
 SERIES = settings(max_examples=max(120, settings().max_examples))  # of six laws
 
@@ -32,31 +32,15 @@ loads = st.one_of(st.none(), st.floats(0, 60, allow_nan=False), st.sampled_from(
 bounds = st.tuples(st.integers(1, 10), st.integers(0, 30)).map(lambda pair: (pair[0], sum(pair)))
 
 
-class Service:
-    """A service that always gets the recommended count, as `/scale` says one sync later."""
+class Service(ScaledService):
+    """A service whose metrics have the target 1."""
 
     def __init__(self, replicas: int, behavior: Behavior, bounds: tuple[int, int] = (1, MAX_REPLICAS)) -> None:
-        self.replicas, self.behavior, self.bounds = replicas, behavior, bounds
-        self.recommender = Recommender()
-        self.now_s = 0.0
+        super().__init__(replicas, behavior, bounds)
 
-    def sync(self, *sums: float | None, status_replicas: int | None = None) -> Recommendation:
-        self.now_s += SYNC_S
+    def sync_sums(self, *sums: float | None, status_replicas: int | None = None) -> Recommendation:
         metrics = [Metric(name=f"metric {idx}", sum=value, average=Decimal(1)) for idx, value in enumerate(sums)]
-        found = self.recommender.recommend(
-            now_s=self.now_s,
-            replicas=self.replicas,
-            status_replicas=self.replicas if status_replicas is None else status_replicas,
-            min_replicas=self.bounds[0],
-            max_replicas=self.bounds[1],
-            metrics=metrics,
-            behavior=self.behavior,
-        )
-        self.recommender.record_scaling(
-            now_s=self.now_s, before=self.replicas, after=found.replicas, behavior=self.behavior
-        )
-        self.replicas = found.replicas
-        return found
+        return self.sync(*metrics, status_replicas=status_replicas)
 
 
 @SERIES
@@ -66,7 +50,7 @@ def test_the_count_stays_within_its_bounds(
 ) -> None:
     service = Service(replicas, behavior, bounds)
     for pair in data.draw(st.lists(st.tuples(loads, loads), min_size=5, max_size=40)):
-        found = service.sync(*pair, status_replicas=data.draw(st.integers(0, 60)))
+        found = service.sync_sums(*pair, status_replicas=data.draw(st.integers(0, 60)))
         assert bounds[0] <= found.replicas <= bounds[1]
 
 
@@ -76,7 +60,7 @@ def test_a_missing_metric_never_lowers_the_count(data: st.DataObject, behavior: 
     service = Service(replicas, behavior)
     for pair in data.draw(st.lists(st.tuples(loads, loads), min_size=5, max_size=40)):
         before = service.replicas
-        found = service.sync(*pair, status_replicas=data.draw(st.integers(0, 60)))
+        found = service.sync_sums(*pair, status_replicas=data.draw(st.integers(0, 60)))
         assert found.replicas >= (before if None in pair else 1)
 
 
@@ -84,7 +68,7 @@ def test_a_missing_metric_never_lowers_the_count(data: st.DataObject, behavior: 
 @given(st.floats(0, 60, allow_nan=False), st.integers(1, MAX_REPLICAS), behaviors)
 def test_a_constant_load_reaches_a_count_that_stays(load: float, replicas: int, behavior: Behavior) -> None:
     service = Service(replicas, behavior)
-    counts = [service.sync(load).replicas for _ in range(850)]  # at least one replica per 300 s, and the window
+    counts = [service.sync_sums(load).replicas for _ in range(850)]  # at least one replica per 300 s, and the window
     assert counts in (sorted(counts), sorted(counts, reverse=True))  # no flapping on the way
     assert len(set(counts[-20:])) == 1
 
@@ -93,7 +77,7 @@ def test_a_constant_load_reaches_a_count_that_stays(load: float, replicas: int, 
 @given(st.integers(1, 30), st.lists(st.floats(-0.099, 0.099), min_size=5, max_size=60))
 def test_noise_within_the_tolerance_changes_nothing(replicas: int, noise: list[float]) -> None:
     service = Service(replicas, Behavior())
-    assert {service.sync(replicas * (1 + part)).replicas for part in noise} == {replicas}
+    assert {service.sync_sums(replicas * (1 + part)).replicas for part in noise} == {replicas}
 
 
 @SERIES
@@ -106,7 +90,7 @@ def test_changes_are_bounded_by_the_policies(
     behavior = Behavior(scale_up=_with_period(scale_up, period_s), scale_down=_with_period(scale_down, period_s))
     service, counts = Service(replicas, behavior), [replicas]
     for load in series:
-        counts.append(service.sync(load).replicas)
+        counts.append(service.sync_sums(load).replicas)
         start = counts[-1 - min(len(counts) - 1, max(1, math.ceil(period_s / SYNC_S)))]
         assert counts[-1] <= max(counts[-2], start + _largest_step(behavior.scale_up, start))
         assert counts[-1] >= min(counts[-2], start - _largest_step(behavior.scale_down, start))
@@ -132,4 +116,4 @@ def test_after_a_spike_the_count_holds_for_the_window(data: st.DataObject, repli
         before = service.replicas
         asked.append(math.ceil(round(load * 1000) / 1000))
         highest = max(asked[-math.ceil(300 / SYNC_S) :])
-        assert service.sync(load).replicas >= min(before, max(1, highest))
+        assert service.sync_sums(load).replicas >= min(before, max(1, highest))

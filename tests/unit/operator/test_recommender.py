@@ -8,9 +8,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from octavo_operator.scaling.behavior import Behavior, read_behavior
+from octavo_operator.scaling.behavior import read_behavior
 from octavo_operator.scaling.proposal import Metric
-from octavo_operator.scaling.recommender import Recommendation, Recommender
+from octavo_operator.scaling.recommender import Recommendation
+from octavo_testing.scaled_service import ScaledService
 
 NO_WINDOW = {"stabilizationWindowSeconds": 0}
 AT_ONCE = {"scaleDown": NO_WINDOW}
@@ -24,32 +25,9 @@ def _waiting(value: float | None, average: str = "1") -> Metric:
     return Metric(name="waiting_requests", sum=value, average=Decimal(average))
 
 
-class Service:
-    """A service whose count is what was recommended, and whose status follows at once unless a test sets it."""
-
+class Service(ScaledService):
     def __init__(self, replicas: int, document: dict[str, Any] | None = None, bounds: tuple[int, int] = (1, 100)):
-        self.replicas, self.bounds = replicas, bounds
-        self.status_replicas: int | None = None
-        self.behavior: Behavior = read_behavior(document)
-        self.recommender = Recommender()
-        self.now_s = 1000.0
-
-    def sync(self, *metrics: Metric, after_s: float = 15) -> Recommendation:
-        self.now_s += after_s
-        found = self.recommender.recommend(
-            now_s=self.now_s,
-            replicas=self.replicas,
-            status_replicas=self.replicas if self.status_replicas is None else self.status_replicas,
-            min_replicas=self.bounds[0],
-            max_replicas=self.bounds[1],
-            metrics=metrics,
-            behavior=self.behavior,
-        )
-        self.recommender.record_scaling(
-            now_s=self.now_s, before=self.replicas, after=found.replicas, behavior=self.behavior
-        )
-        self.replicas = found.replicas
-        return found
+        super().__init__(replicas, read_behavior(document), bounds)
 
     def counts(self, loads: Sequence[float | None], every_s: float = 15) -> list[int]:
         return [self.sync(_kv(load), after_s=every_s).replicas for load in loads]
@@ -79,8 +57,7 @@ class Service:
 )
 def test_one_metric(replicas: int, status_replicas: int, load: float, average: str, expected: int) -> None:
     service = Service(replicas, AT_ONCE)
-    service.status_replicas = status_replicas
-    assert service.sync(_kv(load, average)).replicas == expected
+    assert service.sync(_kv(load, average), status_replicas=status_replicas).replicas == expected
 
 
 def test_tolerances_of_both_directions() -> None:
@@ -165,38 +142,25 @@ def test_default_limits(load: float, replicas: int, bounds: tuple[int, int], exp
 
 
 @pytest.mark.parametrize(
-    ("select", "policies", "expected"),
+    ("select", "policies", "highest", "lowest"),
     [
-        pytest.param("Max", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 15, id="largest change"),
-        pytest.param("Min", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 12, id="smallest change"),
-        pytest.param("Max", [_policy("Percent", 1, 60)], 11, id="percent are rounded up"),
-        pytest.param("Disabled", [_policy("Pods", 2, 60)], 10, id="disabled"),
+        pytest.param("Max", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 15, 5, id="largest change"),
+        pytest.param("Min", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 12, 8, id="smallest change"),
+        pytest.param("Max", [_policy("Percent", 1, 60)], 11, 9, id="a part of a replica counts as a whole one"),
+        pytest.param("Disabled", [_policy("Pods", 2, 60)], 10, 10, id="disabled"),
     ],
 )
-def test_selection_of_policies_for_growth(select: str, policies: list[dict[str, Any]], expected: int) -> None:
-    service = Service(10, {"scaleUp": {"selectPolicy": select, "policies": policies}})
-    assert service.sync(_kv(90)) == Recommendation(
-        replicas=expected,
+def test_selection_of_policies(select: str, policies: list[dict[str, Any]], highest: int, lowest: int) -> None:
+    rules = {"selectPolicy": select, "policies": policies}
+    assert Service(10, {"scaleUp": rules}).sync(_kv(90)) == Recommendation(
+        replicas=highest,
         reason="ScaleUpLimit",
-        message=f"kv_used_replicas asks for 90 replicas; the policies of scaleUp now allow at most {expected}.",
+        message=f"kv_used_replicas asks for 90 replicas; the policies of scaleUp now allow at most {highest}.",
     )
-
-
-@pytest.mark.parametrize(
-    ("select", "policies", "expected"),
-    [
-        pytest.param("Max", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 5, id="largest change"),
-        pytest.param("Min", [_policy("Pods", 2, 60), _policy("Percent", 50, 60)], 8, id="smallest change"),
-        pytest.param("Max", [_policy("Percent", 1, 60)], 9, id="the remaining count is rounded down"),
-        pytest.param("Disabled", [_policy("Pods", 2, 60)], 10, id="disabled"),
-    ],
-)
-def test_selection_of_policies_for_shrinking(select: str, policies: list[dict[str, Any]], expected: int) -> None:
-    service = Service(10, {"scaleDown": {**NO_WINDOW, "selectPolicy": select, "policies": policies}})
-    assert service.sync(_kv(0)) == Recommendation(
-        replicas=expected,
+    assert Service(10, {"scaleDown": {**NO_WINDOW, **rules}}).sync(_kv(0)) == Recommendation(
+        replicas=lowest,
         reason="ScaleDownLimit",
-        message=f"kv_used_replicas asks for 0 replicas; the policies of scaleDown now allow at least {expected}.",
+        message=f"kv_used_replicas asks for 0 replicas; the policies of scaleDown now allow at least {lowest}.",
     )
 
 
