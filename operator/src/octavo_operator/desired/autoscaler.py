@@ -1,10 +1,11 @@
 """The HorizontalPodAutoscaler of a service, and which provider decides about its replicas."""
 
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 
 from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ENGINE, METRIC_NAMES
 from octavo_operator.scaling.behavior import behavior_document, read_behavior
+from octavo_operator.scaling.milli import target_to_milli
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.autoscaling import Autoscaling, MetricSpec, Provider
 from octavo_operator.spec.service import GROUP, KIND, VERSION
@@ -44,7 +45,6 @@ def _metric(metric: MetricSpec, target: Manifest) -> Manifest:
 
 
 def _quantity(value: Decimal) -> str:
-    """The quantity in the form in which the API server stores it, rounded up to thousandths, with which an HPA
-    computes."""
-    milli = int((value * 1000).to_integral_value(ROUND_CEILING))
+    """The quantity in the form in which the API server stores it."""
+    milli = target_to_milli(value)
     return f"{milli}m" if milli % 1000 else str(milli // 1000)

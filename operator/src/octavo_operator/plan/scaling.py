@@ -56,7 +56,7 @@ def _hpa_condition(spec: Autoscaling, hpa: Mapping[str, Any]) -> Condition:
         if row is None or row["status"] != "True":
             why = "the HorizontalPodAutoscaler has not begun" if row is None else f"{row['reason']}: {row['message']}"
             reason = _STOPPED.get("" if row is None else row["reason"], "MetricsUnavailable")
-            return Condition(SCALING, reason, f"{why}; the number of replicas stays as it is")
+            return Condition(SCALING, reason, f"{why}; the number of replicas does not change")
     limited = rows.get("ScalingLimited", {})
     if (limited.get("status"), limited.get("reason")) == ("True", "TooManyReplicas"):
         return Condition(SCALING, "AtMax", f"the load asks for more than autoscaling.maxReplicas, {spec.max_replicas}")

@@ -1,4 +1,4 @@
-"""How fast a service may be scaled: the `behavior` of a HorizontalPodAutoscaler (autoscaling/v2) as frozen data.
+"""Limits of how fast a service is scaled: the `behavior` of a HorizontalPodAutoscaler (autoscaling/v2) as frozen data.
 
 `read_behavior` fills in the defaults of Kubernetes 1.34 (pkg/apis/autoscaling/v2/defaults.go; for the scale-down window
 and the tolerance the defaults of kube-controller-manager). `behavior_document` writes the result in full. Write it into
