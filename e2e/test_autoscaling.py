@@ -70,7 +70,7 @@ def test_short_requests_keep_a_service_awake(scaled: str, cluster: Cluster) -> N
     """Each is over long before the operator looks at the load again."""
     with cluster.openai(HOST) as client:
         _ask(client)
-        for _ in range(6):
+        for _ in range(10):
             _ask(client)
             Event().wait(QUICK["scaleToZero"]["idleSeconds"] / 2)
             assert _replicas(cluster, scaled) >= 1

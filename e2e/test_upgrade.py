@@ -60,12 +60,14 @@ def test_a_setting_of_all_pods_rolls_engines_and_routers(
 
 
 def test_services_run_without_the_operator_until_it_is_reinstalled(
-    requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step
+    requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step, namespace: str
 ) -> None:
     before, uid = _uids(cluster, smollm2, PODS), cluster.until_ready(smollm2, NAME)["metadata"]["uid"]
     with step("helm uninstall, and install again"):
         release.uninstall()
         assert cluster.find("Deployment", SYSTEM) == []
+        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+        cluster.until_no_namespace(namespace, within_s=60)
         requests.wait_for_responses(3, within_s=90)
         release.install()
         _until_new_leader(cluster, release, smollm2)

@@ -132,6 +132,12 @@ class Cluster:
             left = max(1.0, deadline - time.monotonic())
             self.until(kind, namespace, lambda found: not found, within_s=left, label=label, what=f"no {kind}")
 
+    def until_no_namespace(self, name: str, *, within_s: float) -> None:
+        self.until(
+            "Namespace", None, lambda found: name not in {n["metadata"]["name"] for n in found},
+            within_s=within_s, what=f"namespace {name} gone",
+        )  # fmt: skip
+
     @contextmanager
     def openai(self, host: str, key: str = "none", *, at: str = "") -> Iterator[OpenAI]:
         """The official client, through the Ingress unless `at` is another URL. It never retries, so that each failure
