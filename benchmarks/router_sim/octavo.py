@@ -25,7 +25,7 @@ class Octavo:
             is_exact=True,
             max_tokens=request.max_tokens,
         )
-        decision = self._picker.pick(prompt, self._view.replicas)
+        decision = self._picker.pick(prompt, [r for r in self._view.replicas if r.is_routable])
         self._leases[request.number] = self._picker.lease(decision, prompt)
         return self._number[decision.chosen.name]
 

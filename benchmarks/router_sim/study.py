@@ -92,7 +92,7 @@ def ideal_capacity(setting: Setting) -> float:
 
 def capacities(settings: list[Setting], *, jobs: int, on_done: Callable[[], object]) -> dict[Setting, float]:
     smaller = {setting: _smaller(setting) for setting in settings}
-    found = dict(_run_each(capacity, [*dict.fromkeys(smaller.values())], jobs=jobs, on_done=on_done))
+    found = dict(run_each(capacity, [*dict.fromkeys(smaller.values())], jobs=jobs, on_done=on_done))
     return {large: found[small] * large.replicas / small.replicas for large, small in smaller.items()}
 
 
@@ -101,7 +101,7 @@ def _smaller(setting: Setting) -> Setting:
 
 
 def run_all(cases: list[Case], *, jobs: int, on_done: Callable[[], object]) -> Iterator[tuple[Case, Figures]]:
-    return _run_each(run, cases, jobs=jobs, on_done=on_done)
+    return run_each(run, cases, jobs=jobs, on_done=on_done)
 
 
 def as_json(case: Case, found: Figures) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _world(setting: Setting, hardware: Hardware, policy: str) -> World:
     return World(hardware, setting.replicas, POLICIES[policy], seed=setting.seed, routers=setting.routers)
 
 
-def _run_each(
+def run_each(
     work: Callable[[_Job], _Found], todo: list[_Job], *, jobs: int, on_done: Callable[[], object]
 ) -> Iterator[tuple[_Job, _Found]]:
     if jobs == 1:

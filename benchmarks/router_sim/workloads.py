@@ -123,9 +123,14 @@ def _chat(rng: Random, pieces: list[Text]) -> list[Turn]:
     return _growing(rng, start, rng.randint(2, 10), asks=(30, 150), answers=(40, 120), pause=6.0)
 
 
-def _agent(rng: Random, pieces: list[Text]) -> list[Turn]:
-    start = _popular(rng, pieces) + _text(rng, 60, 200)
+def _agent(rng: Random, pieces: list[Text], exponent: float = 0.8) -> list[Turn]:
+    start = _popular(rng, pieces, exponent) + _text(rng, 60, 200)
     return _growing(rng, start, rng.randint(4, 12), asks=(80, 400), answers=(16, 64), pause=1.0)
+
+
+def agents(exponent: float) -> Callable[[Random, list[Text]], list[Turn]]:
+    """Return conversations of agents whose system prompts follow Zipf's law with this exponent; 0 is even."""
+    return lambda rng, pieces: _agent(rng, pieces, exponent)
 
 
 def _hot(rng: Random, pieces: list[Text]) -> list[Turn]:

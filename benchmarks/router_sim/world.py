@@ -2,13 +2,13 @@
 
 A request is routed when it arrives and reaches its replica `ROUTE_S` later; a full replica refuses it with 429. The
 router receives responses `REPLY_S` and frames `FRAME_S` after the replica has sent them. Each request ends once,
-finished or refused.
+finished or refused. A drained replica gets no new requests; when its last one has ended, every router drops its cache.
 """
 
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -84,6 +84,11 @@ class World:
         self._policy_requests: dict[int, PolicyRequest] = {}
         self._answering: dict[int, Request] = {}
         self._followers: dict[int, Request] = {}
+        self._draining: set[int] = set()  # replicas that still have requests
+
+    def drain_at(self, at_s: float, choose: Callable[["World"], int]) -> None:
+        """Drain the replica that `choose` returns at `at_s`; the policy must be `Octavo`. Call it before `run`."""
+        self._schedule(at_s, lambda: self._drain(choose(self)))
 
     def run(self, requests: list[Request]) -> None:
         """Run until every request has ended."""
@@ -106,6 +111,25 @@ class World:
             replicas=[_replica(i, engine, index) for i, engine in enumerate(self.engines)],
             engines=self.engines,
         )
+
+    def _drain(self, replica: int) -> None:
+        self._draining.add(replica)
+        for view in self.views:
+            observed = view.replicas[replica]
+            observed.endpoint = replace(observed.endpoint, is_ready=False)
+        self._remove_if_drained(replica)
+
+    def _remove_if_drained(self, replica: int) -> None:
+        if replica in self._draining and not self.loads[replica].now:
+            self._draining.remove(replica)
+            self._schedule(self.now + FRAME_S, partial(self._remove, replica))  # after its last frame
+
+    def _remove(self, replica: int) -> None:
+        for view in self.views:
+            removed = view.replicas[replica]
+            assert removed.blocks is not None
+            removed.blocks.release()
+            removed.state = "gone"
 
     def _policy_of(self, number: int) -> Policy:
         """Return the policy of the router that this request is sent to."""
@@ -176,6 +200,7 @@ class World:
         assert outcome.ended_s is None, "a request that ended twice"
         outcome.ended_s = self.now
         self.loads[replica].change(-1, self.now)
+        self._remove_if_drained(replica)
         self._policy_of(request.number).on_end(asked, replica, ok=not outcome.is_refused)
         if not outcome.is_refused:
             self._oracle.add_answer(request)

@@ -124,3 +124,28 @@ def test_the_command_prints_and_saves_its_results(
     runs = json.loads(saved.read_text())["runs"]
     assert [run["case"]["policy"] for run in runs] == ["octavo", "random"]
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".png", ".svg"}
+
+
+def test_a_drained_replica_finishes_its_requests_and_gets_no_new_ones(load: Any) -> None:
+    hardware, octavo = load("router_sim.hardware").HARDWARE["a10g-7b"], load("router_sim.octavo").Octavo
+    world = load("router_sim.world").World(hardware, 3, octavo, routers=2)
+    running: list[int] = []
+
+    def choose(world: Any) -> int:
+        running.append(world.loads[1].now)
+        return 1
+
+    world.drain_at(6.0, choose)
+    world.run(load("router_sim.workloads").WORKLOADS["agents"].requests(rate=12.0, count=150, replicas=3, seed=0))
+    world.check()
+    sent = [outcome for outcome in world.outcomes.values() if outcome.replica == 1]
+    assert running[0] > 0
+    assert sum(outcome.ended_s > 6.0 for outcome in sent) == running[0]
+    assert max(outcome.arrived_s for outcome in sent) < 6.0
+    assert not any(outcome.is_refused for outcome in world.outcomes.values())
+    for view in world.views:
+        assert [(r.state, r.blocks.state) for r in view.replicas] == [
+            ("exact", "exact"),
+            ("gone", "broken"),
+            ("exact", "exact"),
+        ]
