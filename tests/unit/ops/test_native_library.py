@@ -1,7 +1,6 @@
 """Building the native kernels: once, in the cache folder, by the first process; not without a compiler."""
 
 import os
-import platform
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,14 @@ from octavo_engine.ops import native_library as module
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_backend import cpu_backend
+from octavo_engine.ops.cpu_level import Level, usable_levels
 from octavo_engine.ops.native_attention import NativeBackend
 from octavo_engine.ops.native_library import load_library, native_library
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
+from octavo_testing.kernel_levels import levels_to_test
 
+LEVEL = usable_levels()[0]
 SPECS = [LayerKVSpec(num_kv_heads=1, head_dim=16)]
 
 
@@ -44,16 +46,16 @@ def compiler(folder: Path, script: str) -> str:
 def test_the_library_is_compiled_once_and_cached(cache: Path, tmp_path: Path) -> None:
     counting = compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
     for _ in range(2):
-        assert load_library(counting).octavo_lanes() in (4, 8, 16)
+        assert load_library(counting, LEVEL).octavo_lanes() in (4, 8, 16)
     assert (tmp_path / "runs").read_text() == "run\n"
     assert [p.suffix for p in cache.iterdir()] == [".so"], "no temporary file is left"
 
 
 def test_other_flags_make_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLAGS", tuple(f for f in module._FLAGS if f not in ("-O3", "-fopenmp")))
-    load_library("g++")
+    load_library("g++", LEVEL)
     monkeypatch.setattr(module, "_FLAGS", (*module._FLAGS, "-g"))
-    load_library("g++")
+    load_library("g++", LEVEL)
     assert len(list(cache.iterdir())) == 2
 
 
@@ -79,17 +81,17 @@ def test_the_environment_disables_the_library(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_broken_file_in_the_cache_leaves_torch(cache: Path) -> None:
-    load_library("g++")
+    load_library("g++", LEVEL)
     (built,) = cache.iterdir()
     built.unlink()  # it is mapped: don't write into it
     built.write_bytes(b"not a library")
-    assert load_library("g++").octavo_lanes() > 0
+    assert load_library("g++", LEVEL).octavo_lanes() > 0
 
 
 def test_an_unwritable_home_compiles_for_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert load_library("g++").octavo_lanes() > 0
+    assert load_library("g++", LEVEL).octavo_lanes() > 0
 
 
 @pytest.mark.parametrize(
@@ -107,16 +109,10 @@ def test_torch_serves_what_the_kernel_does_not_support(block_size: int, dtype: t
     assert "CXX" not in os.environ
 
 
-@pytest.mark.parametrize(("machine", "lanes"), [((), 4), (("-mavx2", "-mfma"), 8)], ids=["plain", "avx2"])
+@pytest.mark.parametrize("level", levels_to_test(), ids=lambda level: level.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_kernels_for_narrower_vectors_equal_the_reference(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, machine: tuple[str, ...], lanes: int, dtype: torch.dtype
-) -> None:
-    if machine and platform.machine() != "x86_64":
-        pytest.skip("flags of x86")
-    monkeypatch.setattr(module, "_THIS_MACHINE", machine)
-    library = load_library("g++")
-    assert library.octavo_lanes() == lanes
+def test_attention_at_every_level_equals_the_reference(level: Level, dtype: torch.dtype) -> None:
+    library = load_library("g++", level)
     spec = make_spec(heads=14, kv_heads=2, dim=36, window=40, softcap=9.0)
     shapes = [SeqShape(300, 1), SeqShape(17, 30), SeqShape(0, 50), SeqShape(599, 2)]
     want = run_history_and_step(ReferenceBackend([spec.kv], 32, dtype), spec, shapes, 32, dtype)

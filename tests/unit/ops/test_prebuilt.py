@@ -1,17 +1,17 @@
 """Prebuilt kernels: the highest level that the CPU supports is used, and it gives the same results."""
 
-import platform
 from pathlib import Path
 
 import pytest
 import torch
+from octavo_engine.ops import native_library as native_module
 from octavo_engine.ops import prebuilt as module
-from octavo_engine.ops.cpu_info import cpu_features
+from octavo_engine.ops.cpu_level import Level, levels_here, usable_levels
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.norm import rms_norm, rms_weight
-from octavo_engine.ops.prebuilt import LEVELS, Level, build, path_of, prebuilt_library
+from octavo_engine.ops.prebuilt import build, path_of, prebuilt_library
 
-HERE = [level for level in LEVELS if level.machine == platform.machine()]
+HERE = levels_here()
 
 
 @pytest.fixture
@@ -23,35 +23,46 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("level", HERE, ids=lambda level: level.name)
-def test_the_highest_supported_level_is_selected(folder: Path, level: Level) -> None:
-    assert prebuilt_library(frozenset(level.needs)) == path_of(folder, level)
-    lower = HERE[HERE.index(level) + 1 :]
-    if level.needs:
-        lacking = frozenset(level.needs) - {level.needs[-1]}
-        expected = next((path_of(folder, low) for low in lower if lacking.issuperset(low.needs)), None)
-        assert prebuilt_library(lacking) == expected
-
-
-def test_a_level_that_was_not_built_is_skipped(folder: Path) -> None:
-    best, *others = [level for level in HERE if cpu_features().issuperset(level.needs)]
-    path_of(folder, best).unlink()
-    assert prebuilt_library() == (path_of(folder, others[0]) if others else None)
+def test_the_best_level_that_was_built_is_selected(folder: Path, level: Level) -> None:
+    lower = HERE[HERE.index(level) :]
+    assert prebuilt_library(lower) == path_of(folder, level)
+    path_of(folder, level).unlink()
+    assert prebuilt_library(lower) == (path_of(folder, lower[1]) if lower[1:] else None)
 
 
 def test_a_wheel_brings_its_own_libraries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_PREBUILT")
     monkeypatch.setattr(module, "WHEEL_FOLDER", folder)
-    assert prebuilt_library(frozenset()) == path_of(folder, HERE[-1])
+    assert prebuilt_library(HERE) == path_of(folder, HERE[0])
 
 
 def test_no_prebuilt_library_is_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OCTAVO_PREBUILT", raising=False)
-    assert prebuilt_library() is None
+    assert prebuilt_library(HERE) is None
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/g++", "g++"])
+def test_a_prebuilt_library_of_another_version_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
+) -> None:
+    best = usable_levels()[0]
+    monkeypatch.setattr(module, "levels_here", lambda: [best])
+    monkeypatch.setattr(native_module, "_sources_id", lambda: "older")
+    build(tmp_path, "g++")
+    monkeypatch.undo()
+    monkeypatch.setenv("OCTAVO_PREBUILT", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    native_library.cache_clear()
+    try:
+        assert (native_library() is None) == (compiler != "g++")
+    finally:
+        native_library.cache_clear()
+    assert f"{path_of(tmp_path, best)} belong to another version" in caplog.text
 
 
 def test_a_prebuilt_library_computes_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    best = next(level for level in HERE if cpu_features().issuperset(level.needs))
-    monkeypatch.setattr(module, "LEVELS", (best,))
+    best = usable_levels()[0]
+    monkeypatch.setattr(module, "levels_here", lambda: [best])
     assert build(tmp_path / "made", "g++") == [path_of(tmp_path / "made", best)]
     monkeypatch.setenv("OCTAVO_PREBUILT", str(tmp_path / "made"))
     monkeypatch.setenv("PATH", "/nowhere")

@@ -31,7 +31,8 @@ class LinearSpec:
     """A linear layer as the checkpoint stores it. `outs`: the sizes of the output's parts, fused into one weight.
 
     `names` has one prefix per part, or a single prefix if the checkpoint's tensor is already fused. `transposed`: the
-    checkpoint stores [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`.
+    checkpoint stores [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`. `gated`: the halves of
+    the output are gate and up, for `apply_gated`.
     """
 
     in_features: int
@@ -40,6 +41,7 @@ class LinearSpec:
     bias: bool = False
     transposed: bool = False
     wide: bool = False
+    gated: bool = False
     shard: Shard = field(default_factory=Shard)
 
 
@@ -109,7 +111,7 @@ class DenseMethod:
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"
-        self.packed = pack(self.weight, self.bias, wide=self.spec.wide)
+        self.packed = pack(self.weight, self.bias, wide=self.spec.wide, gated=self.spec.gated)
         self.weight = None
 
     def apply(self, x: Tensor) -> Tensor:

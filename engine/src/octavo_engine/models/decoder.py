@@ -168,6 +168,7 @@ def _mlp(prefix: str, spec: DecoderSpec, config: ModelConfig, build: BuildContex
         outs=(inner, inner),
         names=tuple(f"{prefix}.{name}" for name in names),
         bias=spec.mlp_bias,
+        gated=True,
     )
     down = LinearSpec(in_features=inner, outs=(config.hidden_size,), names=(f"{prefix}.down_proj",), bias=spec.mlp_bias)
     return GatedMLP(Linear(gate_up, build), Linear(down, build), spec.activation)

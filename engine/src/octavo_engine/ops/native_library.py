@@ -1,9 +1,10 @@
-"""Compiles the C++ kernels for this machine's CPU on first use, caches the library, and loads it through a plain C ABI.
+"""Compiles the C++ kernels for this CPU's level on first use, caches the library, and loads it through a plain C ABI.
 
-The file's name is a hash of source, flags, compiler and CPU, so a stale library is never loaded, and machines may share
-a home folder. The compiler writes a temporary file that is then renamed: there are no lock files, and two processes may
-compile at once. If prebuilt libraries are configured (`prebuilt`), a suitable one is loaded instead. With
-OCTAVO_NATIVE=0, without a compiler, or after any failure there is no library, and the callers use torch.
+The file's name is a hash of source, flags (so of the level) and compiler: a stale library is never loaded, and machines
+may share a home folder. The compiler writes a temporary file that is then renamed: there are no lock files, and two
+processes may compile at once. If prebuilt libraries are configured (`prebuilt`), a suitable one is loaded instead,
+unless it was built from other sources. With OCTAVO_NATIVE=0, without a compiler, or after any failure there is no
+library, and the callers use torch.
 """
 
 import contextlib
@@ -21,20 +22,19 @@ from pathlib import Path
 
 import torch  # loads the OpenMP runtime that the kernels must share with it
 
-from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
+from octavo_engine.ops.cpu_info import cache_folder
+from octavo_engine.ops.cpu_level import Level, usable_levels
 from octavo_engine.ops.prebuilt import prebuilt_library
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent / "native"
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
-_THIS_MACHINE: tuple[str, ...] = ("-march=native",)
 _TIMEOUT_S = 120
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _ARGUMENTS = {
-    "octavo_linear": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT),
-    "octavo_linear_gated": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT),
+    "octavo_linear": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
     "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
     "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
     "octavo_apply_token_bitmask": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT),
@@ -47,13 +47,17 @@ def native_library() -> ctypes.CDLL | None:
     """Load the kernels, once per process; return None if they are not available."""
     if os.environ.get("OCTAVO_NATIVE", "1") == "0":
         return None
-    ready = prebuilt_library()
+    levels = usable_levels()
+    is_set = os.environ.get("OCTAVO_CPU_LEVEL") == levels[0].name
+    reason = "set by OCTAVO_CPU_LEVEL" if is_set else "the highest available here"
+    _LOGGER.info("the CPU level is %s: %s", levels[0].name, reason)
+    ready = prebuilt_library(levels)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if ready is None and compiler is None:
-        _LOGGER.warning("no C++ compiler (g++) was found: torch, which is slower, replaces the native kernels")
-        return None
     try:
-        return _open(ready) if ready is not None else load_library(compiler or "c++")
+        library = None if ready is None else _open_prebuilt(ready)
+        if library is None and compiler is None:
+            _LOGGER.warning("no C++ compiler (g++) was found: torch, which is slower, replaces the native kernels")
+        return library if library is not None or compiler is None else load_library(compiler, levels[0])
     except (OSError, subprocess.SubprocessError) as error:
         _LOGGER.warning("the native kernels are not available, torch is used instead: %s", _reason(error))
         return None
@@ -64,8 +68,9 @@ def kernels_for(x: torch.Tensor) -> ctypes.CDLL | None:
     return native_library() if x.is_cpu and x.dtype in (torch.bfloat16, torch.float32) else None
 
 
-def load_library(compiler: str) -> ctypes.CDLL:
-    command = compile_command(compiler, _THIS_MACHINE)
+def load_library(compiler: str, level: Level) -> ctypes.CDLL:
+    """Load the library for a level that this CPU has, compiled before or now. Raises OSError, SubprocessError."""
+    command = compile_command(compiler, level.flags)
     path = cache_folder() / f"kernels-{_key(command)}.so"
     with contextlib.suppress(OSError):  # if the file is absent or broken, it is compiled again
         return _open(path)
@@ -82,7 +87,20 @@ def load_library(compiler: str) -> ctypes.CDLL:
 
 def compile_command(compiler: str, machine: Sequence[str]) -> list[str]:
     """Return the compiler's command line without the output file."""
-    return [compiler, *machine, *_FLAGS, *map(str, _SOURCES), *_openmp_runtime()]
+    build = f'-DOCTAVO_SOURCES="{_sources_id()}"'
+    return [compiler, *machine, *_FLAGS, build, *map(str, _SOURCES), *_openmp_runtime()]
+
+
+def _open_prebuilt(path: Path) -> ctypes.CDLL | None:
+    """Load a prebuilt library; return None if it was built from other sources than this version's."""
+    library = ctypes.CDLL(str(path))
+    identify = getattr(library, "octavo_sources", None)
+    if identify is not None:
+        identify.restype = ctypes.c_char_p
+    if identify is None or identify() != _sources_id().encode():
+        _LOGGER.warning("the prebuilt kernels %s belong to another version of Octavo and are not used", path)
+        return None
+    return _open(path)
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -113,9 +131,16 @@ def _openmp_runtime() -> list[str]:
 
 def _key(command: list[str]) -> str:
     version = subprocess.run([command[0], "--version"], check=True, capture_output=True, timeout=_TIMEOUT_S).stdout
+    return _digest("\0".join(command).encode(), version)
+
+
+def _sources_id() -> str:
+    return _digest(*(path.read_bytes() for path in (*_SOURCES, *sorted(_FOLDER.glob("*.h")))))
+
+
+def _digest(*parts: bytes) -> str:
     digest = hashlib.sha256()
-    sources = b"\0".join(path.read_bytes() for path in (*_SOURCES, *sorted(_FOLDER.glob("*.h"))))
-    for part in (sources, "\0".join(command).encode(), version, cpu_signature().encode()):
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()[:24]
 

@@ -1,8 +1,7 @@
 """bf16 linears by our own kernel (`native/linear.cpp`), over a layout that this module packs itself.
 
-The layout is the same on every CPU, so the kernel does not depend on oneDNN's layout. An output's bits depend only on
-its own row: a request gets the same result alone and in a batch. A CPU with matrix instructions multiplies many rows
-faster with oneDNN; `ops.packed_linear` selects one of the two.
+The layout is the same on every CPU. An output's bits depend only on its own row: a request gets the same result alone
+and in a batch.
 """
 
 import ctypes
@@ -16,7 +15,8 @@ from torch.nn import functional as F
 from octavo_engine.ops.huge_pages import prefer_huge_pages
 from octavo_engine.ops.native_library import native_library
 
-_BLOCK, _UNIT, _PAIRS = 64, 16, 32  # outputs of a block and of a unit; inputs are rounded up to `_PAIRS`
+_PANEL, _UNIT, _STEP = 32, 16, 32  # outputs of a panel and of a unit; inputs of a step
+_ROUNDED, _FLOAT, _ACTIVATED = range(3)  # `enum Result` of the kernel
 
 
 class _Linear(ctypes.Structure):
@@ -27,71 +27,78 @@ class _Linear(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
+        ("gated", ctypes.c_int64),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A weight in the kernel's layout. `owned` keeps alive the memory that `address` points to."""
+    """A weight in the kernel's layout. `owned` keeps alive the memory that `address` points to.
+
+    `gated`: the gate and up halves of the outputs alternate in memory, and `native_gated` supports the weight.
+    """
 
     library: ctypes.CDLL
     address: int  # of a `_Linear`
     in_features: int
     out_features: int
+    gated: bool
     owned: tuple[_Linear, Tensor, Tensor | None]
 
-    @property
-    def gates(self) -> bool:
-        """True if the gate and up halves of the outputs are whole units, so that `native_gated` supports them."""
-        return self.out_features % (2 * _UNIT) == 0
 
-
-def native_weight(weight: Tensor, bias: Tensor | None) -> NativeWeight | None:
+def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> NativeWeight | None:
     """Pack a copy of the weight [out, in]; return None if there is no kernel for its type or device."""
     library = native_library()
     if library is None or weight.dtype != torch.bfloat16 or not weight.is_cpu:
         return None
-    blocks = packed_blocks(weight)
-    prefer_huge_pages(blocks.data_ptr(), blocks.nbytes)
-    wide = None if bias is None else bias.float().contiguous()
     out_features, in_features = weight.shape
-    linear = _Linear(blocks.data_ptr(), None if wide is None else wide.data_ptr(), in_features, out_features)
-    return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, (linear, blocks, wide))
+    gated = gated and out_features % (2 * _UNIT) == 0
+    panels = packed_panels(weight, gated=gated)
+    prefer_huge_pages(panels.data_ptr(), panels.nbytes)
+    wide = None if bias is None else bias.float().contiguous()
+    bias_address = None if wide is None else wide.data_ptr()
+    linear = _Linear(panels.data_ptr(), bias_address, in_features, out_features, gated)
+    return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, gated, (linear, panels, wide))
 
 
 def native_linear(
     x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype
 ) -> Float[Tensor, "*rows out_features"]:
     """Apply the linear layer. `dtype`: the type of the output, bf16, or fp32 if sums must not be rounded."""
-    x = x if x.is_contiguous() else x.contiguous()
-    size = weight.in_features
     out = torch.empty((*x.shape[:-1], weight.out_features), dtype=dtype)
-    rows, threads = x.numel() // size, torch.get_num_threads()
-    weight.library.octavo_linear(
-        weight.address, x.data_ptr(), size, rows, out.data_ptr(), dtype == torch.float32, threads
-    )
+    _multiply(x, weight, out, _FLOAT if dtype == torch.float32 else _ROUNDED)
     return out
 
 
 def native_gated(
     x: Float[Tensor, "rows in_features"], weight: NativeWeight, activation: int
 ) -> Float[Tensor, "rows n"]:
-    x = x if x.is_contiguous() else x.contiguous()
-    rows, size = x.shape
-    out = torch.empty((rows, weight.out_features // 2), dtype=x.dtype)
-    weight.library.octavo_linear_gated(
-        weight.address, x.data_ptr(), size, rows, out.data_ptr(), activation, torch.get_num_threads()
-    )
+    out = torch.empty((len(x), weight.out_features // 2), dtype=x.dtype)
+    _multiply(x, weight, out, _ACTIVATED, activation)
     return out
 
 
-def packed_blocks(
-    weight: BFloat16[Tensor, "out_features in_features"],
-) -> BFloat16[Tensor, "blocks pairs 64 2"]:
-    """Return a copy in the kernel's layout: blocks of 64 outputs, each with the inputs in pairs, padded with zeros."""
+def _multiply(x: Tensor, weight: NativeWeight, out: Tensor, result: int, activation: int = 0) -> None:
+    x = x if x.is_contiguous() else x.contiguous()
+    size, threads = weight.in_features, torch.get_num_threads()
+    weight.library.octavo_linear(
+        weight.address, x.data_ptr(), size, x.numel() // size, out.data_ptr(), result, activation, threads
+    )
+
+
+def packed_panels(
+    weight: BFloat16[Tensor, "out_features in_features"], *, gated: bool = False
+) -> BFloat16[Tensor, "panels steps 2 16 16 2"]:
+    """Return a copy in the kernel's layout, described in `native/panels.h`, padded with zeros."""
     out_features, in_features = weight.shape
-    padded = F.pad(weight, (0, -in_features % _PAIRS, 0, -out_features % _BLOCK)).contiguous()
-    pairs = padded.view(torch.int32).view(
-        -1, _BLOCK, padded.shape[1] // 2
-    )  # a pair in one piece copies three times faster
-    return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).view(len(pairs), -1, _BLOCK, 2)
+    padded = F.pad(weight, (0, -in_features % _STEP, 0, -out_features % _PANEL)).contiguous()
+    pairs = padded.view(torch.int32)  # a pair in one piece copies three times faster
+    steps = pairs.shape[1] // (_STEP // 2)
+    units = (
+        pairs.view(2, -1, _UNIT, steps, _STEP // 2).transpose(0, 1)
+        if gated
+        else pairs.view(-1, 2, _UNIT, steps, _STEP // 2)
+    )
+    return (
+        units.permute(0, 3, 1, 4, 2).contiguous().view(torch.bfloat16).view(len(units), steps, 2, _STEP // 2, _UNIT, 2)
+    )

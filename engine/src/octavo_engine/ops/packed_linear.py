@@ -1,7 +1,7 @@
 """Linear layers over weights that are packed when loaded: in our own kernel's layout (bf16), oneDNN's, or plain.
 
-A CPU with matrix instructions (AMX, or bf16 on ARM) multiplies many rows faster with oneDNN than with our kernel. Only
-on such a CPU is a bf16 weight kept in both layouts; otherwise it is in memory once.
+An ARM CPU with bf16 instructions multiplies many rows faster with oneDNN than with our kernel. Only on such a CPU is a
+bf16 weight kept in both layouts; otherwise it is in memory once.
 
 oneDNN's operators are private to torch: only this module calls them, checks each packed weight by running it once, and
 falls back to `F.linear` on the plain weight. A packed tensor has no storage and cannot be pickled: pack in the process
@@ -26,7 +26,7 @@ from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_l
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
-_MATRIX_FEATURES = frozenset({"amx_bf16", "bf16"})  # of x86 and of ARM, as Linux names them
+_MATRIX_FEATURE = "bf16"  # of ARM, as Linux names it
 _WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small enough to stay in the CPU cache
 
 
@@ -71,7 +71,7 @@ def gated_linear(
 ) -> Float[Tensor, "rows n"]:
     """Apply the layer and then the gated activation; the first half of the layer's outputs is the gate."""
     native = weight.native
-    if native is not None and native.gates and activation.native is not None and _prefers_native(weight, len(x)):
+    if native is not None and native.gated and activation.native is not None and _prefers_native(weight, len(x)):
         return native_gated(x, native, activation.native)
     return act_mul(packed_linear(x, weight), activation)
 
@@ -81,11 +81,15 @@ def pack(
     bias: Float[Tensor, " out_features"] | None = None,
     *,
     wide: bool = False,
+    gated: bool = False,
     rows_hint: int = ROWS_HINT,
 ) -> PackedWeight:
-    """Pack a weight; it stays plain if neither our kernel nor oneDNN supports it. `wide`: for `wide_linear` only."""
+    """Pack a weight; it stays plain if neither our kernel nor oneDNN supports it.
+
+    `wide`: for `wide_linear` only. `gated`: also for `gated_linear`, whose activation our kernel then computes.
+    """
     weight = weight.detach()
-    native = native_weight(weight, bias)
+    native = native_weight(weight, bias, gated=gated)
     packed = _try_pack(weight, rows_hint) if _needs_onednn(weight, native, wide) else None
     if native is None and packed is None:
         return plain_weight(weight, bias)
@@ -112,7 +116,7 @@ def _needs_onednn(weight: Tensor, native: NativeWeight | None, wide: bool) -> bo
 
 
 def _has_matrix_instructions() -> bool:
-    return not _MATRIX_FEATURES.isdisjoint(cpu_features())
+    return _MATRIX_FEATURE in cpu_features()
 
 
 def _chunked_linear(x: Tensor, plain: Tensor, bias: Tensor | None) -> Tensor:

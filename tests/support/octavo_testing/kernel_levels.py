@@ -1,0 +1,24 @@
+"""The levels at which kernels are tested: all that this CPU has, and tiles in plain C++ on any x86 CPU."""
+
+import platform
+from dataclasses import replace
+
+from octavo_engine.ops.cpu_info import cpu_features
+from octavo_engine.ops.cpu_level import LEVELS, Level, levels_here, request_tiles
+
+_EMULATE = "-DEMULATE_TILES"
+
+
+def emulated(level: Level) -> Level:
+    """Return the level with its vectors, and with tiles in plain C++."""
+    return replace(level, name=f"emulated-{level.name}", flags=(*level.flags, _EMULATE))
+
+
+def levels_to_test() -> list[Level]:
+    features = cpu_features()
+    levels = [level for level in levels_here() if features.issuperset(level.needs)]
+    if levels[0].name == "amx" and not request_tiles():
+        del levels[0]
+    avx2 = next(level for level in LEVELS if level.name == "avx2")
+    has_avx2 = platform.machine() == "x86_64" and features.issuperset(avx2.needs)
+    return [*levels, emulated(avx2)] if has_avx2 else levels
