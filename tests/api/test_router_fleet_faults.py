@@ -14,9 +14,9 @@ from octavo_testing.fleets import running_fleet, until
 
 
 @asynccontextmanager
-async def exact_pair(**settings):
+async def exact_pair(heartbeat_s=0.05, **settings):
     """A fake replica with some blocks, the fleet that follows it, and the exact `Replica`."""
-    fake = FakeReplica(heartbeat_s=0.05)
+    fake = FakeReplica(heartbeat_s=heartbeat_s)
     fake.step(stored=[1, 2, 3])
     async with running_fleet(fake, **settings) as fleet:
         await until(lambda: fleet.routable(MODEL))
@@ -234,7 +234,7 @@ async def test_a_replica_that_announces_its_end_gets_no_requests():
 
 async def test_clock_jumps_change_nothing(monkeypatch):
     """Frames carry no time and the router reads no wall clock, so skews and steps of clocks have no effect."""
-    async with exact_pair() as (fake, fleet, replica):
+    async with exact_pair(heartbeat_s=0.3) as (fake, fleet, replica):  # a busy machine delays some
         seen, updates = states_of(fleet), []
         fleet.on_load_update.append(updates.append)
         for days in (-400, 400, 0):
