@@ -1,18 +1,25 @@
 # Image of the operator, without engine and server. Build it from the root of the repository: make images
+# Its last layer is our own package, as in engine.Dockerfile.
 ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS sources
+RUN pip install --no-cache-dir hatchling
+COPY operator operator
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --target /opt/sources ./operator
+
 FROM ${BASE}
-RUN useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo
+RUN useradd --uid 10001 --create-home --home-dir /home/octavo --shell /usr/sbin/nologin octavo \
+ && echo /opt/sources > "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/octavo.pth"
 WORKDIR /src
 COPY constraints.txt ./
-COPY operator/pyproject.toml operator/README.md operator/
 COPY images/requirements.py images/
+COPY operator/pyproject.toml operator/
 RUN python images/requirements.py operator > requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
-COPY operator operator
-RUN pip install --no-cache-dir --no-deps ./operator && rm -rf /src/operator
+ENV PATH=/opt/sources/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 WORKDIR /home/octavo
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 EXPOSE 8080
 ENTRYPOINT ["octavo-operator"]
 CMD ["--help"]
+COPY --from=sources /opt/sources /opt/sources
