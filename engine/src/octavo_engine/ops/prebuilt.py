@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo_engine.ops.cpu_level import Level, levels_here
@@ -33,13 +34,14 @@ def build(folder: Path, compiler: str) -> list[Path]:
     """Compile one library per level; return their paths. Raises CalledProcessError."""
     from octavo_engine.ops.native_library import compile_command
 
-    folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for level in levels_here():
+    def compile_level(level: Level) -> Path:
         path = path_of(folder, level)
         subprocess.run([*compile_command(compiler, level.flags), "-o", str(path)], check=True)
-        made.append(path)
-    return made
+        return path
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_level, levels_here()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
