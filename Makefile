@@ -29,7 +29,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images wheels dist test nightly e2e lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images wheels dist test nightly e2e smoke lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random te
 
 e2e: $(VENV)/.dev ## build images, install the chart and test it in a whole cluster (e2e/README.md); a selection: ARGS='-k name'
 	$(BIN)/python -m pytest -ra e2e $(ARGS)
+
+smoke: $(VENV)/.dev ## like `make e2e`, but only one service: apply, chat, scale, edit, delete
+	$(BIN)/python -m pytest -ra e2e/test_service_life.py $(ARGS)
 
 lint: $(VENV)/.dev ## run ruff, mypy --strict, import contracts, and the checks of sizes and layout
 	$(BIN)/ruff check .

@@ -4,21 +4,20 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from kubernetes import config
 from octavo_e2e.audit import AuditLog
-from octavo_e2e.cluster import Cluster, Step
+from octavo_e2e.cluster import EXAMPLE, Cluster, Raw, Step
 from octavo_e2e.evidence import PREFIX, save_evidence
 from octavo_e2e.providers import ROOT, NoCluster, Provider, start
 from octavo_e2e.release import Release
 
 RESULTS = ROOT / "results" / "e2e"
-IMAGES_S, TEST_S = 1500, 300
-EXAMPLE, EXAMPLE_HOST = ROOT / "examples" / "smollm2.yaml", "smollm2.example.test"
+IMAGES_S, TEST_S = 3600, 300
 HAS_IMAGES = "E2E_HAS_IMAGES" in os.environ  # the cluster already has images of this commit
 KEEPS = "E2E_KEEP" in os.environ  # keep the installation for inspection or the next run
 
@@ -95,6 +94,7 @@ def release(cluster: Cluster, step: Step) -> Iterator[Release]:
     installed = Release(cluster)
     with step(f"helm {' '.join(installed.install())}"):
         installed.until_up()
+    _delete_leftovers(cluster)
     yield installed
     if not KEEPS:
         installed.remove()
@@ -122,8 +122,8 @@ def smollm2(cluster: Cluster, step: Step, make_namespace: Callable[[], str]) -> 
     with step("kubectl apply -f examples/smollm2.yaml"):
         cluster.apply(EXAMPLE, namespace)
     with step("kubectl wait --for=condition=Ready infsvc/smollm2"):
-        wait = ("wait", "--for=condition=Ready", "--timeout=5m", "infsvc/smollm2")
-        cluster.kubectl(*wait, "-n", namespace, within_s=320)
+        wait = ("wait", "--for=condition=Ready", "--timeout=15m", "infsvc/smollm2")
+        cluster.kubectl(*wait, "-n", namespace, within_s=920)
     return namespace
 
 
@@ -140,6 +140,17 @@ def audit(provider: Provider) -> AuditLog:
     if provider.audit_log is None:
         pytest.skip(f"the cluster ({provider.name}) has no readable audit log; the cluster of ../shared/k8s has one")
     return AuditLog(provider.audit_log)
+
+
+def _delete_leftovers(cluster: Cluster) -> None:
+    """Delete the namespaces of an interrupted run, whose services would claim the hosts of this run."""
+
+    def of_suite(namespaces: Sequence[Raw]) -> list[str]:
+        return [name for n in namespaces if (name := n["metadata"]["name"]).startswith(PREFIX)]
+
+    if left := of_suite(cluster.find("Namespace", None)):
+        _delete(cluster, *left)
+        cluster.until("Namespace", None, lambda found: not of_suite(found), within_s=TEST_S, what="old namespaces gone")
 
 
 def _delete(cluster: Cluster, *namespaces: str) -> None:

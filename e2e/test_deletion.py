@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from octavo_e2e.cluster import SYSTEM, Cluster, condition, exposed
+from octavo_e2e.cluster import CHILDREN, SYSTEM, Cluster, condition, exposed
 from octavo_e2e.release import SELECTOR, Release
 
 WITHIN_S = 60
 SERVICE = "going"
 METRICS_API = "octavo-metrics-api"
 LABEL = f"serving.octavo.dev/service={SERVICE}"
-MADE = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "RoleBinding", "Ingress", "NetworkPolicy")
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,8 @@ def places(cluster: Cluster, make_namespace: Callable[[], str]) -> list[str]:
 
 def _delete_and_wait(cluster: Cluster, of_service: str, whole: str) -> None:
     """Delete a service in one namespace and the whole other namespace at the same time."""
-    kinds = [kind for kind in MADE if cluster.find(kind, of_service, LABEL)]
-    assert set(kinds) == set(MADE)
+    kinds = [kind for kind in CHILDREN if cluster.find(kind, of_service, LABEL)]
+    assert set(kinds) == set(CHILDREN)
     cluster.kubectl("delete", "infsvc", SERVICE, "-n", of_service)
     cluster.kubectl("delete", "namespace", whole, "--wait=false")
     with ThreadPoolExecutor(2) as pool:

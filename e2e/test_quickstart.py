@@ -1,21 +1,16 @@
-"""The README's steps: images, chart, example, a response through the Ingress, and the output of kubectl."""
+"""The installed example: the output of kubectl, the images and their users. test_service_life.py sends requests."""
 
 import re
 
 import pytest
 import yaml
 from octavo_e2e.audit import AuditLog
-from octavo_e2e.cluster import SYSTEM, Cluster, Step, is_ready
+from octavo_e2e.cluster import EXAMPLE, SYSTEM, Cluster, is_ready
 from octavo_e2e.providers import ROOT
 from octavo_e2e.release import ACCOUNT
 
-EXAMPLE, HOST = ROOT / "examples" / "smollm2.yaml", "smollm2.example.test"
+HOST = "smollm2.example.test"
 CRD = ROOT / "crds" / "inferenceservices.serving.octavo.dev.yaml"
-
-
-def test_the_example_serves_through_the_ingress(smollm2: str, cluster: Cluster, step: Step) -> None:
-    with step('"Paris", streamed through the Ingress'):
-        assert "Paris" in cluster.ask(HOST, "smollm2")
 
 
 def test_kubectl_get_shows_the_main_columns(smollm2: str, cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from octavo_e2e.background_client import BackgroundClient
-from octavo_e2e.cluster import SYSTEM, Cluster, Raw, Step, is_ready
+from octavo_e2e.cluster import SYSTEM, Cluster, Raw, Step, is_ready, revision
 from octavo_e2e.release import SELECTOR, Release
 
 pytestmark = pytest.mark.last
@@ -48,14 +48,14 @@ def test_an_upgrade_without_engine_changes_restarts_no_pods(
 def test_a_setting_of_all_pods_rolls_engines_and_routers(
     requests: BackgroundClient, smollm2: str, cluster: Cluster, release: Release, step: Step
 ) -> None:
-    first, routers = _revision(cluster.until_ready(smollm2, NAME)), _uids(cluster, smollm2, ROUTER)
+    first, routers = revision(cluster.until_ready(smollm2, NAME)), _uids(cluster, smollm2, ROUTER)
     with step("helm upgrade, another value for all pods"):
         release.upgrade("--set", "operator.lameDuckSeconds=10")
         cluster.until_one("InferenceService", smollm2, NAME, _serves_another_than(first), within_s=240)
         _until_one_revision(cluster, smollm2)
     assert routers.isdisjoint(_uids(cluster, smollm2, ROUTER))
     release.upgrade("--reset-values")
-    cluster.until_one("InferenceService", smollm2, NAME, lambda o: is_ready(o) and _revision(o) == first, within_s=240)
+    cluster.until_one("InferenceService", smollm2, NAME, lambda o: is_ready(o) and revision(o) == first, within_s=240)
     _until_one_revision(cluster, smollm2)
 
 
@@ -79,13 +79,8 @@ def _uids(cluster: Cluster, namespace: str, label: str) -> set[str]:
     return {pod["metadata"]["uid"] for pod in cluster.find("Pod", namespace, label)}
 
 
-def _revision(service: Raw) -> str:
-    revision: str = service["status"]["revision"]["current"]
-    return revision
-
-
-def _serves_another_than(revision: str) -> Callable[[Raw], bool]:
-    return lambda service: is_ready(service) and _revision(service) != revision
+def _serves_another_than(old: str) -> Callable[[Raw], bool]:
+    return lambda service: is_ready(service) and revision(service) != old
 
 
 def _until_one_revision(cluster: Cluster, namespace: str) -> None:

