@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,8 +16,9 @@ import psutil
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import free_port
 
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 SCRIPTED_UP = (sys.executable, "-P", "-m", "octavo_testing.scripted_up", "up")
+REAL_UP = (sys.executable, "-P", "-m", "octavo_server.cli.main", "up")
 SERVING = "Ctrl-C stops all"
 
 
@@ -65,10 +66,13 @@ class UpProcess:
 
 
 @contextmanager
-def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterator[UpProcess]:
+def octavo_up(
+    folder: Path, *flags: str, manifest: str | None = None, command: Sequence[str] = SCRIPTED_UP
+) -> Iterator[UpProcess]:
     """Run `octavo up` with model and log in `folder`, and end it with its children afterwards.
 
-    `manifest` is passed on standard input; MODEL in it is replaced by the model's URI.
+    `manifest` is passed on standard input; MODEL in it is replaced by the model's URI. REAL_UP as `command` has real
+    engines and takes the model from `flags`.
     """
     model = folder / "model"
     if not model.exists():
@@ -76,7 +80,7 @@ def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterato
         write_byte_model(model)
     port, log = free_port(), folder / "up.log"
     what = [str(model), "--load-format", "dummy"] if manifest is None else ["-f", "-"]
-    argv = [*SCRIPTED_UP, *what, "--host", "127.0.0.1", "--port", str(port), *flags]
+    argv = [*command, *([] if command is REAL_UP else what), "--host", "127.0.0.1", "--port", str(port), *flags]
     with log.open("wb") as output, TemporaryFile() as given:
         given.write((manifest or "").replace("MODEL", f"file://{model}").encode())
         given.seek(0)
@@ -90,4 +94,4 @@ def octavo_up(folder: Path, *flags: str, manifest: str | None = None) -> Iterato
 
 
 def all_exited(family: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(family, timeout=10)[1]
+    return not psutil.wait_procs(family, timeout=120)[1]
