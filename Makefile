@@ -3,10 +3,11 @@
 #   PYTHON         Python interpreter, 3.11 or newer, that creates .venv
 #   TORCH_INDEX TORCH_SPEC   package index of torch; requirement or wheel of torch, in pip's syntax (see tools/install_torch.py)
 #   MODEL PORT REPLICAS   model, port and number of engines of `make up` and `make serve`
-#   TESTS          files or folders that `make test` and `make nightly` run. Default: tests
+#   TESTS          files or folders that `make test` and `make test-slow` run. Default: tests
+#   LONG           1 gives random tests and soak tests of `make test-slow` their full length
 #   ARGS           arguments to add to the command that a target runs
 #   PEERS          folder of other engines that `make bench` compares with (benchmarks/README.md)
-#   JOBS           number of processes that `make test` and `make nightly` spread the test files over. Default: one per CPU core.
+#   JOBS           number of processes that `make test` and `make test-slow` spread the tests over. Default: one per CPU core.
 #                  ARGS=-s, ARGS=--pdb, ARGS=--update-conformance and ARGS=--update-golden need JOBS=1
 
 PYTHON ?= python3
@@ -18,21 +19,23 @@ REPLICAS ?= 2
 TESTS ?= tests
 PEERS ?=
 ARGS ?=
+LONG ?=
 JOBS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar off
+PYTEST = $(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist worksteal)
 PACKAGES := octavo_engine octavo_server octavo_operator
 MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml constraints.txt
 
-export TORCH_INDEX TORCH_SPEC
+export TORCH_INDEX TORCH_SPEC LONG
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images wheels dist test nightly e2e smoke lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images wheels dist test test-slow test-cluster e2e smoke lint fmt docs crds bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  settings:  MODEL=$(MODEL)  PORT=$(PORT)  REPLICAS=$(REPLICAS)  PYTHON=$(PYTHON)  ARGS='...'  (all settings: top of the Makefile)"
 
 setup: $(VENV)/.run ## install the dependencies of serving into .venv (`make up` and `make serve` run it first)
@@ -62,13 +65,14 @@ dist: wheels ## build wheels, chart and images (OCI layouts with a list of their
 	SAVE=dist images/build
 	@ls -l dist
 
-test: $(VENV)/.dev ## run the tests; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1
-	$(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) $(TESTS) $(ARGS)
+test: $(VENV)/.dev ## run the tests of every change; a selection: TESTS=tests/unit ARGS='-x -k name'; in one process: JOBS=1
+	$(PYTEST) -m 'not slow' $(TESTS) $(ARGS)
 
-# `-m` selects the tests that `make test` leaves out, and tests whose length a profile or an option sets.
-nightly: $(VENV)/.dev ## run soak and benchmark-harness tests, and the random tests at full length
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -ra $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile) \
-	  -m 'nightly or hypothesis or fuzz' --timeout 3600 --fuzz-requests 10000 --hostile-heads 100000 $(TESTS) $(ARGS)
+test-slow: $(VENV)/.dev ## run the other tests: faults of processes, hostile clients, real models, fuzzing; LONG=1: random tests at full length
+	$(PYTEST) -m slow $(if $(LONG),--timeout 7200) $(TESTS) $(ARGS)
+
+test-cluster: $(VENV)/.dev ## run the operator's tests against a real API server, where one can be started
+	$(BIN)/python -m pytest -ra -m '' tests/cluster $(ARGS)
 
 e2e: $(VENV)/.dev ## build images, install the chart and test it in a whole cluster (e2e/README.md); a selection: ARGS='-k name'
 	$(BIN)/python -m pytest -ra e2e $(ARGS)

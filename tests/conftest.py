@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from octavo_engine.runner.torch_env import limit_openmp_spin
+from octavo_testing.run_length import LONG
 
 pytest_plugins = ["octavo_testing.conformance"]
 
@@ -33,7 +34,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFL
 # Hypothesis's deadline and its check for slow tests measure the machine, not the code; pytest-timeout bounds each test.
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
-settings.register_profile("nightly", settings.get_profile("dev"), max_examples=2000)
+settings.register_profile("long", settings.get_profile("dev"), max_examples=2000)
 
 _cache_home: str | None = None
 
@@ -45,9 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="replace oneDNN's packing of bf16 weights by a stand-in for that of CPUs with matrix instructions",
     )
-    parser.addoption("--fuzz-requests", type=int, default=500, help="number of requests of tests/fuzz. Default: 500")
-    heads = "number of mutated heads that tests/hostile sends to each server. Default: 20000"
-    parser.addoption("--hostile-heads", type=int, default=20000, help=heads)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     limit_openmp_spin()
     _restore_ctrl_c()
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "dev"))
+    settings.load_profile("long" if LONG else "ci" if IN_CI else "dev")
 
 
 def _restore_ctrl_c() -> None:
@@ -162,6 +160,12 @@ def _signal_handlers() -> Iterator[None]:
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the imported modules from garbage collection, which would visit all their objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,7 @@
 `operator/`, `engine/` and `server/` have no `__init__.py`, because a package `operator` at the root would shadow the
 standard library's. Every `__init__.py` but the engine's public face is empty, so that the import of a light module
 imports nothing else (an import in a parent package would be invisible to the import contracts). Folders of tests have
-no `__init__.py`.
+no `__init__.py`. A module of tests is slow or fast as a whole.
 """
 
 import sys
@@ -28,6 +28,9 @@ def violations(root: Path) -> Iterator[str]:
     for init in sorted(path for tests in TESTS for path in (root / tests).rglob("__init__.py")):
         if "support" not in init.relative_to(root).parts:
             yield f"{init.relative_to(root)}: must not exist, as folders of tests are no packages"
+    for test in sorted((root / "tests").rglob("test_*.py")):
+        if "\n@pytest.mark.slow" in test.read_text():
+            yield f"{test.relative_to(root)}: mark the whole module as slow (pytestmark), or move its slow tests"
     yield from _unfit_names(root)
 
 

@@ -13,6 +13,8 @@ from octavo_testing.core_process import collect, running
 from octavo_testing.scripted import LOADER, scripted, write_byte_model
 from octavo_testing.tiny_models import make_tiny
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
 SHARE = 0.8  # of the released bytes by which the resident memory must fall: the allocator keeps some pages

@@ -9,6 +9,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import free_port
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 BENCH = ("-m", "octavo_server.cli.main", "bench", "serve")
 #: Prompts of 14 tokens: 13 bytes and the end of the text.
 REPLY = "Hello, world!"

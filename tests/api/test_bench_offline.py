@@ -7,6 +7,8 @@ import pytest
 from octavo_server.cli.main import main
 from octavo_testing.scripted import write_byte_model
 
+pytestmark = pytest.mark.slow
+
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--num-threads", "1", "--num-gpu-blocks-override", "200")
 
 

@@ -11,6 +11,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from octavo_testing.terminal import CTRL_D, UP, terminal
 
+pytestmark = pytest.mark.slow
+
 OCTAVO = ("-m", "octavo_server.cli.main")
 
 

@@ -9,9 +9,9 @@ from octavo_testing.fetch_command import fetch_environment, run_fetch
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.local_hub import LocalHub
 
-FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(), "model.safetensors": b"x" * 5000}
+pytestmark = pytest.mark.slow
 
-pytestmark = pytest.mark.timeout(240)
+FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(), "model.safetensors": b"x" * 5000}
 
 
 @pytest.fixture

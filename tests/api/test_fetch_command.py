@@ -18,6 +18,8 @@ from octavo_testing.infsvc_cases import Case, stored
 from octavo_testing.local_bucket import LocalBucket
 from octavo_testing.local_hub import LocalHub
 
+pytestmark = pytest.mark.slow
+
 BIG = os.urandom(3_000_000)
 MODEL = {
     "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(),
@@ -26,8 +28,6 @@ MODEL = {
 }
 NOISE = {"README.md": b"# m", "pytorch_model.bin": b"y", "onnx/model.onnx": b"z"}
 HUB, S3 = "hf://org/model", "s3://models/team/tiny"
-
-pytestmark = pytest.mark.timeout(300)  # several processes, one after the other
 
 
 class Source:

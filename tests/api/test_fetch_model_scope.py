@@ -10,6 +10,8 @@ from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.local_model_scope import LocalModelScope
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("modelscope_hub", reason="ModelScope's client, the engine's extra `modelscope`, is not installed")
 
 FILES = {
@@ -18,8 +20,6 @@ FILES = {
     "README.md": b"# m",
 }
 URI = "ms://org/model"
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture

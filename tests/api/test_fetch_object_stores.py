@@ -19,8 +19,6 @@ from octavo_testing.serve_command import free_port
 FILES = {"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(), "model.safetensors": b"x" * 5000}
 SERVERS: dict[str, type[ObjectServer]] = {"s3": LocalBucket, "gs": LocalGCSBucket, "az": LocalContainer}
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @dataclass(frozen=True)
 class Store:

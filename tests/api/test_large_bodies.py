@@ -13,6 +13,8 @@ from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 LARGE, SMALL = 128 * 1024, 8 * 1024
 CHAT = "/v1/chat/completions"
 
@@ -56,7 +58,6 @@ async def test_only_small_bodies_are_parsed_on_the_event_loop(served, parsed_in)
                 assert (thread is not threading.main_thread()) == is_large
 
 
-@pytest.mark.timeout(60)
 async def test_every_shape_gets_a_short_response_and_leaves_no_memory(served):
     for name in SHAPES:
         path, body = hostile_body(name, LARGE)

@@ -8,7 +8,7 @@ prompts are chosen without such ties, and a failure prints the first difference.
 import pytest
 from octavo_engine import LLM, SamplingParams
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 SHARED = "You are a helpful assistant. Answer in one sentence, politely, and stay with the facts that you know. "
 PROMPTS = [

@@ -7,7 +7,7 @@ import pytest
 from octavo_testing.route_command import octavo_route
 from octavo_testing.serve_command import free_port
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -14,7 +14,7 @@ from octavo_testing.fleets import until
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 50
 TEXT = "/v1/completions"
@@ -73,7 +73,7 @@ class LoadedRouter:
 
 
 def client(route):
-    return httpx.AsyncClient(base_url=route.url, timeout=60, limits=httpx.Limits(max_connections=None))
+    return httpx.AsyncClient(base_url=route.url, timeout=240, limits=httpx.Limits(max_connections=None))
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_client_disconnect_frees_the_replica(three_replicas):
         async with client(route) as http:
             tasks = [asyncio.create_task(read(http, Stream(), body_of(i))) for i in range(6)]
             tasks += [asyncio.create_task(http.post(TEXT, json=body_of(i + 100))) for i in range(6)]
-            async with httpx.AsyncClient(timeout=60) as direct:
+            async with httpx.AsyncClient(timeout=240) as direct:
 
                 async def loads():
                     answers = [await direct.get(f"{replica.url}/load") for replica in replicas]

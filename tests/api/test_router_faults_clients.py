@@ -12,7 +12,7 @@ from octavo_server.config import RequestLimits
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 MAX_BODY_BYTES = RequestLimits().max_request_bytes
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -31,12 +31,12 @@ def routed(tmp_path_factory):
 
 @pytest.fixture
 def http(routed):
-    with httpx.Client(base_url=routed[1].url, timeout=60) as client:
+    with httpx.Client(base_url=routed[1].url, timeout=240) as client:
         yield client
 
 
 def direct(routed, path, **options):
-    return httpx.post(routed[0][0].url + path, timeout=60, **options)
+    return httpx.post(routed[0][0].url + path, timeout=240, **options)
 
 
 def test_a_prompt_of_a_megabyte_is_refused_with_the_replicas_message(routed, http):
@@ -53,7 +53,7 @@ def test_large_prompts_do_not_block_other_requests(routed):
     body = {"model": "tiny", "messages": [{"role": "user", "content": "a b " * 262_144}]}
 
     async def run():
-        async with httpx.AsyncClient(base_url=routed[1].url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=routed[1].url, timeout=240) as http:
             large = [asyncio.create_task(http.post(CHAT, json=body)) for _ in range(4)]
             small = [(await http.post(TEXT, json=SMALL)).status_code for _ in range(20)]
             return small, [(await task).status_code for task in large]
@@ -91,14 +91,14 @@ def test_refusals_are_counted_without_client_supplied_model_names(routed, http):
 
 def send_raw(route, data):
     """Send raw bytes and return the first bytes of the response, none if the router closes the connection."""
-    with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", route.port), timeout=240) as sock:
         sock.sendall(data)
         return sock.recv(65536)
 
 
 def test_an_endless_head_closes_the_connection(routed):
     _, route = routed
-    with socket.create_connection(("127.0.0.1", route.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", route.port), timeout=240) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         line = b"X-Filler: " + b"x" * 8192 + b"\r\n"
         with pytest.raises(ConnectionError):
@@ -158,7 +158,7 @@ def test_a_stopping_router_serves_requests_during_the_shutdown_delay(tmp_path):
 async def _stopped_in_the_middle(route, replica):
     """Return the status of a late request, the end of the stream, and the last event of the state stream."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=route.url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=route.url, timeout=240, limits=limits) as http:
         state = asyncio.create_task(_read_all(http, "GET", "/state/events"))
         body = {**SMALL, "max_tokens": 20, "ignore_eos": True, "stream": True}
         begun = asyncio.Event()

@@ -12,6 +12,8 @@ from octavo_server.router.fleet.prefix_index import Match
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
 from octavo_testing.fleets import running_fleet, until
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def exact_pair(heartbeat_s=0.05, **settings):

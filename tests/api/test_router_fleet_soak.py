@@ -8,7 +8,7 @@ from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_testing.fake_replica import MODEL, FakeReplica, Lose, Reorder, Repeat, lie, twice
 from octavo_testing.fleets import running_fleet, until
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 QUICK = FollowSettings(
     answer_timeout_s=0.1, poll_every_s=0.02, reopen_after_s=0.2, least_wait_s=0.001, most_wait_s=0.01

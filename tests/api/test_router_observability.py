@@ -8,7 +8,7 @@ from octavo_server.cli.main import main
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import parse_metrics
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ADMIN = {"Authorization": "Bearer boss"}
 TEAM = {"Authorization": "Bearer k1"}
@@ -23,7 +23,7 @@ def route(tmp_path_factory):
         flags = [word for replica in replicas for word in ("--replica", replica.url)] + ["--router-secret", "shared"]
         with octavo_route(folder, *flags, "--api-key-file", str(folder / "keys"), headers=ADMIN) as route:
             route.wait_until_exact(2)
-            with httpx.Client(base_url=route.url, timeout=60, headers=TEAM) as http:
+            with httpx.Client(base_url=route.url, timeout=240, headers=TEAM) as http:
                 for _ in range(4):
                     body = {"model": "tiny", "prompt": LONG, "max_tokens": 2}
                     assert http.post("/v1/completions", json=body).status_code == 200
@@ -74,7 +74,7 @@ def test_metrics_compare_expected_and_cached_tokens(route):
 
 
 def test_the_state_stream_begins_with_each_replica(route):
-    with httpx.stream("GET", f"{route.url}/state/events", headers=ADMIN, timeout=60) as answer:
+    with httpx.stream("GET", f"{route.url}/state/events", headers=ADMIN, timeout=240) as answer:
         first = json.loads(next(answer.iter_lines()).removeprefix("data: "))
     assert (first["type"], first["state"]["models"]) == ("state", ["tiny"])
     for replica in first["state"]["replicas"]:

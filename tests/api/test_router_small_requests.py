@@ -10,6 +10,8 @@ from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
 CHANGING = (b"date:", b"x-request-id:")
@@ -168,7 +170,7 @@ async def test_a_client_disconnect_is_counted_once_and_reaches_the_replica(make_
     client.writer.write(head(body) + body)
     await until(lambda: routed.router.lifecycle.num_requests == 1)
     client.writer.close()
-    await asyncio.wait_for(left.wait(), 5)
+    await asyncio.wait_for(left.wait(), 120)
     await until(lambda: not routed.router.lifecycle.num_requests)
     counted = dict(routed.router.telemetry.metrics.snapshot().counts["requests_total"])
     assert counted == {(MODEL, "200", "finished"): 1, (MODEL, "499", "client left"): 1}

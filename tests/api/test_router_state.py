@@ -30,7 +30,7 @@ class Listener:
 
     async def run(self):
         async with (
-            httpx.AsyncClient(timeout=30) as http,
+            httpx.AsyncClient(timeout=240) as http,
             http.stream("GET", f"{self._url}/state/events") as answer,
             aclosing(answer.aiter_lines()) as lines,
         ):
@@ -105,7 +105,7 @@ async def test_a_drain_its_end_and_the_stop_are_reported():
         await until(lambda: listener.rest["accepts"] is False)
         await routed.http.delete("/drain")
         await until(lambda: listener.rest["accepts"] is True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             routed.server.stop()
             await listening
         assert (listener.rest["accepts"], listener.types[-1]) == (False, "bye")

@@ -17,7 +17,7 @@ LIMIT = 100_000
 
 @pytest.fixture
 async def served(tmp_path):
-    limits = RequestLimits(max_request_bytes=LIMIT, request_timeout_s=0.3, max_prompt_chars=LIMIT // 2)
+    limits = RequestLimits(max_request_bytes=LIMIT, max_prompt_chars=LIMIT // 2)
     async with serving(ScriptedClient(write_byte_model(tmp_path)), limits=limits) as started:
         yield started
 
@@ -62,15 +62,17 @@ async def test_a_body_of_exactly_the_limit_is_accepted(served):
     ).status_code == 200
 
 
-async def test_a_body_that_never_ends_is_timed_out(served):
-    reader, writer = await connect(served)
-    writer.write(UNFINISHED)
-    answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b"connection: close" in answer.lower()
-    assert b"--request-timeout" in answer
-    writer.close()
-    await writer.wait_closed()
+async def test_a_body_that_never_ends_is_timed_out(tmp_path):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    async with serving(engine, limits=RequestLimits(request_timeout_s=0.3)) as served:
+        reader, writer = await connect(served)
+        writer.write(UNFINISHED)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in answer.lower()
+        assert b"--request-timeout" in answer
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_client_that_vanishes_within_its_body_leaves_no_request(served, caplog):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -11,12 +12,15 @@ from pathlib import Path
 import httpx
 import pytest
 from octavo_server.cli.main import main
+from octavo_testing.run_length import LONG
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import OCTAVO, octavo_serve
 from octavo_testing.server import events, parse_metrics
 from openai import OpenAI
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_stream.py"
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONCURRENCY = 48
 NUM_STREAMED = 48
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "256", "--num-threads", "1")
@@ -31,7 +35,7 @@ def tiny(tmp_path):
 
 def long_stream(serving, max_tokens=200):
     body = {"prompt": "abc", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    return httpx.stream("POST", f"{serving.url}/v1/completions", json=body, timeout=60)
+    return httpx.stream("POST", f"{serving.url}/v1/completions", json=body, timeout=240)
 
 
 def test_sigterm_lets_streams_finish_and_exits_with_zero(tiny, tmp_path, capsys):
@@ -61,7 +65,7 @@ def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
         *_, error, done = events(got)
         assert json.loads(error)["error"]["code"] == 503
         assert done == "[DONE]"
-        assert serving.exit_code(timeout_s=10) == 1
+        assert serving.exit_code() == 1
         assert "engine core" in serving.log.read_text()
 
 
@@ -72,16 +76,15 @@ def test_a_killed_engine_ends_streams_and_the_server(tiny, tmp_path):
 )
 def test_failed_start_prints_one_line_with_the_reason(tiny, flags, message):
     argv = [*OCTAVO, "--port", "0", *(flag.format(tiny=tiny) for flag in flags)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("octavo: ")]
     assert message in line
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_requests", [400, pytest.param(2000, marks=pytest.mark.nightly)])
-def test_requests_with_random_aborts_leak_nothing(tiny, tmp_path, num_requests):
+def test_requests_with_random_aborts_leak_nothing(tiny, tmp_path):
+    num_requests = 2000 if LONG else 400
     flags = (*TINY, "--num-gpu-blocks-override", "96", "--debug-invariants", "--max-num-seqs", "32")
     with octavo_serve(tmp_path, tiny, *flags, "--uvicorn-log-level", "warning") as serving:
         outcomes = asyncio.run(_storm(serving.url, num_requests))
@@ -116,7 +119,7 @@ async def _storm(url, num_requests):
     ]
     gate = asyncio.Semaphore(CONCURRENCY)
     limits = httpx.Limits(max_connections=CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=240, limits=limits) as http:
         return await asyncio.gather(*(_one(http, gate, plan) for plan in plans))
 
 
@@ -133,7 +136,7 @@ async def _one(http, gate, plan):
 
 async def _settled_metrics(url):
     async with httpx.AsyncClient(base_url=url) as http:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:
                 metrics = parse_metrics((await http.get("/metrics")).text)
                 if metrics['octavo:kv_blocks{state="in_use"}'] == 0 and (await http.get("/load")).json() == {
@@ -176,11 +179,22 @@ def test_first_chunk_arrives_long_before_the_last_is_computed(smollm):
     assert arrivals[0] < arrivals[-1] / 4
 
 
+def run_example(name, smollm):
+    argv = [sys.executable, str(EXAMPLES / name), f"{smollm.url}/v1"]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=240, check=True).stdout
+
+
 @pytest.mark.real_model
 def test_published_example_runs(smollm):
-    argv = [sys.executable, str(EXAMPLE), f"{smollm.url}/v1"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-    assert "Paris" in done.stdout
+    assert "Paris" in run_example("openai_stream.py", smollm)
+
+
+@pytest.mark.real_model
+def test_published_example_of_structured_output_runs(smollm):
+    person, word, date = run_example("structured_output.py", smollm).splitlines()
+    assert person.startswith("name=")
+    assert word in ("positive", "negative")
+    assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date)
 
 
 def test_parallel_requests_with_one_id_are_all_answered(tiny, tmp_path):
@@ -189,7 +203,7 @@ def test_parallel_requests_with_one_id_are_all_answered(tiny, tmp_path):
         return await http.post("/v1/completions", json=body, headers={"X-Request-Id": "trace-7f3a"})
 
     async def ask_all(url):
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=240) as http:
             return await asyncio.gather(*(ask(http, i) for i in range(64)))
 
     with octavo_serve(tmp_path, tiny, *TINY) as serving:

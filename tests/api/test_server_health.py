@@ -11,6 +11,8 @@ from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import scripted, write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(tmp_path):

@@ -11,6 +11,8 @@ from octavo_server.kv.frames import Bye, FrameReader, Snapshot, Step
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 BLOCKS_A_STEP = 4096
 
 
@@ -45,7 +47,7 @@ async def not_reading(url):
 
 
 async def until(is_so):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not is_so():
             await asyncio.sleep(0.005)
 
@@ -56,7 +58,7 @@ async def test_a_listener_that_does_not_read_is_dropped_alone(engine):
         with await not_reading(served.url):
             await until(lambda: publisher.num_listeners == 1)
             step, reader = stepper(engine), FrameReader()
-            async with served.http.stream("GET", "/kv/events") as response, asyncio.timeout(20):
+            async with served.http.stream("GET", "/kv/events") as response, asyncio.timeout(120):
                 chunks, seq = response.aiter_raw(), 0
                 while seq < 300 or publisher.num_listeners > 1:
                     step()
@@ -84,7 +86,7 @@ async def test_a_late_reader_gets_the_sent_frames_and_the_reason(engine):
 async def read_all(sock):
     """Read the frames of the chunked response to its end."""
     loop, received = asyncio.get_running_loop(), bytearray()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not received.endswith(b"\r\n0\r\n\r\n"):
             data = await loop.sock_recv(sock, 2**16)
             assert data, "the connection was cut"

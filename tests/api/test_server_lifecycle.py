@@ -39,7 +39,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request(served, path):
     answer, _ = await open_stream(served, path)
     assert len(served.engine.running) == 1
     await answer.aclose()
-    aborted = await asyncio.wait_for(served.engine.aborted.get(), 5)
+    aborted = await asyncio.wait_for(served.engine.aborted.get(), 120)
     assert not served.engine.running
     assert aborted.startswith(("chatcmpl-", "cmpl-"))
     assert (await served.metrics())['vllm:request_success_total{finished_reason="abort"}'] == 1
@@ -54,7 +54,7 @@ async def test_a_disconnect_before_the_first_token_aborts_all_requests(served, f
     while len(served.engine.running) < len(prompt):
         await asyncio.sleep(0.001)
     sending.cancel()
-    aborted = [await asyncio.wait_for(served.engine.aborted.get(), 5) for _ in prompt]
+    aborted = [await asyncio.wait_for(served.engine.aborted.get(), 120) for _ in prompt]
     assert len(set(aborted)) == len(prompt)
     assert not served.engine.running
 

@@ -9,6 +9,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.scripted_serve import SCRIPTED_SERVE
 from octavo_testing.serve_command import octavo_serve
 
+pytestmark = pytest.mark.slow
+
 TINY = ("--load-format", "dummy", "--max-model-len", "64")
 KEY = "sk-very-secret-key"
 
@@ -27,7 +29,7 @@ def test_json_lines_carry_the_request_id_and_no_key(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, *flags, module=SCRIPTED_SERVE) as serving:
         for prompt in ("abcdef", "x" * 100):
             body = {"prompt": prompt, "max_tokens": 2}
-            httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers, timeout=30)
+            httpx.post(f"{serving.url}/v1/completions", json=body, headers=headers, timeout=240)
         httpx.get(f"{serving.url}/metrics?x=1")
     text = serving.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
@@ -46,7 +48,7 @@ def test_text_lines_name_the_request(tiny, tmp_path):
         body = {"prompt": "a", "max_tokens": 2}
         for extra in ({}, {"request_id": "the body's"}):
             headers = {"X-Request-Id": "mine"}
-            httpx.post(f"{serving.url}/v1/completions", json=body | extra, headers=headers, timeout=30)
+            httpx.post(f"{serving.url}/v1/completions", json=body | extra, headers=headers, timeout=240)
     text = serving.log.read_text()
     assert " [the body's] request cmpl-the body's: " in text
     assert " [mine] request cmpl-mine: " in text

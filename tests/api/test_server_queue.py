@@ -9,6 +9,8 @@ from octavo_testing.core_process import collect, running, scripted_environment
 from octavo_testing.scripted import scripted, write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 TEXT = "/v1/completions"
 
 

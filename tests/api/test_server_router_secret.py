@@ -141,7 +141,7 @@ async def test_a_stream_head_has_the_cached_tokens(engine):
     body = {"prompt": "abc", "stream": True}
     async with (
         serving(engine) as served,
-        asyncio.timeout(10),
+        asyncio.timeout(120),
         served.http.stream("POST", "/v1/completions", json=body) as answer,
     ):
         assert answer.headers["x-octavo-cached-tokens"] == "16"

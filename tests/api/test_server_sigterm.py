@@ -10,6 +10,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import ServeProcess, octavo_serve
 from octavo_testing.server import events
 
+pytestmark = pytest.mark.slow
+
 NUM_STREAMS = 32
 TINY = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "512", "--num-threads", "1")
 #: Delay of the second signal, so that late requests are sent while the streams run.
@@ -38,7 +40,7 @@ async def read_stream(http, begun):
 async def late_answers(url, over):
     """Statuses of requests on new connections, from the signal to the end of the last stream or later."""
     statuses = []
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=240, limits=httpx.Limits(max_keepalive_connections=0)) as http:
         while not statuses or not over.done():
             ready, late = await http.get("/ready"), await http.post(TEXT, json={"prompt": "late", "max_tokens": 1})
             statuses += [ready.status_code, late.status_code]
@@ -52,7 +54,7 @@ async def late_answers(url, over):
 async def terminate_under_load(serving, terminate):
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=NUM_STREAMS)
-    async with httpx.AsyncClient(base_url=serving.url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=serving.url, timeout=240, limits=limits) as http:
         streams = asyncio.gather(*(read_stream(http, begun) for _ in range(NUM_STREAMS)))
         for _ in range(2 * NUM_STREAMS):
             await begun.acquire()
@@ -64,7 +66,7 @@ async def terminate_under_load(serving, terminate):
 
 
 async def http_get(url, path):
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=240) as http:
         return await http.get(path)
 
 
@@ -98,7 +100,7 @@ def test_streams_that_outlast_the_drain_end_with_an_event(tiny, tmp_path):
 def test_the_process_ends_with_the_last_stream(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "60") as serving:
         body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=240) as answer:
             parts = answer.iter_text()
             got = next(parts)
             serving.terminate()
@@ -119,7 +121,7 @@ def test_a_second_signal_ends_at_once(tiny, tmp_path):
 def test_without_time_a_signal_ends_the_streams(tiny, tmp_path):
     with octavo_serve(tmp_path, tiny, *TINY, "--drain-timeout", "0") as serving:
         body = {"prompt": "abc", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8}
-        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{serving.url}{TEXT}", json=body, timeout=240) as answer:
             parts = answer.iter_text()
             got = next(parts)
             serving.terminate()

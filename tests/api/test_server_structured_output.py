@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +18,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 NUMBER = re.compile(r"\s*\{\s*\"size\"\s*:\s*[0-9]{2}\s*\}")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "structured_output.py"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -40,7 +36,7 @@ def client(url):
 
 def complete(url, **fields):
     body = {"prompt": "Say it:", "max_tokens": 150, **fields}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=240)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +122,6 @@ def test_openai_client_raises_for_a_bad_schema(client):
         client.chat.completions.create(model="", messages=HELLO, response_format=schema)
 
 
-def test_documented_example_runs(url):
-    ran = subprocess.run([sys.executable, str(EXAMPLE), f"{url}/v1"], capture_output=True, text=True, timeout=60)
-    person, word, date = ran.stdout.splitlines()
-    assert person.startswith("name="), ran.stderr
-    assert word in ("positive", "negative")
-    assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", date)
-
-
 def test_render_endpoint_checks_the_structured_output(url):
     body = {"prompt": "x", "guided_regex": "(a"}
-    assert httpx.post(f"{url}/v1/completions/render", json=body, timeout=30).status_code == 400
+    assert httpx.post(f"{url}/v1/completions/render", json=body, timeout=240).status_code == 400

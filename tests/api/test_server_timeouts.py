@@ -11,6 +11,8 @@ from octavo_server.config import RequestLimits
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
+pytestmark = pytest.mark.slow
+
 LIMITS = RequestLimits(request_timeout_s=0.2)
 MAX_BACKLOG_BYTES = 256 * 1024
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

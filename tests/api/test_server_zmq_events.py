@@ -57,14 +57,14 @@ class Subscriber:
 
     async def joined(self, events):
         """Wait for a probe message: a late subscriber misses earlier messages."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not await self._socket.poll(50):
                 events._publisher.send_multipart([TOPIC + PROBE, b"", b""])
 
     async def until(self, wanted):
         """Read events up to the first wanted one."""
         events = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not any(wanted(event) for event in events):
                 topic, seq, payload = await self._socket.recv_multipart()
                 if topic.endswith(PROBE):
@@ -85,7 +85,7 @@ async def replayed(config, start, *before):
         socket.connect(config.replay_endpoint)
         for asked in (*before, start.to_bytes(8, "big")):
             await socket.send_multipart([b"", asked])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not found or found[-1][0] != END_OF_REPLAY:
                 _, seq, payload = await socket.recv_multipart()
                 found.append((seq, payload))

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from octavo_engine import LLM, SamplingParams, StructuredOutputs
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 SCHEMAS = [
     {

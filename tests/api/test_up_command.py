@@ -11,6 +11,8 @@ import pytest
 from octavo_testing.server import events
 from octavo_testing.up_command import SERVING, all_exited, octavo_up
 
+pytestmark = pytest.mark.slow
+
 BODY = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True, "stream": True}
 
 
@@ -21,7 +23,7 @@ def complete(up, headers=None):
 
 
 def stream_text(up):
-    with httpx.stream("POST", f"{up.url}/v1/completions", json=BODY, timeout=60) as answer:
+    with httpx.stream("POST", f"{up.url}/v1/completions", json=BODY, timeout=240) as answer:
         return "".join(answer.iter_text())
 
 
@@ -75,7 +77,7 @@ def test_ctrl_c_lets_streams_finish(tmp_path):
         up.interrupt()
         up.wait_for_log("draining")
         core.resume()
-        *_, last, done = events(stream.result(60))
+        *_, last, done = events(stream.result(240))
         assert done == "[DONE]"
         assert json.loads(last)["choices"][0]["finish_reason"] == "length"
         assert up.exit_code() == 0
@@ -95,10 +97,9 @@ def test_second_ctrl_c_stops_at_once(tmp_path):
         assert up.exit_code() == 128 + signal.SIGINT
         assert all_exited(family)
         with pytest.raises(httpx.TransportError):
-            stream.result(60)
+            stream.result(240)
 
 
-@pytest.mark.slow
 def test_crashed_process_is_logged_and_restarted(tmp_path):
     with octavo_up(tmp_path, "--replicas", "2") as up:
         up.wait_for_log(SERVING)

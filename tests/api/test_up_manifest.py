@@ -6,7 +6,7 @@ import httpx
 import pytest
 from octavo_testing.up_command import SERVING, all_exited, octavo_up
 
-pytestmark = pytest.mark.timeout(300)  # three engines and a router
+pytestmark = pytest.mark.slow
 
 CHAT = """
 apiVersion: serving.octavo.dev/v1alpha1
@@ -48,7 +48,7 @@ def complete(up, model, key):
         f"{up.url}/v1/completions",
         headers={"authorization": f"Bearer {key}"},
         json={"model": model, "prompt": "hello", "max_tokens": 4},
-        timeout=30,
+        timeout=240,
     )
 
 

@@ -17,6 +17,8 @@ from octavo_testing.serve_command import free_port, octavo_serve
 from octavo_testing.server import ScriptedClient, serving
 from octavo_testing.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 PAGE = {"Origin": "https://page.example"}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 TEMPLATE = "{{ mood or 'plain' }}{% if tools %} with tools{% endif %}: {{ messages[0].content }}"
@@ -214,7 +216,7 @@ def test_level_of_the_log_is_vllms_variable(tiny, tmp_path, monkeypatch):
 
 def test_late_engine_ends_the_start(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "0.001")
-    done = subprocess.run([*SCRIPTED_SERVE, "--port", "0", tiny, *TINY], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*SCRIPTED_SERVE, "--port", "0", tiny, *TINY], capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert "the engine was not ready within 0.001 s: raise $VLLM_ENGINE_READY_TIMEOUT_S" in done.stderr
 

@@ -3,15 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from octavo_operator.cluster.client import path_of
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.operator_namespace import MERGE, OperatorNamespace
 from octavo_testing.waiting import eventually
 
 NAME, CLAIM = "llm", "llm-models"
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def _model(**cache: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case
 from octavo_testing.rbac import Right, documented_rights, granted_rights, refused_calls, used_rights
 from octavo_testing.serve_command import free_port
 
-pytestmark = [pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)]
 
 SYSTEM, SERVED = "octavo-system", "served"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

@@ -15,7 +15,7 @@ from octavo_testing.operator_namespace import MERGE, OperatorNamespace
 from octavo_testing.simulated_kubelet import SimulatedKubelet
 from octavo_testing.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 JSON_PATCH = "application/json-patch+json"
 NAMESPACE, WITHIN_S = "default", 10.0
 CONTROLLERS = (GARBAGE, "deployment-controller", "replicaset-controller")

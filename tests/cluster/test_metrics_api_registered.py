@@ -16,8 +16,6 @@ from octavo_testing.infsvc_cases import Case
 from octavo_testing.metrics_api import API_SERVICES, api_objects
 from octavo_testing.serve_command import free_port
 
-pytestmark = pytest.mark.timeout(300)
-
 SYSTEM, TEAM, NAME = "octavo-system", "team", "octavo-metrics-api"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{TEAM}/inferenceservices"
 HPAS = f"/apis/autoscaling/v2/namespaces/{TEAM}/horizontalpodautoscalers"

@@ -18,7 +18,7 @@ from octavo_testing.infsvc_cases import Case
 GROUP, VERSION, PLURAL = "serving.octavo.dev", "v1alpha1", "inferenceservices"
 PATIENCE_S = 60
 
-pytestmark = [pytest.mark.usefixtures("crd"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture(scope="module")

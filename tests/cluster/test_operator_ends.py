@@ -13,8 +13,6 @@ from octavo_testing.waiting import eventually
 STATUS = "inferenceservices/status"
 CRD_PATH = f"{CRDS}/inferenceservices.serving.octavo.dev"
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def _probe(operated: OperatorNamespace, path: str) -> int:
     """Status of a probe; 0 without a connection."""

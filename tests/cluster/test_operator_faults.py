@@ -30,7 +30,7 @@ from octavo_testing.simulated_operator import (
 )
 
 NAME = "llm"
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FAILURES: dict[str, tuple[BaseException, bool]] = {
     "conflict": (ApiError(409, "Conflict", "the object has been modified"), False),

@@ -10,8 +10,6 @@ from octavo_testing.infsvc_cases import HOST, OPEN
 from octavo_testing.operator_namespace import OperatorNamespace
 from octavo_testing.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def frail(tmp_path: Path) -> Iterator[ControlPlane]:

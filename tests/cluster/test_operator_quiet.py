@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 from kubernetes import config
 from kubernetes.dynamic import DynamicClient
 from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import Case
 from octavo_testing.operator_namespace import OperatorNamespace
 from octavo_testing.waiting import eventually
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_applying_the_same_file_again_causes_no_write(

@@ -20,7 +20,6 @@ from octavo_testing.simulated_operator import (
 )
 
 NAME = "llm"
-pytestmark = pytest.mark.timeout(120)
 
 
 class ServiceNamespace:

@@ -1,6 +1,7 @@
 """The operator's Recommender chooses the counts of a real HorizontalPodAutoscaler, for the same loads and times.
 
-The short test runs half of each series at a sync of 2 s; the nightly one runs them at 5 s, for more than three minutes.
+The short test runs half of each series at a sync of 2 s. With LONG=1 another one runs them at 5 s, for more than three
+minutes.
 Its recording with --update-golden is what tests/unit/operator/test_recommender_replay.py replays without a cluster.
 """
 
@@ -11,6 +12,7 @@ import pytest
 from octavo_testing.control_plane import HPA, control_plane, missing_tools
 from octavo_testing.hpa_recording import HpaRecorder, differences, record_hpas
 from octavo_testing.load_series import NUM_SYNCS, load_series
+from octavo_testing.run_length import LONG
 from octavo_testing.waiting import eventually
 
 RECORDING = Path(__file__).parents[1] / "unit" / "operator" / "hpa_recordings.json"
@@ -45,15 +47,12 @@ def _faults(recorder: HpaRecorder) -> list[str]:
     return [text for text in found if text.startswith("fault")]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_counts_equal_those_of_an_hpa(tmp_path: Path) -> None:
     recorder = _record(tmp_path, sync_s=2, num_syncs=NUM_SYNCS // 2)
     assert _faults(recorder) == []
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.skipif(not LONG, reason="takes more than three minutes; LONG=1 runs it")
 def test_counts_equal_those_of_an_hpa_for_three_minutes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     recorder = _record(tmp_path, sync_s=5)
     if request.config.getoption("--update-golden"):

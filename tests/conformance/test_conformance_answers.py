@@ -9,6 +9,8 @@ from octavo_testing.server import MODEL
 from octavo_testing.target import REAL_MODEL
 from openai import BadRequestError, InternalServerError
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -7,6 +7,8 @@ from octavo_testing.conformance import conforms
 from octavo_testing.target import REAL_MODEL
 from openai import NotFoundError
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "hi"}]
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -9,6 +9,8 @@ from octavo_testing.conformance import conforms
 from octavo_testing.target import REAL_MODEL
 from openai import AuthenticationError, BadRequestError, NotFoundError
 
+pytestmark = pytest.mark.slow
+
 JSON_TYPE = "Content-Type: application/json\r\n"
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -5,6 +5,8 @@ from octavo_testing.conformance import conforms
 from octavo_testing.target import REAL_MODEL
 from openai import BadRequestError, NotFoundError
 
+pytestmark = pytest.mark.slow
+
 CAPITAL = "What is the capital of France?"
 KEY = "POST /v1/responses"
 

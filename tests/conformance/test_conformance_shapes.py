@@ -12,6 +12,8 @@ from octavo_testing.target import REAL_MODEL
 from openai import BadRequestError, pydantic_function_tool
 from pydantic import BaseModel, Field
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = "POST /v1/chat/completions"
 CALL = 'So: <tool_call>\n{"name": "Weather", "arguments": {"city": "Kraków"}}\n</tool_call>'

@@ -8,6 +8,8 @@ from octavo_testing.server import MODEL, events
 from octavo_testing.target import REAL_MODEL
 from openai import APIError, InternalServerError
 
+pytestmark = pytest.mark.slow
+
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BOTH = pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": HELLO}), (TEXT, {"prompt": "hi"})])

@@ -11,7 +11,7 @@ import pytest
 from octavo_testing.target import REAL_MODEL
 from pydantic import BaseModel, Field
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 CAPITAL = "What is the capital of France?"
 QUESTION = [{"role": "user", "content": CAPITAL}]

@@ -11,6 +11,8 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.serve_command import octavo_serve
 from octavo_testing.target import target
 
+pytestmark = pytest.mark.slow
+
 NUM_CLIENTS = 12
 FLAGS = (
     *("--load-format", "dummy", "--dtype", "float32", "--num-threads", "1", "--max-model-len", "512"),

@@ -11,7 +11,9 @@ from hypothesis import Phase, given, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-#: Requests per operation: 12, in `make nightly` 500.
+pytestmark = pytest.mark.slow
+
+#: Requests per operation: 12, with LONG=1 500.
 EXAMPLES = settings.default.max_examples // 4
 UNCHECKED = [negative_data_rejection, positive_data_acceptance]
 #: How long a request may take. Without it schemathesis gives up after 10 s, in which a busy machine may not generate
@@ -75,7 +77,6 @@ CASES = [(label, GenerationMode.POSITIVE) for label in (*WITH_BODY, *WITHOUT_BOD
 CASES += [(label, GenerationMode.NEGATIVE) for label in WITH_BODY]
 
 
-@pytest.mark.fuzz
 @pytest.mark.parametrize(("label", "mode"), CASES, ids=lambda part: getattr(part, "value", part))
 def test_the_server_conforms_to_the_document(operations, label, mode):
     """Each operation has a test and a time limit of its own: generating examples of a large body takes long."""

@@ -11,7 +11,7 @@ from octavo_testing.health_probe import HealthProbe
 from octavo_testing.hostile_bodies import SHAPES, hostile_body
 from octavo_testing.raw_http import RawConnection
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 #: The default of `--max-request-bytes`.
 LIMIT_BYTES = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from octavo_testing.fleets import until
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
 from octavo_testing.recording_replica import RecordingReplica, answering, taking
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 POISON = "poison"
 MOST_KILLED = 2

@@ -12,7 +12,7 @@ from octavo_testing.framing_attacks import ATTACKS, FOREIGN, SMUGGLED, in_segmen
 from octavo_testing.nginx import ingress
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 NUM_VICTIMS = 4
 #: Pauses between head and body: nginx forwards both together, or one before the other.

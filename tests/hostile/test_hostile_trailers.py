@@ -3,7 +3,7 @@
 import pytest
 from octavo_testing.raw_http import RawConnection, ask, completion_body, request_bytes
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 MIB = 1024 * 1024
 TRAILERS_BYTES = 8 * MIB

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTED_ENGINE = """

@@ -31,7 +31,7 @@ def heading_anchor(line: str) -> str:
 def test_make_lists_every_target() -> None:
     listing = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert set(re.findall(r"^  make ([a-z0-9-]+)", listing.stdout, re.MULTILINE)) == targets()
-    assert {"help", "setup", "up", "serve", "images", "test", "nightly", "e2e", "lint", "bench"} <= targets()
+    assert {"help", "setup", "up", "serve", "images", "test", "test-slow", "e2e", "lint", "bench"} <= targets()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -61,7 +61,9 @@ def test_readme_fits_one_screen_and_names_the_commands() -> None:
     assert text.count("\n") <= 85
 
 
-@pytest.mark.parametrize("target", ["setup", "up", "serve", "test", "nightly", "lint", "bench", "fmt"])
+@pytest.mark.parametrize(
+    "target", ["setup", "up", "serve", "test", "test-slow", "test-cluster", "lint", "bench", "fmt"]
+)
 def test_a_target_expands(target: str) -> None:
     """`make -n` fails if a rule on the way is missing."""
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)

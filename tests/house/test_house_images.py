@@ -33,7 +33,7 @@ def _build(tree: Path, *names: str, **settings: str) -> tuple[subprocess.Complet
     """Run the script. Return its result and the calls of builders, without those that only query."""
     command = [str(tree / "octavo" / "images" / "build"), *names]
     env = {"PATH": str(tree / "bin")} | settings
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
     calls = (tree / "calls").read_text().splitlines() if (tree / "calls").exists() else []
     return done, [
         call

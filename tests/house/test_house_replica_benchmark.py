@@ -11,7 +11,7 @@ import pytest
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 from urllib.request import urlopen
 
 import pytest
+from octavo_testing.run_length import LONG
 
 ROOT = Path(__file__).parents[2]
 PIN = "torch==2.13.0"
@@ -56,11 +57,11 @@ def test_torch_is_pinned() -> None:
 
 
 def test_the_index_of_cuda_images_was_chosen_for_the_pinned_torch() -> None:
-    """PyTorch drops CUDA versions: a new torch needs a look at its index, which the nightly test below takes."""
+    """PyTorch drops CUDA versions: a new torch needs a look at its index, which the test below takes with LONG=1."""
     assert install_torch.CUDA_TORCH == PIN
 
 
-@pytest.mark.nightly
+@pytest.mark.skipif(not LONG, reason="asks the index of torch; LONG=1 runs it")
 def test_the_index_of_cuda_images_has_the_pinned_torch() -> None:
     name, cuda = PIN.replace("==", "-"), CUDA.rpartition("/")[2]
     try:

@@ -16,6 +16,8 @@ from octavo_engine import LLM, RequestOutput, SamplingParams
 from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 BLOCK = 16
 NUM_BLOCKS = 64

@@ -12,6 +12,8 @@ from octavo_engine import LLM, SamplingParams
 from octavo_engine.wire.records import EngineStats
 from octavo_testing.tiny_models import VOCAB, make_tiny
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 200
 RUNNING = 48
 BLOCK = 16

@@ -16,7 +16,7 @@ from octavo_testing.cluster import local_binaries
 
 CHART = Path(__file__).parents[3] / "charts" / "octavo"
 HELM_MISSING = "helm is missing: install helm 3 (https://helm.sh), or start the local cluster, which brings it"
-PATIENCE_S = 60
+PATIENCE_S = 240
 
 Json = Any
 

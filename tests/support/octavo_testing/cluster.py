@@ -28,6 +28,6 @@ def _shell_variable(name: str) -> str:
     """Return a variable that a shell sets to use the local cluster; empty if there is none."""
     if not (LOCAL / "env").exists():
         return ""
-    printed = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=30)
+    printed = subprocess.run([LOCAL / "env"], capture_output=True, text=True, check=False, timeout=240)
     words = [word.removeprefix(f"{name}=") for word in printed.stdout.split() if word.startswith(f"{name}=")]
     return words[0] if words else ""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 FETCH = (sys.executable, "-P", "-m", "octavo_server.cli.main", "fetch")
 _KEPT = ("PATH", "PYTHONPATH", "LANG", "VIRTUAL_ENV")
 

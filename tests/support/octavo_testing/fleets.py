@@ -11,7 +11,7 @@ from octavo_server.router.fleet.prefix_index import PrefixIndex
 
 from octavo_testing.fake_replica import FakeReplica
 
-LIMIT_S = 15.0
+LIMIT_S = 120.0
 #: Short timeouts, so that a fault is detected soon.
 QUICK = FollowSettings(
     answer_timeout_s=0.5, reopen_after_s=1.0, poll_every_s=0.02, polls_between_models=2,

@@ -59,7 +59,7 @@ def _tls(folder: Path) -> ssl.SSLContext:
     key, certificate = folder / "metrics.key", folder / "metrics.crt"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command, *files], check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, *files], check=True, capture_output=True, timeout=240)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context

@@ -12,7 +12,7 @@ from typing import Self
 
 import httptools
 
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 120.0
 #: Seconds between two segments, so that the server reads them separately. Segments that still arrive together make a
 #: test weaker, not wrong.
 SEGMENT_PAUSE_S = 0.02

@@ -18,7 +18,7 @@ from octavo_testing.scripted import VALVE, write_byte_model
 from octavo_testing.scripted_serve import SCRIPTED_SERVE
 from octavo_testing.serve_command import ServeProcess, free_port, octavo_serve
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 ROUTE = (sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1", "--routing-headers")
 QUIET = "--disable-uvicorn-access-log"
 SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len", "4096", "--served-model-name", "tiny")
@@ -49,7 +49,7 @@ class RouteProcess:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.terminate()
-        return self.process.wait(60)
+        return self.process.wait(240)
 
     def replicas(self) -> dict[str, Any]:
         """Return the router's report of each replica by URL; empty while the router doesn't respond."""

@@ -51,7 +51,7 @@ async def routing(
     running = asyncio.create_task(server.serve(sockets=sockets))
     try:
         await until(lambda: server.started)
-        async with httpx.AsyncClient(base_url=urls_here[0], timeout=30) as http:
+        async with httpx.AsyncClient(base_url=urls_here[0], timeout=240) as http:
             yield Routed(urls_here[0], router, server, http)
     finally:
         server.should_exit = True

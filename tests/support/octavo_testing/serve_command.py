@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 240
 OCTAVO = (sys.executable, "-m", "octavo_server.cli.main", "serve", "--host", "127.0.0.1")
 
 
@@ -46,7 +46,7 @@ class ServeProcess:
         """Send SIGTERM to all processes, the engine core included, as systemd and `tini -g` do."""
         os.killpg(self.process.pid, signal.SIGTERM)
 
-    def exit_code(self, timeout_s: float = 30) -> int:
+    def exit_code(self, timeout_s: float = 240) -> int:
         return self.process.wait(timeout_s)
 
 
@@ -73,8 +73,8 @@ def octavo_serve(
     finally:
         if process.poll() is None:
             process.terminate()
-        process.wait(60)
-    assert not psutil.wait_procs(family, timeout=10)[1]
+        process.wait(240)
+    assert not psutil.wait_procs(family, timeout=120)[1]
 
 
 def free_port() -> int:

@@ -209,7 +209,7 @@ async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterat
     while not server.started:
         await asyncio.sleep(0.005)
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=240) as http:
             yield Served(url, engine, server, http)
     finally:
         server.should_exit = True

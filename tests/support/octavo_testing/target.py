@@ -12,7 +12,7 @@ from octavo_testing.serve_command import ServeProcess
 from octavo_testing.server import parse_metrics
 
 REAL_MODEL = "smollm2"
-SETTLING_TIMEOUT_S = 20
+SETTLING_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Target:
 def target(process: ServeProcess, key: str = "none") -> Iterator[Target]:
     headers = {"Authorization": f"Bearer {key}"}
     with (
-        httpx.Client(base_url=process.url, headers=headers, timeout=60) as http,
+        httpx.Client(base_url=process.url, headers=headers, timeout=240) as http,
         OpenAI(base_url=f"{process.url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield Target(url=process.url, openai=client, http=http, process=process)

@@ -46,7 +46,7 @@ class Terminal:
     def text(self) -> str:
         return _ESCAPES.sub("", self._output.decode(errors="replace")).replace("\r\n", "\n")
 
-    async def until(self, expected: str, timeout_s: float = 30) -> str:
+    async def until(self, expected: str, timeout_s: float = 240) -> str:
         """Wait for `expected` and return the output since the last call, up to its end."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -70,7 +70,7 @@ class Terminal:
             await asyncio.sleep(0.005)
         self.press(CTRL_C)
 
-    async def exit_code(self, timeout_s: float = 30) -> int:
+    async def exit_code(self, timeout_s: float = 240) -> int:
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()
 

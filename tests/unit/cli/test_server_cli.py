@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import fields
 
 import pytest
@@ -212,7 +211,7 @@ def test_invalid_port_is_rejected():
         bind("127.0.0.1", 99999)
 
 
-def test_help_is_quick_and_imports_no_heavy_module():
+def test_help_imports_no_heavy_module():
     code = (
         "import sys, octavo_server.cli.main as m\n"
         "try: m.main(['serve', '--help'])\n"
@@ -220,10 +219,8 @@ def test_help_is_quick_and_imports_no_heavy_module():
         "heavy = {'torch', 'fastapi', 'uvicorn', 'pydantic', 'tokenizers', 'zmq', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--max-model-len" in done.stdout
-    assert time.monotonic() - started < 3  # 0.1 s on an idle machine
 
 
 def test_api_process_imports_neither_torch_nor_transformers():

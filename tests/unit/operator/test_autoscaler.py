@@ -83,7 +83,7 @@ async def _running(bench: Bench) -> AsyncIterator[asyncio.Task[None]]:
     """Run the autoscaler during the block, which has ten seconds."""
     running = asyncio.create_task(bench.autoscaler.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             yield running
     finally:
         running.cancel()

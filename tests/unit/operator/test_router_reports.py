@@ -14,7 +14,7 @@ from octavo_operator.cluster.reports import FRESH_S, LOAD_EVERY_S, Key, RouterRe
 from octavo_testing.clock import Clock
 
 POD: Key = ("default", "llm-router-0")
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 
 
 class Router:

@@ -6,7 +6,7 @@ from octavo_operator.cluster.queue import FIRST_RETRY_S, LAST_RETRY_S, WorkQueue
 
 
 async def _next_key(queue: WorkQueue[str]) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         return await queue.get()
 
 
@@ -79,6 +79,6 @@ async def test_the_queue_is_idle_when_no_worker_has_a_key() -> None:
     await asyncio.sleep(0)
     assert not idle.done()
     queue.done("a")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await idle
     assert len(queue) == 1

@@ -1,4 +1,4 @@
-"""Building the native kernels: once, in the cache folder, by the first process; not without a compiler."""
+"""The native kernels: what they serve at every level, and what torch serves, also without a compiler."""
 
 import os
 import stat
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.ops import native_library as module
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_backend import cpu_backend
@@ -43,22 +42,6 @@ def compiler(folder: Path, script: str) -> str:
     return str(path)
 
 
-def test_the_library_is_compiled_once_and_cached(cache: Path, tmp_path: Path) -> None:
-    counting = compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
-    for _ in range(2):
-        assert load_library(counting, LEVEL).octavo_lanes() in (4, 8, 16)
-    assert (tmp_path / "runs").read_text() == "run\n"
-    assert [p.suffix for p in cache.iterdir()] == [".so"], "no temporary file is left"
-
-
-def test_other_flags_make_another_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FLAGS", tuple(f for f in module._FLAGS if f not in ("-O3", "-fopenmp")))
-    load_library("g++", LEVEL)
-    monkeypatch.setattr(module, "_FLAGS", (*module._FLAGS, "-g"))
-    load_library("g++", LEVEL)
-    assert len(list(cache.iterdir())) == 2
-
-
 def test_a_failing_compiler_leaves_torch(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,20 +61,6 @@ def test_no_compiler_leaves_torch(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_environment_disables_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_NATIVE", "0")
     assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
-
-
-def test_a_broken_file_in_the_cache_leaves_torch(cache: Path) -> None:
-    load_library("g++", LEVEL)
-    (built,) = cache.iterdir()
-    built.unlink()  # it is mapped: don't write into it
-    built.write_bytes(b"not a library")
-    assert load_library("g++", LEVEL).octavo_lanes() > 0
-
-
-def test_an_unwritable_home_compiles_for_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert load_library("g++", LEVEL).octavo_lanes() > 0
 
 
 @pytest.mark.parametrize(

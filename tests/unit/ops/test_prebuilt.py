@@ -11,6 +11,8 @@ from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.norm import rms_norm, rms_weight
 from octavo_engine.ops.prebuilt import build, path_of, prebuilt_library
 
+pytestmark = pytest.mark.slow
+
 HERE = levels_here()
 
 

@@ -31,7 +31,7 @@ class Resolver:
 
 async def reported_by(resolver, service="engine:8000", count=1):
     watch = DnsDiscovery(service, interval_s=0, resolve=resolver).watch()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         return [await anext(watch) for _ in range(count)]
 
 

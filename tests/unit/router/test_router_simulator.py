@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -35,12 +37,10 @@ def policies() -> list[str]:
     return [*names, "loadaware", "dynamo", "aware"]
 
 
-@pytest.mark.nightly
 def test_every_policy_is_tested(load: Any) -> None:
     assert policies() == [*load("router_sim.policies").POLICIES]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("policy", policies())
 def test_every_request_ends_once_and_frees_its_blocks(load: Any, policy: str) -> None:
     found = load("router_sim.study").run(case(load, policy, "chat"))  # checks the laws itself
@@ -80,21 +80,18 @@ def test_results_are_medians_over_seeds(load: Any) -> None:
     assert figures.medians(runs).expected_error is None
 
 
-@pytest.mark.nightly
 def test_equal_seeds_give_equal_runs(load: Any) -> None:
     run = load("router_sim.study").run
     assert run(case(load, "octavo", "agents")) == run(case(load, "octavo", "agents"))
     assert run(case(load, "octavo", "agents")) != run(case(load, "octavo", "agents", seed=1))
 
 
-@pytest.mark.nightly
 def test_full_replicas_refuse_and_every_request_still_ends(load: Any) -> None:
     found = load("router_sim.study").run(case(load, "random", "unshared", rate=3000.0, replicas=1))
     assert found.errors == found.requests - 128
     assert found.goodput < found.offered_rate
 
 
-@pytest.mark.nightly
 def test_the_oracle_counts_answers_only_once_they_have_ended(load: Any) -> None:
     oracle_of, world = load("router_sim.oracle"), load("router_sim.world")
     request_of = load("router_sim.workloads").Request

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.config import EngineConfig
+from octavo_engine.runner import dtype
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.errors import StartupError
@@ -29,12 +30,12 @@ def assert_same_report(config: EngineConfig) -> None:
     assert {name: getattr(planned, name) for name in REPORTED} == {name: getattr(ready, name) for name in REPORTED}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", TINY)
-def test_a_dry_run_reports_what_a_start_reports(name: str, dtype: Any, tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_a_start_reports(name: str, kind: Any, tmp_path: Path) -> None:
     folder = make_tiny(name, tmp_path)
     assert_same_report(
-        EngineConfig(model=str(folder), dtype=dtype, num_threads=1, num_gpu_blocks_override=50, max_model_len=24)
+        EngineConfig(model=str(folder), dtype=kind, num_threads=1, num_gpu_blocks_override=50, max_model_len=24)
     )
 
 
@@ -56,7 +57,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_flags_affect_the_dry_run_as_the_start(folder: Path, flags: dict[str, Any]) -> None:
+def test_flags_affect_the_dry_run_as_the_start(
+    folder: Path, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
+    monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     assert_same_report(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
 
 

