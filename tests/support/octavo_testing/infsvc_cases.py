@@ -174,6 +174,19 @@ REFUSED = (
     Case("repeated flag", {"engine": {"extraArgs": ["--max-model-len=5"]}}, "use the field of the spec"),
     Case("flag of the operator", {"engine": {"extraArgs": ["--router-only"]}}, "use the field of the spec"),
     Case("repeated flag, two words", {"engine": {"extraArgs": ["--port"]}}, "use the field of the spec"),
+    *(
+        Case(f"{flag} for the engine", {"engine": {"extraArgs": [flag]}}, "use the field of the spec")
+        for flag in (
+            "--no-router-only",
+            "--router_secret=x",
+            "--no_enable_prefix_caching",
+            "--no-cache-isolation",
+            "--uds=/tmp/x",
+            "--ssl-certfile=/tmp/x",
+            "--shutdown-timeout=1",
+            "--api_key=a\nb",
+        )
+    ),
     Case("the operator's variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are reserved for"),
     Case("variable twice", {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "env"),
     Case(
@@ -212,6 +225,8 @@ REFUSED = (
     Case("its own name as the router", {"router": {"ref": {"name": "case"}}}, "leave router.ref out"),
     Case("no routers", {"router": {"replicas": 0}}, "replicas"),
     Case("flag of the router", {"router": {"extraArgs": ["--port=5"]}}, "sets itself, or"),
+    Case("another spelling for the router", {"router": {"extraArgs": ["--admin_port=0"]}}, "sets itself, or"),
+    Case("a negated flag of the router", {"router": {"extraArgs": ["--no-kubernetes"]}}, "sets itself, or"),
     Case("keys as flags of the router", {"router": {"extraArgs": ["--api-key", "k"]}}, "sets itself, or"),
     Case("the router's variable", {"router": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are reserved for"),
     Case("router variable twice", {"router": {"env": [{"name": "A"}, {"name": "A"}]}}, "env"),

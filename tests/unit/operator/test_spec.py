@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
+from octavo_operator.spec.access import ROUTER_FLAGS
+from octavo_operator.spec.engine import RESERVED_FLAGS
 from octavo_operator.spec.fields import num_bytes
 from octavo_operator.spec.quantity import QUANTITY_PATTERN
 from octavo_operator.spec.service import InferenceServiceSpec, InvalidSpec, read_spec
@@ -38,6 +40,12 @@ def test_the_models_have_the_fields_and_bounds_of_the_crd(crd: dict[str, Any]) -
     schema = InferenceServiceSpec.model_json_schema(by_alias=True)
     spec = _spec_schema(crd)
     assert _shape(schema, schema.get("$defs", {})) == _shape(spec, {})
+
+
+@pytest.mark.parametrize(("part", "flags"), [("engine", RESERVED_FLAGS), ("router", ROUTER_FLAGS)])
+def test_the_crd_reserves_the_same_flags(crd: dict[str, Any], part: str, flags: str) -> None:
+    rules = [rule["rule"] for rule in _spec_schema(crd)["properties"][part]["x-kubernetes-validations"]]
+    assert any(f".matches('^--(no-)?({flags})(=|$)')" in rule for rule in rules)
 
 
 def test_every_field_has_a_description(crd: dict[str, Any]) -> None:

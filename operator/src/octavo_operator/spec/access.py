@@ -1,11 +1,10 @@
 """Models of the access to a service: `spec.router`, `spec.exposure`, `spec.auth`, `spec.networkPolicy`."""
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.engine import EnvVar, ExtraArgs, PullPolicy
+from octavo_operator.spec.engine import EnvVar, ExtraArgs, PullPolicy, sets_any
 from octavo_operator.spec.fields import (
     Annotations,
     Image,
@@ -18,12 +17,11 @@ from octavo_operator.spec.fields import (
 )
 from octavo_operator.spec.pod_template import PodTemplate
 
-#: Flags that `router.extraArgs` may not contain, as the operator sets them or a field of the spec stands for them.
+#: Pattern of flags that `router.extraArgs` may not contain: the operator sets them, or the spec has fields for them.
 ROUTER_FLAGS = (
     "host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
     "api-key-file|router-secret|router-secret-file"
 )
-_RESERVED = re.compile(rf"^--({ROUTER_FLAGS})(=.*)?$", re.DOTALL)
 
 
 class Toleration(SpecPart):
@@ -65,7 +63,7 @@ class Router(SpecPart):
             raise ValueError(
                 "router.ref uses another service's router: leave the other fields of router out, and set them there"
             )
-        if any(_RESERVED.match(arg) for arg in self.extra_args):
+        if sets_any(self.extra_args, ROUTER_FLAGS):
             raise ValueError(
                 "router.extraArgs repeats a flag that the operator sets itself, or for which the spec has a field "
                 "(auth, drain, exposure): leave it out"

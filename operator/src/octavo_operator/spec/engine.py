@@ -1,6 +1,7 @@
 """Models of `spec.engine` and `spec.parallelism`: how each replica runs."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,14 +12,19 @@ from octavo_operator.spec.pod_template import PodTemplate
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
-#: Flags that `extraArgs` may not contain, as a field of the spec stands for them or the operator sets them.
+#: Pattern of flags that `extraArgs` may not contain: a field of the spec stands for them, or the operator sets them.
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
-    "no-enable-prefix-caching|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|"
-    "router-secret|router-secret-file|router-only|drain-timeout"
+    "enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
+    "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+"
 )
-_RESERVED = re.compile(rf"^--({RESERVED_FLAGS})(=.*)?$", re.DOTALL)
+
+
+def sets_any(args: Iterable[str], flags: str) -> bool:
+    """Return whether an argument sets one of these flags, in any spelling that `octavo` accepts. `flags`: a pattern."""
+    names = (arg.partition("=")[0].replace("_", "-") for arg in args)
+    return any(re.fullmatch(f"--(no-)?({flags})", name) for name in names)
 
 
 class KeyRef(SpecPart):
@@ -72,7 +78,7 @@ class Engine(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if any(_RESERVED.match(arg) for arg in self.extra_args):
+        if sets_any(self.extra_args, RESERVED_FLAGS):
             raise ValueError(
                 "engine.extraArgs repeats a flag that the operator sets: use the field of the spec that stands for it "
                 "(model.*, engine.*, parallelism.*, auth.*, drain.*)"
