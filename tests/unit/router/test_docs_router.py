@@ -40,6 +40,7 @@ ROWS = {
     "decisions kept by each worker": f"{decision_log.KEPT}",
     "values of the metric label `model`": f"{counters.MAX_VALUES}",
     "period of changes in `/state/events`": f"{state_stream.PERIOD_S:g} s",
+    "least distance of urgent changes in `/state/events`": f"{state_stream.LEAST_DISTANCE_S:g} s",
     "period of heartbeats in `/state/events`": f"{state_stream.HEARTBEAT_S:g} s",
     "maximum of predicted blocks": f"{predictions.MAX_BLOCKS}",
 }

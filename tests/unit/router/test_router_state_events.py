@@ -4,7 +4,7 @@ import json
 import pytest
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.observe.state import merged, replica_state, router_state
-from octavo_server.router.observe.state_stream import StateFeed
+from octavo_server.router.observe.state_stream import LEAST_DISTANCE_S, StateFeed
 from octavo_testing.router_parts import exact_replica
 from octavo_testing.server import events
 
@@ -69,6 +69,31 @@ async def test_notify_sends_at_once_and_silence_has_a_heartbeat():
     assert parsed(await anext(frames)) == {"type": "change", "queue": {"m": 1}}
     feed.notify()
     assert parsed(await anext(frames)) == {"type": "heartbeat"}
+    await frames.aclose()
+
+
+async def test_urgent_changes_have_a_least_distance():
+    """Clients can cause urgent changes, and the operator disconnects a router that sends too many."""
+    router, pauses, is_over = Router(), [], asyncio.Event()
+
+    async def pause(delay_s):
+        pauses.append(delay_s)
+        await is_over.wait()
+
+    feed = StateFeed(router.source, period_s=60, pause=pause)
+    frames = feed.frames()
+    await anext(frames)
+    router.queue = {"m": 1}
+    feed.notify()
+    assert parsed(await anext(frames))["queue"] == {"m": 1}
+    waiting = asyncio.ensure_future(anext(frames))
+    for number in (2, 3):
+        router.queue = {"m": number}
+        feed.notify()
+        await asyncio.sleep(0)
+    assert (pauses, waiting.done()) == ([LEAST_DISTANCE_S], False)
+    is_over.set()
+    assert parsed(await waiting)["queue"] == {"m": 3}
     await frames.aclose()
 
 

@@ -1,9 +1,9 @@
 """`GET /state/events`: a stream of the router's state for operator and autoscaler, in place of scraping.
 
-The stream begins with the whole state. Changes follow, usually at most one every `PERIOD_S`, and a heartbeat after each
-second without a change. A change is the difference from the state last sent to that reader, built when the reader can
-receive it: a slow reader gets fewer, larger changes, and no backlog grows. The server closes the stream of a reader
-that stops reading.
+The stream begins with the whole state. Changes follow, usually at most one every `PERIOD_S`, urgent ones at most one
+every `LEAST_DISTANCE_S`, and a heartbeat after each second without a change. A change is the difference from the state
+last sent to that reader, built when the reader can receive it: a slow reader gets fewer, larger changes, and no backlog
+grows. The server closes the stream of a reader that stops reading.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from octavo_server.router.observe.state import ReplicaState, RouterState
 
 VERSION = 1
 PERIOD_S = 0.2
+LEAST_DISTANCE_S = 0.025  # the operator disconnects a router that sends more than 50 events a second
 HEARTBEAT_S = 1.0
 
 T = TypeVar("T")
@@ -60,11 +61,19 @@ class StreamEnd(msgspec.Struct, tag="bye"):
 
 
 class StateFeed:
-    def __init__(self, source: Source, *, period_s: float = PERIOD_S, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        period_s: float = PERIOD_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.router = secrets.token_hex(8)
         self._source = source
         self._period_s = period_s
         self._heartbeat_s = heartbeat_s
+        self._pause = pause
         self._wakeups: set[asyncio.Event] = set()  # one for each reader
         self._end_reason: str | None = None
 
@@ -73,7 +82,7 @@ class StateFeed:
         return len(self._wakeups)
 
     def notify(self) -> None:
-        """Send the next change now, not at the end of the period."""
+        """Send the next change as soon as `LEAST_DISTANCE_S` permits, not at the end of the period."""
         for wakeup in self._wakeups:
             wakeup.set()
 
@@ -100,6 +109,7 @@ class StateFeed:
                 else:
                     continue
                 silent_since_s = clock()
+                await self._pause(LEAST_DISTANCE_S)
             yield sse.frame(StreamEnd(self._end_reason))
         finally:
             self._wakeups.discard(wakeup)
