@@ -23,7 +23,7 @@ from octavo_operator.cluster.inventory import Inventory, is_served
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Reconciler
-from octavo_operator.cluster.reports import RouterReports
+from octavo_operator.cluster.reports import RouterReports, router_session
 from octavo_operator.cluster.service_loads import ServiceLoads
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.handlers import SERVICES, EventHandlers, watched_resources
@@ -59,7 +59,7 @@ async def _run(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with (
         make_client(await load_configuration()) as api,
-        aiohttp.ClientSession() as session,
+        router_session() as session,
         serve_health(args.liveness, liveness, telemetry),
     ):
         operating = _operate(args, api, session, liveness=liveness, telemetry=telemetry, stopping=stopping)
@@ -96,9 +96,9 @@ async def _operate(
             queue.add(service)
             autoscaler.look(service)
 
-    reports, registry = RouterReports(session, reported), kopf.OperatorRegistry()
+    reports = RouterReports(session, reported, engines_of=view.engines_behind_router_of)
     runner = KopfRunner(
-        registry,
+        registry := kopf.OperatorRegistry(),
         labelled=watched_resources(apis.wanted),
         namespaces=namespaces,
         on_signal=stopping.set,

@@ -124,7 +124,6 @@ class RouterReport:
     loads: Mapping[str, Load] = field(default_factory=dict)
     load_times: Mapping[str, float] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
-    models: frozenset[str] = frozenset()
     queue: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)

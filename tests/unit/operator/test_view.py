@@ -286,8 +286,8 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     ]
     state = RouterState("router")
     event = {"type": "state", "router": "r1", "state": {"replicas": replicas, "held": {"m": 1}, "requests": {"m": 7}}}
-    report = state.update(json.dumps(event).encode(), 5.0)
-    assert report is not None
+    assert state.update(json.dumps(event).encode(), 5.0) == "replicas"
+    report = state.report({"a", "b", "gone"})
     assert (report.start, report.held, report.requests, report.queue) == ("r1", {"m": 1}, {"m": 7}, {})
     assert report.load_times == {"a": 5.0, "b": 5.0}
     assert report.admitted == {"a": "01"}
@@ -297,12 +297,28 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e300", "null", '"2"', "[]"])
+@pytest.mark.parametrize("number", ["-1", "1e300", "null"])
 def test_a_nonsensical_length_of_a_start_is_left_out(number: str) -> None:
     replica = f'{{"name": "a", "startup_s": {{"import": {number}, "weights": 3}}}}'
-    report = RouterState("router").update(f'{{"type": "state", "state": {{"replicas": [{replica}]}}}}'.encode(), 5.0)
-    assert report is not None
-    assert report.startups == {"a": {"weights": 3}}
+    state = RouterState("router")
+    state.update(f'{{"type": "state", "state": {{"replicas": [{replica}]}}}}'.encode(), 5.0)
+    assert state.report({"a"}).startups == {"a": {"weights": 3}}
+
+
+def test_a_router_may_report_about_the_pods_behind_it() -> None:
+    view = View()
+    for raw in (
+        _pod(component="router"),
+        _pod(component="router", service="other", router="other"),
+        _pod(),
+        _pod(service="guest"),
+        _pod(service="other", router="other"),
+    ):
+        view.update(raw)
+    assert view.engines_behind_router_of(("default", "llm-router-0")) == {"llm-engine-0", "guest-engine-0"}
+    assert view.engines_behind_router_of(("default", "llm-engine-0")) == frozenset()
+    view.update(_pod(service="guest"), is_gone=True)
+    assert view.engines_behind_router_of(("default", "llm-router-0")) == {"llm-engine-0"}
 
 
 def test_removed_objects_leave_no_entries_in_the_view() -> None:

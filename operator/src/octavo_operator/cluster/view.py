@@ -4,7 +4,7 @@ The watches and the responses to the operator's own writes update the view; the 
 event loop, so there are no locks. Objects are stored as Kubernetes sends them, without fields that are never read.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -129,6 +129,11 @@ class View:
         """The services behind the router that this pod belongs to."""
         router = self._router_of.get(pod)
         return set() if router is None else self.services_behind_router(router)
+
+    def engines_behind_router_of(self, pod: Key) -> Set[str]:
+        """Names of the engine pods behind the router that this router pod belongs to."""
+        router = self._router_of.get(pod)
+        return frozenset() if router is None else self._engines.get(router, {}).keys()
 
     def models_of(self, service: Key) -> set[str]:
         """The model names of a service, without those that another service behind its router claimed first."""
