@@ -8,6 +8,7 @@ from contextlib import aclosing
 import httpx
 import pytest
 from aiohttp import web
+from octavo_operator.cluster.reports import RouterReports, router_session
 from octavo_server.router.observe.state import ReplicaState, RouterState
 from octavo_server.router.observe.workers import WorkerGroup
 from octavo_testing.fake_replica import MODEL, FakeReplica, lie
@@ -82,6 +83,30 @@ async def test_held_requests_and_the_first_admission_are_reported():
         routed.server.should_exit = True
         await listening
         assert listener.types[-1] == "bye"
+    await replica.stop()
+
+
+async def test_the_operator_reads_the_state():
+    replica, changes = FakeReplica(), asyncio.Queue()
+    await replica.start()
+    async with routing(replica.url) as routed, router_session() as session:
+        fleet = routed.router.fleet
+        reports = RouterReports(
+            session, changes.put_nowait, engines_of=lambda _: {known.name for known in fleet.replicas}
+        )
+        reports.subscribe(("default", "router-0"), ("127.0.0.1", int(routed.url.rpartition(":")[2])))
+        admitted = {}
+        while not admitted:
+            async with asyncio.timeout(10):
+                await changes.get()
+            report = reports.for_pods("default", ["router-0"])["router-0"]
+            admitted = report.admitted
+        (name,) = admitted
+        assert report.start == routed.router.feed.router
+        assert report.revisions == {name: "scripted-commit"}
+        assert report.startups[name].keys() == {"import", "compile", "weights"}
+        assert report.loads[name].num_blocks > 0
+        await reports.aclose()
     await replica.stop()
 
 
