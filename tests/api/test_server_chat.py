@@ -246,6 +246,13 @@ async def test_request_id_is_echoed_and_part_of_the_response_id(served):
     assert answer.json()["id"] == "chatcmpl-mine"
 
 
+@pytest.mark.parametrize("given", ["x]\n12:00:00 CRITICAL [0] forged", "a b", "é", "\x1b[31m"])
+async def test_request_id_of_a_body_that_could_forge_a_log_line_is_replaced(served, given):
+    body = {"messages": HELLO, "request_id": given}
+    answer = await served.http.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "trace-7"})
+    assert answer.json()["id"] == "chatcmpl-trace-7"
+
+
 async def test_usage_is_forced_by_the_flag(tmp_path):
     async with serving(ScriptedClient(write_byte_model(tmp_path)), enable_force_include_usage=True) as served:
         assert (await chunks(served))[-1].usage.completion_tokens == 14

@@ -46,10 +46,10 @@ def test_text_lines_name_the_request(tiny, tmp_path):
     flags = ("--disable-uvicorn-access-log", "--enable-log-requests")
     with octavo_serve(tmp_path, tiny, *TINY, *flags, module=SCRIPTED_SERVE) as serving:
         body = {"prompt": "a", "max_tokens": 2}
-        for extra in ({}, {"request_id": "the body's"}):
+        for extra in ({}, {"request_id": "the-bodys"}):
             headers = {"X-Request-Id": "mine"}
             httpx.post(f"{serving.url}/v1/completions", json=body | extra, headers=headers, timeout=240)
     text = serving.log.read_text()
-    assert " [the body's] request cmpl-the body's: " in text
+    assert " [the-bodys] request cmpl-the-bodys: " in text
     assert " [mine] request cmpl-mine: " in text
     assert "HTTP/1.1" not in text

@@ -1,7 +1,7 @@
 """The format of log lines in the server and in the engine core's process: text for people, JSON for log collectors.
 
 Lines about a request contain its id, which the request's handler sets in `REQUEST_ID`. Control characters are written
-as escapes, so that client input cannot split a line or control a terminal.
+as escapes, so that client input cannot split a line or control a terminal; lines of a traceback are indented.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from octavo_engine.vllm_environment import LOGGING_LEVEL
 
@@ -31,11 +31,21 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         request_id = REQUEST_ID.get()
         about = f"[{request_id}] " if request_id else ""
-        message = record.message.translate(_ESCAPES)
-        return f"{self.formatTime(record, self.datefmt)} {record.levelname:7} {self._source}{about}{message}"
+        text = f"{about}{record.message}".translate(_ESCAPES)
+        return f"{self.formatTime(record, self.datefmt)} {record.levelname:7} {self._source}{text}"
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
 
     def usesTime(self) -> bool:  # noqa: N802
         return False
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line.translate(_ESCAPES)}" for line in text.split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

@@ -17,9 +17,9 @@ def record(message, *args, exc_info=None):
     return logging.LogRecord("octavo.x", logging.WARNING, __file__, 1, message, args, exc_info)
 
 
-def failure():
+def failure(message="two\nlines"):
     try:
-        raise ValueError("two\nlines")
+        raise ValueError(message)
     except ValueError:
         return sys.exc_info()
 
@@ -38,8 +38,25 @@ def test_control_characters_of_a_client_are_escaped():
     assert line.endswith("a\\nb\\x0d\\x1b[31mc\td é")
 
 
-def test_text_keeps_the_traceback():
-    assert TextFormatter().format(record("failed", exc_info=failure())).endswith("ValueError: two\nlines")
+def test_an_id_of_a_client_is_escaped():
+    token = REQUEST_ID.set("x]\n12:00:00 CRITICAL forged \x1b[31m")
+    line = TextFormatter().format(record("failed"))
+    REQUEST_ID.reset(token)
+    assert line.endswith(" [x]\\n12:00:00 CRITICAL forged \\x1b[31m] failed")
+
+
+def test_text_keeps_the_traceback_as_indented_lines():
+    text = TextFormatter().format(record("failed", exc_info=failure("two\n12:00:00 CRITICAL forged\x1b[31m\rx")))
+    first, *traceback = text.split("\n")
+    assert first.endswith(" failed")
+    assert traceback[0] == "  Traceback (most recent call last):"
+    assert traceback[-2:] == ["  ValueError: two", "  12:00:00 CRITICAL forged\\x1b[31m\\x0dx"]
+
+
+def test_text_keeps_the_stack_as_indented_lines():
+    shown = record("failed")
+    shown.stack_info = "Stack:\nforged\x1b"
+    assert TextFormatter().format(shown).endswith(" failed\n  Stack:\n  forged\\x1b")
 
 
 def test_json_is_one_object_per_line(about_request):

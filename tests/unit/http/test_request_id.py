@@ -1,5 +1,5 @@
 import pytest
-from octavo_server.http.request_id import request_id_of
+from octavo_server.http.request_id import is_usable, request_id_of
 
 
 @pytest.mark.parametrize("given", [b"trace-7", b"00-4bf92f35:1/2+3=", b"a" * 256])
@@ -33,3 +33,11 @@ def test_an_id_that_could_forge_a_log_line_is_replaced(given):
 
 def test_a_request_without_an_id_gets_one():
     assert request_id_of([]) != request_id_of([])
+
+
+@pytest.mark.parametrize(
+    ("given", "usable"),
+    [("trace-7", True), ("a b", False), ("x]\n12:00:00 CRITICAL [0] forged", False), ("é", False), ("\ud800", False)],
+)
+def test_an_id_of_a_body_passes_the_same_test(given, usable):
+    assert is_usable(given) is usable

@@ -24,6 +24,7 @@ from octavo_server.config import ServerConfig
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.request_id import is_usable
 from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.fields import GenerationFields
@@ -113,7 +114,7 @@ class ApiContext:
 
     def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
         state = request.scope["state"]
-        request_id = body.request_id or state["request_id"]
+        request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
         name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
         return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant)

@@ -1,6 +1,7 @@
 """`request_id_of`: the id of a request, shared by logs, traces, replicas and the client.
 
-The client's own `x-request-id` is used if it can't forge a log line; every other request gets a new id.
+The client's own `x-request-id` is used if it can't forge a log line; every other request gets a new id. A body's
+`request_id`, which replaces both, must pass the same test.
 `RequestIdMiddleware` stores the id for the inner layers and adds it to the response.
 """
 
@@ -13,15 +14,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
 #: Visible ASCII without spaces, brackets, quotes and backslashes, so that an id is one word of a log line.
-_USABLE = re.compile(rb"[!#-&*-;=?-Z^-z|~]{1,256}")
+_USABLE = re.compile(r"[!#-&*-;=?-Z^-z|~]{1,256}")
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
     """Return the first `x-request-id` if it is usable, else a new id. Header names are lower case, as in ASGI."""
     for name, value in headers:
         if name == HEADER:
-            return value.decode("ascii") if _USABLE.fullmatch(value) else new_request_id()
+            given = value.decode("latin-1")
+            return given if is_usable(given) else new_request_id()
     return new_request_id()
+
+
+def is_usable(request_id: str) -> bool:
+    return _USABLE.fullmatch(request_id) is not None
 
 
 def new_request_id() -> str:
