@@ -82,7 +82,9 @@ class Connection:
 @asynccontextmanager
 async def connected():
     app, refused = Echo(), []
-    http = timeout_protocol(request_timeout_s=10.0, slow_client_timeout_s=10.0, on_refused_head=refused.append)
+    http = timeout_protocol(
+        request_timeout_s=10.0, slow_client_timeout_s=10.0, max_connections=10, on_refused_head=refused.append
+    )
     server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None))
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

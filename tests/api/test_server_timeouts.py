@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 from octavo_server.config import RequestLimits
+from octavo_server.http.request_framing import MAX_HEAD_BYTES, MAX_HEADERS
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
@@ -105,27 +106,53 @@ async def test_an_endless_head_closes_the_connection(engine, sent):
         await close(writer)
 
 
-@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: ", b"GET / HTTP/1.1\r\n"], ids=range(3))
-async def test_an_endless_head_is_refused(engine, start):
-    part = b"X-More: 1\r\n" * 500 if start.endswith(b"\n") else b"x" * 5000
+async def test_a_head_has_less_time_than_a_body(engine, monkeypatch):
+    monkeypatch.setattr("octavo_server.http.protocol.HEAD_TIMEOUT_S", 0.1)
     async with serving(engine) as served:
         reader, writer = await connect(served)
-        writer.write(start + part * 14)
+        writer.write(HEAD)
+        assert await reader.read() == b""
+        await close(writer)
+
+
+@pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX-Endless: "], ids=range(2))
+async def test_an_endless_head_is_refused(engine, start):
+    async with serving(engine) as served:
+        reader, writer = await connect(served)
+        writer.write(start + b"x" * MAX_HEAD_BYTES)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 431 ")
-        assert b"65536 bytes, the limit" in answer
+        assert b"%d bytes, the limit" % MAX_HEAD_BYTES in answer
+        await close(writer)
+
+
+@pytest.mark.parametrize("end", [b"b", b"\r\n"], ids=["partial", "whole"])
+async def test_a_head_with_too_many_headers_is_refused(engine, end):
+    async with serving(engine, keep_alive_s=1) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /ping HTTP/1.1\r\n" + b"a:\r\n" * (MAX_HEADERS + 1) + end)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"more than %d headers, the limit" % MAX_HEADERS in answer
+        await close(writer)
+
+
+async def test_a_head_with_just_enough_headers_is_read(engine):
+    async with serving(engine) as served:
+        reader, writer = await connect(served)
+        writer.write(b"GET /ping HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         await close(writer)
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * 66_000),
-        b"GET /ping HTTP/1.1\r\nX-Long: %s\r\n\r\n" % (b"x" * 66_000),
-        b"GET /ping HTTP/1.1\r\n%s\r\n" % (b"X-More: 1\r\n" * 6000),
-        HEAD + b"X-Long: %s\r\nContent-Length: 2\r\n\r\n{}" % (b"x" * 66_000),
+        b"GET /%s HTTP/1.1\r\n\r\n" % (b"x" * MAX_HEAD_BYTES),
+        b"GET /ping HTTP/1.1\r\nX-Long: %s\r\n\r\n" % (b"x" * MAX_HEAD_BYTES),
+        HEAD + b"X-Long: %s\r\nContent-Length: 2\r\n\r\n{}" % (b"x" * MAX_HEAD_BYTES),
     ],
-    ids=["url", "header", "headers", "body"],
+    ids=["url", "header", "body"],
 )
 async def test_a_whole_head_that_is_too_large_is_refused(engine, head):
     async with serving(engine, keep_alive_s=1) as served:
@@ -134,13 +161,13 @@ async def test_a_whole_head_that_is_too_large_is_refused(engine, head):
         answers = await reader.read()
         assert answers.startswith(b"HTTP/1.1 200 ")
         assert answers.count(b"HTTP/1.1") == answers.count(b"HTTP/1.1 431 ") + 1 == 2
-        assert b"65536 bytes, the limit" in answers
+        assert b"%d bytes, the limit" % MAX_HEAD_BYTES in answers
         await close(writer)
 
 
 async def test_a_head_just_below_the_limit_is_read(engine):
     async with serving(engine) as served:
-        answer = await served.http.get("/ping", headers={"x-long": "x" * 65_000})
+        answer = await served.http.get("/ping", headers={"x-long": "x" * (MAX_HEAD_BYTES - 500)})
         assert answer.status_code == 200
 
 
@@ -175,3 +202,48 @@ async def test_the_timeouts_do_not_end_a_running_request(engine):
         await engine.held.wait()
         asyncio.get_running_loop().call_later(0.5, engine.resumed.set)
         assert (await sending).json()["choices"][0]["text"] == "fine"
+
+
+async def ping(reader, writer):
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    return (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+async def is_closed(reader, writer):
+    rest = await reader.read()
+    await close(writer)
+    return rest == b""
+
+
+async def test_beyond_the_limit_the_connection_that_was_idle_longest_is_closed(engine):
+    async with serving(engine, max_connections=3) as served:
+        first, second, third = [await connect(served) for _ in range(3)]
+        for connection in (second, third, first):
+            assert await ping(*connection)
+        third[1].write(HEAD)  # a partial head is no request in progress
+        fourth = await connect(served)
+        assert await ping(*fourth)
+        assert await is_closed(*second)
+        fifth = await connect(served)
+        assert await ping(*fifth)
+        assert await is_closed(*third)
+        for connection in (first, fourth, fifth):
+            assert await ping(*connection)
+            await close(connection[1])
+
+
+async def test_connections_with_requests_stay_open_beyond_the_limit(engine):
+    engine.replies, engine.hold_at = ["fine"], 1
+    async with serving(engine, max_connections=1) as served:
+        held = await connect(served)
+        held[1].write(post("/v1/completions", {"prompt": "a"}))
+        await engine.held.wait()
+        second = await connect(served)
+        assert await ping(*second)
+        third = await connect(served)
+        assert await ping(*third)
+        assert await is_closed(*second)
+        engine.resumed.set()
+        assert (await held[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        await close(held[1])
+        await close(third[1])

@@ -61,6 +61,7 @@ class HttpSettings:
     shutdown_delay_s: float = 0.0
     keep_alive_s: int = 120
     slow_client_timeout_s: float = 60.0
+    max_connections: int = 4096
     otlp_traces_endpoint: str | None = None
     allowed_origins: tuple[str, ...] = ()  # for CORS
     allowed_methods: tuple[str, ...] = ("*",)

@@ -32,13 +32,15 @@ def test_shared_flags_set_the_same_fields_in_both_commands(command):
     timeouts = ("--drain-timeout", "1", "--shutdown-delay", "2", "--keep-alive-timeout", "3")
     traces = ("--otlp-traces-endpoint", "http://x")
     logs = ("--log-format", "json", "--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
-    address = ("--host", "::1", "--port", "0", "--slow-client-timeout", "4", "--api-key", "k", "k")
-    assert http_settings_of(parse(*timeouts, *traces, *logs, *address, command=command)) == {
+    address = ("--host", "::1", "--port", "0", "--api-key", "k", "k")
+    connections = ("--slow-client-timeout", "4", "--max-connections", "5")
+    assert http_settings_of(parse(*timeouts, *traces, *logs, *address, *connections, command=command)) == {
         "host": "::1", "port": 0, "uvicorn_log_level": "error", "log_format": "json", "logs_access": False,
         "api_keys": ("k",), "api_key_files": (), "router_secrets": (), "router_secret_file": None,
         "otlp_traces_endpoint": "http://x", "allowed_origins": (), "allowed_methods": ("*",),
         "allowed_headers": ("*",), "allow_credentials": False,
         "drain_timeout_s": 1.0, "shutdown_delay_s": 2.0, "keep_alive_s": 3, "slow_client_timeout_s": 4.0,
+        "max_connections": 5,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
 
-from octavo_server.cli.arg_types import add_seconds, size, whole_seconds
+from octavo_server.cli.arg_types import add_seconds, positive_count, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
 from octavo_server.cli.vllm_environment import KEEP_ALIVE_VARIABLE, seconds_of_environment
 from octavo_server.config import HttpSettings, RequestLimits
@@ -32,6 +32,7 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "shutdown_delay_s": args.shutdown_delay,
         "keep_alive_s": _keep_alive_s(args.keep_alive_timeout),
         "slow_client_timeout_s": args.slow_client_timeout,
+        "max_connections": args.max_connections,
         "otlp_traces_endpoint": args.otlp_traces_endpoint,
     }
 
@@ -131,7 +132,7 @@ def add_body_memory_flag(group: Any) -> None:
 
 
 def add_request_timeout(group: Any) -> None:
-    text = "Seconds that a client has to send the headers of a request, and the same time again for its body."
+    text = "Seconds that a client has to send the body of a request; for its headers the same time, at most 10 s."
     add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
 
 
@@ -146,6 +147,15 @@ def add_connection_flags(parser: Any) -> None:
     )
     text = "Seconds after which a client that has stopped reading its response is disconnected."
     add_seconds(group, "--slow-client-timeout", text, default=60.0)
+    default = HttpSettings().max_connections
+    group.add_argument(
+        "--max-connections",
+        type=positive_count,
+        default=default,
+        metavar="N",
+        help="Number of connections of a process beyond which a new one closes the one that has been without a request "
+        f"for longest. Connections with a request in progress stay open. Default: {default}.",
+    )
 
 
 def add_lifecycle_flags(parser: Any) -> None:

@@ -2,6 +2,8 @@
 
 - The head of a request must be complete in time, counted from the opening of the connection or the request's first
   byte, and then its body. The application answers a late body itself (408); otherwise the connection is closed here.
+- Beyond `max_connections` a new connection closes the one that has been without a request for longest, so that clients
+  without a key can't take all memory. A connection with a request in progress is never closed for that.
 - The connection of a client that doesn't read its response is aborted. Meanwhile no memory grows: uvicorn pauses a
   response while the socket's buffer is full, and a generation keeps one copy of its text however slowly it is read.
 - A client of HTTP/1.0, which has no chunked encoding, gets a stream that ends with the connection.
@@ -30,6 +32,8 @@ CONNECTION = "connection"
 #: Key of the loop's time at which the request's first byte arrived, in the same `state`.
 BEGUN_S = "begun_s"
 
+#: Most time for a head: it is small, and while it arrives no key has been checked.
+HEAD_TIMEOUT_S = 10.0
 #: Added to the application's own limit for a late body, so that the application responds first.
 BODY_GRACE_S = 5.0
 #: A client that reads less than this within the timeout counts as not reading.
@@ -37,10 +41,13 @@ MIN_PROGRESS_BYTES = 16 * 1024
 
 
 class TimeoutProtocol(RequestFraming):
-    """`timeout_protocol` sets `request_timeout_s`, `slow_client_timeout_s` and `on_refused_head` in a subclass."""
+    """`timeout_protocol` sets the attributes without values in a subclass. `idle`: the server's connections without a
+    request in progress, the one that has been so for longest first."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
+    max_connections: int
+    idle: "dict[TimeoutProtocol, None]"
 
     _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
     _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
@@ -51,6 +58,9 @@ class TimeoutProtocol(RequestFraming):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
         detect_dead_peer(transport.get_extra_info("socket"), idle_s=60, interval_s=15)
+        if len(self.connections) > self.max_connections and self.idle:
+            self._close_longest_idle()
+        self.idle[self] = None
         self._set_sender_timer(self.timeout_keep_alive)
 
     def data_received(self, data: bytes) -> None:
@@ -60,6 +70,7 @@ class TimeoutProtocol(RequestFraming):
             self._set_sender_timer(self.timeout_keep_alive)  # an empty line cancels uvicorn's own timer
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.idle.pop(self, None)
         self._set_sender_timer(None)
         self._set_reader_timer(None)
         on_disconnect, self._on_disconnect = self._on_disconnect, None
@@ -79,9 +90,10 @@ class TimeoutProtocol(RequestFraming):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._begun_s = self.loop.time()
-        self._set_sender_timer(self.request_timeout_s)
+        self._set_sender_timer(min(self.request_timeout_s, HEAD_TIMEOUT_S))
 
     def begin_request(self) -> None:
+        self.idle.pop(self, None)
         super().begin_request()
         self.scope["state"].update({CONNECTION: self, BEGUN_S: self._begun_s})
         self._set_sender_timer(self.request_timeout_s + BODY_GRACE_S)
@@ -89,6 +101,11 @@ class TimeoutProtocol(RequestFraming):
     def end_request(self) -> None:
         self._set_sender_timer(None)
         super().end_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self.idle[self] = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -112,6 +129,12 @@ class TimeoutProtocol(RequestFraming):
         if self._reader_timer is not None:
             self._reader_timer.cancel()
         self._reader_timer = None if timeout_s is None else self.loop.call_later(timeout_s, self._on_slow_reader)
+
+    def _close_longest_idle(self) -> None:
+        oldest = next(iter(self.idle))
+        del self.idle[oldest]
+        logger.debug("%s: closing the connection, as there are more than %d", oldest.client, self.max_connections)
+        oldest.transport.close()
 
     def _on_slow_sender(self) -> None:
         if self.flow.read_paused:  # the request may be complete but unread, as an earlier response is being sent
@@ -137,6 +160,7 @@ def timeout_protocol(
     *,
     request_timeout_s: float,
     slow_client_timeout_s: float,
+    max_connections: int,
     on_refused_head: Callable[[str], None],
 ) -> type[TimeoutProtocol]:
     """Return a protocol class with these settings, as uvicorn creates the instances.
@@ -146,6 +170,8 @@ def timeout_protocol(
     settings = {
         "request_timeout_s": request_timeout_s,
         "slow_client_timeout_s": slow_client_timeout_s,
+        "max_connections": max_connections,
+        "idle": {},
         "on_refused_head": staticmethod(on_refused_head),
     }
     return type("Protocol", (TimeoutProtocol,), settings)

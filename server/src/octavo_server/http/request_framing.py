@@ -3,7 +3,8 @@
 - The parser stops after the head of a request that asks for another protocol (`Upgrade`), and uvicorn would parse the
   body as the next request. Here a second parser gets the head without the `Upgrade`, and then the rest: the request is
   served as HTTP/1.1 with its body (RFC 9110, 7.8). `CONNECT` gets a 405, and the connection ends.
-- Trailers are dropped: they never become headers. Trailers and heads beyond a limit are refused (431).
+- Trailers are dropped: they never become headers. Trailers and heads beyond a limit are refused (431), and parsing
+  stops at the first header too many, as each one takes much more memory than its bytes.
 - No response is written into another one: an invalid request is refused in its turn, and the connection ends.
 """
 
@@ -23,12 +24,15 @@ from octavo_server.openai.errors import ApiError
 logger = logging.getLogger(__name__)
 
 #: Limits for URL and headers together, and for the trailers.
-MAX_HEAD_BYTES = MAX_TRAILER_BYTES = 64 * 1024
+MAX_HEAD_BYTES = MAX_TRAILER_BYTES = 32 * 1024
+MAX_HEADERS = 128
 HEAD_TOO_LARGE = f"The URL and headers are larger than {MAX_HEAD_BYTES} bytes, the limit: send fewer or shorter ones."
+TOO_MANY_HEADERS = f"The request has more than {MAX_HEADERS} headers, the limit: send fewer."
 TRAILERS_TOO_LARGE = (
     f"The trailers are larger than {MAX_TRAILER_BYTES} bytes, the limit: send none, as they are unused."
 )
 _HEAD_REFUSAL = ApiError(431, "RequestTooLargeError", HEAD_TOO_LARGE)
+_HEADERS_REFUSAL = ApiError(431, "RequestTooLargeError", TOO_MANY_HEADERS)
 _TRAILER_REFUSAL = ApiError(431, "RequestTooLargeError", TRAILERS_TOO_LARGE)
 _BAD_REQUEST = ApiError(400, "Bad Request", "The request is not valid HTTP/1.1: send it with a standard HTTP client.")
 _NO_TUNNEL = ApiError(405, "Method Not Allowed", "CONNECT is for proxies, and this server is none: send POST or GET.")
@@ -36,6 +40,10 @@ _NO_TUNNEL = ApiError(405, "Method Not Allowed", "CONNECT is for proxies, and th
 CLOSE = (b"connection", b"close")
 #: Headers and `Connection` options that ask for another protocol.
 UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+
+
+class _TooManyHeaders(Exception):
+    pass
 
 
 class _TrailersTooLarge(Exception):
@@ -66,13 +74,12 @@ class RequestFraming(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(_TRAILER_REFUSAL if isinstance(error.__context__, _TrailersTooLarge) else _BAD_REQUEST)
+            self._refuse_unparsed(error.__context__)
             return
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_HEAD_REFUSAL)
-                self._report_refused_head()
+                self._refuse_head(_HEAD_REFUSAL)
         elif chunk is not None and chunk == self._chunk:
             self._trailer_bytes += len(data)
             if self._trailer_bytes > MAX_TRAILER_BYTES:
@@ -107,6 +114,8 @@ class RequestFraming(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:
+            if len(self.headers) == MAX_HEADERS:
+                raise _TooManyHeaders
             super().on_header(name, value)
             return
         self._trailer_bytes += len(name) + len(value)
@@ -152,6 +161,16 @@ class RequestFraming(HttpToolsProtocol):
         Bytes behind a request for another protocol or a tunnel are no request, so they are ignored.
         """
         self.app, self.url, self._ignores_input = _refusing(error), b"/", self.parser.should_upgrade()
+
+    def _refuse_unparsed(self, cause: BaseException | None) -> None:
+        if isinstance(cause, _TooManyHeaders):
+            self._refuse_head(_HEADERS_REFUSAL)
+        else:
+            self._refuse(_TRAILER_REFUSAL if isinstance(cause, _TrailersTooLarge) else _BAD_REQUEST)
+
+    def _refuse_head(self, error: ApiError) -> None:
+        self._refuse(error)
+        self._report_refused_head()
 
     def _refuse(self, error: ApiError) -> None:
         """Send an error response, unless the client would match it with another request, and end the connection."""

@@ -43,6 +43,7 @@ class DrainingServer(uvicorn.Server):
         http = timeout_protocol(
             request_timeout_s=settings.limits.request_timeout_s,
             slow_client_timeout_s=settings.slow_client_timeout_s,
+            max_connections=settings.max_connections,
             on_refused_head=on_refused_head,
         )
         super().__init__(_uvicorn_config(app, settings, http, more))
