@@ -172,7 +172,8 @@ def test_a_hung_replica_gets_no_requests_and_its_streams_end(three_replicas):
     for stream in loaded.streams:
         assert stream.events[-1] == "[DONE]"
         assert ("error" in json.loads(stream.events[-2])) == (stream.replica == hung.name)
-    assert [answer.status_code for answer in (*racing, *later)] == [200] * 50
+    assert {answer.status_code for answer in racing} <= {200, 504}  # 504: the hung replica has received the request
+    assert [answer.status_code for answer in later] == [200] * 30
     assert hung.name not in {answer.headers["x-octavo-replica"] for answer in later}
     hung.valve.open()
     route.wait_until_exact(3)

@@ -1,11 +1,20 @@
-"""A connection to a replica: framing, surplus bytes, trailers, stale connections, and dropped headers."""
+"""A connection to a replica: framing, surplus bytes, trailers, stale connections, silent replicas, dropped headers."""
 
 import asyncio
+import socket
 
 import pytest
-from octavo_server.openai.errors import ReplicaLost
-from octavo_server.router.upstream.connection import MAX_FRAMING_BYTES, STALE_AFTER_IDLE_S, Connection, StaleConnection
+from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
+from octavo_server.router.upstream.connection import (
+    MAX_FRAMING_BYTES,
+    STALE_AFTER_IDLE_S,
+    Connection,
+    NotReached,
+    StaleConnection,
+)
 from octavo_server.router.upstream.headers import NOT_FORWARDED, request_head, response_headers
+from octavo_server.router.upstream.pool import ConnectionPool
+from octavo_testing.fleets import until
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nreal"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -103,6 +112,20 @@ async def test_a_loss_after_the_first_byte_is_not_stale():
     response = peer.answer(b"HTTP")
     peer.connection.connection_lost(None)
     assert not isinstance(response.error, StaleConnection)
+
+
+@pytest.mark.parametrize(("num_bytes", "error"), [(1000, ReplicaTimeout), (2**24, NotReached)], ids=["whole", "part"])
+async def test_a_request_that_a_silent_replica_has_received_is_not_retried(num_bytes, error):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its host accepts connections and some bytes
+        pool = ConnectionPool(f"http://127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=5.0)
+        sending = asyncio.create_task(pool.send(b"x" * num_bytes, 60.0))
+        await until(lambda: pool.active)
+        (connection,) = pool.active
+        await until(lambda: connection.is_delivered or num_bytes > 1000)
+        pool.fail_waiting(begun_limit_s=60.0)
+        with pytest.raises(error):
+            await sending
+        pool.close()
 
 
 HOPS = [(b"connection", b"keep-alive"), (b"connection", b"X-Hop, close"), (b"x-hop", b"1"), (b"x-kept", b"1")]

@@ -1,7 +1,10 @@
-"""Sockets: the listening socket of a server, the limit of file descriptors, and TCP keep-alive probes."""
+"""Sockets: the listening socket of a server, the limit of file descriptors, and TCP's acknowledgements."""
 
+import fcntl
 import resource
 import socket
+import struct
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,3 +78,9 @@ def detect_dead_peer(sock: socket.socket, *, idle_s: int, interval_s: int) -> No
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def num_unacknowledged_bytes(sock: socket.socket) -> int:
+    """Bytes written to a TCP connection that the peer's host has not acknowledged."""
+    (count,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return int(count)

@@ -21,7 +21,6 @@ from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.http.server import DrainingServer
 from octavo_server.json_responses import error_reply
-from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router import routes
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.balance.balancer import Balancer
@@ -172,7 +171,7 @@ class Router:
 
     def _on_replica_change(self, replica: Replica) -> None:
         if replica.is_unresponsive:
-            self.pools.pool(replica.url).fail_waiting(ReplicaLost("it no longer answers"), begun_limit_s=DEAD_STREAM_S)
+            self.pools.pool(replica.url).fail_waiting(begun_limit_s=DEAD_STREAM_S)
         was_exact = replica in self._exact
         (self._exact.add if replica.is_exact else self._exact.discard)(replica)
         if replica.is_exact and not was_exact:

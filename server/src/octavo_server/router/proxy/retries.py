@@ -6,8 +6,9 @@ A retry requires that no byte of a response has reached the client, and that the
 - 429, 502, 503 and 504 are retried while there is another replica. Without one, a 503 with `Connection: close` (the
   replica is shutting down) is retried after a short pause: a new replica may be about to start.
 - 401, 403 and 404 are retried too: if another replica accepts the request, the first replica is misconfigured.
-- 500 is returned to the client, as the request itself may be the cause. A silent replica ends the request with 504: a
-  retry would take as long again.
+- 500 is returned to the client, as the request itself may be the cause.
+- A silent replica ends the requests that it has received with 504: a retry would take as long again, and the request
+  itself may have blocked the replica. A request that was not delivered to it is retried.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import httptools
 
-from octavo_server.http.listener import detect_dead_peer
+from octavo_server.http.listener import detect_dead_peer, num_unacknowledged_bytes
 from octavo_server.openai.errors import ReplicaLost
 from octavo_server.router.upstream.headers import Headers, value_of
 
@@ -25,7 +25,7 @@ STALE_WITHIN_S = 0.25
 
 
 class NotReached(ReplicaLost):
-    """There was no connection, so the replica has not received the request."""
+    """There was no connection, or it did not deliver the request: the replica has not received all of it."""
 
 
 class StaleConnection(NotReached):
@@ -176,6 +176,12 @@ class Connection(asyncio.Protocol):
     @property
     def is_usable(self) -> bool:
         return not self.transport.is_closing()
+
+    @property
+    def is_delivered(self) -> bool:
+        """True if the replica's host has acknowledged all bytes written so far."""
+        sock = self.transport.get_extra_info("socket")
+        return not self.transport.get_write_buffer_size() and not num_unacknowledged_bytes(sock)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport

@@ -14,6 +14,11 @@ from octavo_server.router.upstream.connection import Connection, NotReached, Ups
 KEEP_IDLE_S = 4.0
 CHECK_EVERY_S = 0.1
 
+FELL_SILENT = (
+    "The replica stopped answering while it had the request. The request may be the cause, so it was not sent to "
+    "another replica: send it again later, and a large one in parts."
+)
+
 
 class ConnectionPool:
     """Connections to one replica. The connection that became idle last is used first."""
@@ -53,14 +58,18 @@ class ConnectionPool:
             self.idle.remove(connection)
             connection.transport.close()
 
-    def fail_waiting(self, error: Exception, *, begun_limit_s: float) -> None:
-        """Fail responses that have not begun, and lower the silence limit of those that have: the replica is dead."""
+    def fail_waiting(self, *, begun_limit_s: float) -> None:
+        """Fail responses that have not begun, and lower the silence limit of those that have: the replica is dead.
+
+        The error is NotReached, after which a retry is safe, only if the replica can't have read the whole request.
+        """
         for connection in [*self.active]:
             response = connection.response
             if response is not None and response.status:
                 response.limit_s = min(response.limit_s, begun_limit_s)
             elif response is not None:
-                response.fail(error)
+                is_delivered = connection.is_delivered
+                response.fail(ReplicaTimeout(FELL_SILENT) if is_delivered else NotReached("it no longer answers"))
 
     def close_idle(self) -> None:
         for connection in self.idle:
