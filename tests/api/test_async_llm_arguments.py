@@ -84,7 +84,7 @@ async def test_unseeded_requests_differ_between_replicas_unless_a_seed_is_set(co
     def first_seed(seed):
         frontend = Frontend.load(replace(config, seed=seed))
         prompt = TokenizedPrompt(text=None, token_ids=[65])
-        return frontend.build(prompt, SamplingParams(), request_id="r").params.seed
+        return frontend.build(prompt, frontend.resolve(SamplingParams()), request_id="r").params.seed
 
     assert first_seed(None) != first_seed(None)
     assert first_seed(7) == first_seed(7) != first_seed(8)

@@ -125,16 +125,14 @@ async def test_the_model_of_an_answer_is_the_first_served_name(tmp_path, path):
 
 
 async def test_minus_one_asks_for_the_logprobs_of_the_whole_vocabulary(served, monkeypatch):
-    engine = served.engine
-    generate = engine.generate
-    seen = []
+    resolve, seen = served.engine.resolve, []
 
-    def with_three(prompt, params, request_id, **more):
+    def with_three(params, **more):
         seen.append(params.logprobs)
         params.logprobs = 3
-        return generate(prompt, params, request_id, **more)
+        return resolve(params, **more)
 
-    monkeypatch.setattr(engine, "generate", with_three)
+    monkeypatch.setattr(served.engine, "resolve", with_three, raising=False)
     answer = (await post(served, CHAT, logprobs=True, top_logprobs=-1, max_tokens=1)).json()
     assert (seen, len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"])) == ([-1], 4)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
-from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
+from octavo_engine.frontend import Frontend, Prompt, ResolvedParams, TokenizedPrompt
 from octavo_engine.log_format import LogFormat
 from octavo_engine.output_stream import OutputStream
 from octavo_engine.outputs import OutputKind, RequestOutput, output_kind
@@ -75,7 +75,7 @@ class AsyncLLM:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | ResolvedParams,
         request_id: str,
         *,
         kind: OutputKind | None = None,
@@ -93,17 +93,16 @@ class AsyncLLM:
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
-        if params.structured_outputs is not None:  # a thread checks it, so that no stream is delayed
-            await asyncio.to_thread(self._frontend.grammar, params)
+        resolved = params if isinstance(params, ResolvedParams) else await self._resolve(params, priority)
         request = self._frontend.build(
             tokenized,
-            params,
+            resolved,
             request_id=self._new_core_id(request_id),
             priority=priority,
             turn=turn,
             start_by_s=start_by_s,
         )
-        shown = kind or output_kind(params)
+        shown = kind or output_kind(resolved.params)
         stream = self._add(tokenized, request, request_id)
         try:
             while True:
@@ -117,9 +116,13 @@ class AsyncLLM:
         finally:
             self._forget(stream)
 
-    def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
+    def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check and resolve parameters once for all prompts that `generate` gets with them. Raises InvalidRequest."""
+        return self._frontend.resolve(params, priority=priority)
+
+    def fit(self, token_ids: list[int], resolved: ResolvedParams) -> SamplingParams:
         """Return the parameters that `generate` would send to the core, without a seed. Raises InvalidRequest."""
-        return self._frontend.resolve(token_ids, params, priority=priority)
+        return self._frontend.fit(token_ids, resolved)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return (await self._tokenize(text, add_special_tokens)).token_ids
@@ -210,6 +213,12 @@ class AsyncLLM:
     def tokenizer_config(self) -> dict[str, Any]:
         """The content of the model's tokenizer_config.json."""
         return self._frontend.tokenizer_config
+
+    async def _resolve(self, params: SamplingParams, priority: int) -> ResolvedParams:
+        """Resolve parameters that take long in a thread, so that no stream is delayed."""
+        if params.structured_outputs is None and not params.bad_words:
+            return self._frontend.resolve(params, priority=priority)
+        return await asyncio.to_thread(self._frontend.resolve, params, priority=priority)
 
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()

@@ -1,7 +1,8 @@
 """Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
 
-Every request that `build` returns can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM`
-and `AsyncLLM` share this module, which imports no torch and never changes the caller's `SamplingParams`.
+`resolve` does all work that no prompt decides, once for all prompts of a request. Every request that `build` returns
+can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM` and `AsyncLLM` share this module,
+which imports no torch and never changes the caller's `SamplingParams`.
 """
 
 import random
@@ -37,6 +38,17 @@ class TokenizedPrompt:
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedParams:
+    """Sampling parameters that are valid for the model, and the grammar text of their structured output.
+
+    Prompts share the lists of one `params`, so nothing may change them.
+    """
+
+    params: SamplingParams
+    grammar: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +107,7 @@ class Frontend:
     def build(
         self,
         prompt: TokenizedPrompt,
-        params: SamplingParams,
+        resolved: ResolvedParams,
         *,
         request_id: str,
         priority: int = 0,
@@ -103,22 +115,52 @@ class Frontend:
         start_by_s: float | None = None,
         clamp_max_tokens: bool = False,
     ) -> EngineRequest:
-        """Validate and build a request. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising."""
-        resolved, grammar = self._check(prompt.token_ids, params, priority=priority, clamp=clamp_max_tokens)
-        if resolved.seed is None and not resolved.is_greedy:
-            resolved.seed = self._seeds.getrandbits(62)
+        """Build the request of one prompt. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising."""
+        params = self.fit(prompt.token_ids, resolved, clamp=clamp_max_tokens)
+        if params.seed is None and not params.is_greedy:
+            params.seed = self._seeds.getrandbits(62)
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
-            params=resolved,
+            params=params,
             eos_token_id=self.eos_token_id,
             arrival_s=time.monotonic(),
             priority=priority,
             turn=turn,
             start_by_s=start_by_s,
             cache_salt=prompt.cache_salt,
-            grammar=grammar,
+            grammar=resolved.grammar,
         )
+
+    def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check parameters and resolve their defaults, bad words and grammar. Raises InvalidRequest.
+
+        Takes long for bad words, long lists and a new grammar, so it belongs in a thread then.
+        """
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
+        if params.n > self.config.max_num_seqs:
+            raise InvalidRequest(
+                f"n={params.n} outputs run side by side; the limit is {self.config.max_num_seqs}: lower n or raise "
+                f"--max-num-seqs.",
+                param="n",
+            )
+        return ResolvedParams(self._resolve(params), self.grammar(params))
+
+    def fit(self, token_ids: list[int], resolved: ResolvedParams, *, clamp: bool = False) -> SamplingParams:
+        """Check a prompt; return a shallow copy of the parameters that fits it, without a random seed.
+
+        Raises InvalidRequest.
+        """
+        self._check_prompt(token_ids)
+        params = resolved.params
+        if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
+            raise InvalidRequest(
+                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
+                "token: set reasoning_end_token_id, or start the server with --reasoning-parser.",
+                param="thinking_token_budget",
+            )
+        return fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)
 
     def grammar(self, params: SamplingParams) -> str | None:
         """Return the grammar text of `params.structured_outputs`. The first call is slow, but releases the GIL."""
@@ -138,32 +180,6 @@ class Frontend:
             disable_additional_properties=shape.disable_additional_properties
             or self.config.disable_additional_properties,
         )
-
-    def resolve(self, token_ids: list[int], params: SamplingParams, *, priority: int = 0) -> SamplingParams:
-        """Return the parameters that `build` would put in a request, without a random seed. Raises InvalidRequest."""
-        return self._check(token_ids, params, priority=priority)[0]
-
-    def _check(
-        self, token_ids: list[int], params: SamplingParams, *, priority: int, clamp: bool = False
-    ) -> tuple[SamplingParams, str | None]:
-        """Validate a request; return its resolved parameters and its grammar text. Raises InvalidRequest."""
-        self._check_prompt(token_ids)
-        if priority and self.config.scheduling_policy != "priority":
-            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
-        if params.n > self.config.max_num_seqs:
-            raise InvalidRequest(
-                f"n={params.n} outputs run side by side; the limit is {self.config.max_num_seqs}: lower n or raise "
-                f"--max-num-seqs.",
-                param="n",
-            )
-        if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
-            raise InvalidRequest(
-                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
-                "token: set reasoning_end_token_id, or start the server with --reasoning-parser.",
-                param="thinking_token_budget",
-            )
-        grammar = self.grammar(params)
-        return self._resolve(fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)), grammar
 
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)

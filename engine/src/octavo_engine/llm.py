@@ -245,7 +245,10 @@ class LLM(UnsupportedMethods):
 
     def _assembly(self, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> RequestAssembly:
         request_id = str(next(self._ids))
-        request = self._frontend.build(prompt, params, request_id=request_id, priority=priority, clamp_max_tokens=True)
+        resolved = self._frontend.resolve(params, priority=priority)
+        request = self._frontend.build(
+            prompt, resolved, request_id=request_id, priority=priority, clamp_max_tokens=True
+        )
         return self._frontend.assemble(request, prompt, request_id=request_id)
 
     def _run(self, unfinished: dict[str, RequestAssembly], bar: ProgressBar) -> None:

@@ -1,7 +1,7 @@
 """Limits on a request's length, token ids and log-probabilities. Each error states the limit and the value."""
 
+import copy
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from octavo_engine.config import EngineConfig
@@ -26,16 +26,17 @@ def fit_to_context(
     clamp: bool,
     max_output_tokens: int | None = None,
 ) -> SamplingParams:
-    """Resolve `max_tokens` to an int that fits after the prompt; None becomes all the remaining context.
-
-    `max_output_tokens`: most tokens of any output.
+    """Return a shallow copy whose `max_tokens` is an int that fits after the prompt; None becomes all the remaining
+    context. `max_output_tokens`: most tokens of any output.
     """
     room = max_model_len - num_prompt_tokens
     asked = params.max_tokens
     if room < 1 or (asked is not None and asked > room and not clamp):
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=asked or 1, num_input=num_prompt_tokens)
-    max_tokens = min(limit for limit in (room, asked, max_output_tokens) if limit is not None)
-    return replace(params, max_tokens=max_tokens, min_tokens=min(params.min_tokens, max_tokens))
+    fitted = copy.copy(params)
+    fitted.max_tokens = min(limit for limit in (room, asked, max_output_tokens) if limit is not None)
+    fitted.min_tokens = min(params.min_tokens, fitted.max_tokens)
+    return fitted
 
 
 def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.frontend import Frontend
+from octavo_engine.frontend import Frontend, ResolvedParams
 from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.inspection import SequenceInfo
@@ -77,13 +77,13 @@ class ScriptedClient:
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
     def __getattr__(self, name: str) -> Any:
-        """Delegate `tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params` and `resolve`."""
+        """Delegate `tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`, `resolve` and `fit`."""
         return getattr(self.__dict__["_frontend"], name)
 
     async def generate(
         self,
         prompt: Mapping[str, Any],
-        params: SamplingParams,
+        params: SamplingParams | ResolvedParams,
         request_id: str,
         *,
         kind: OutputKind = "cumulative",
@@ -92,8 +92,9 @@ class ScriptedClient:
         start_by_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         tokenized = self._frontend.tokenize(prompt)
+        resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
-            tokenized, params, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s
+            tokenized, resolved, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s
         )
         assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
         self.requests.append(request)

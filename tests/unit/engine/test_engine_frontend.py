@@ -24,8 +24,9 @@ def load(folder):
     return make
 
 
-def build(frontend, prompt="hello", params=None, **options):
-    return frontend.build(frontend.tokenize(prompt), params or SamplingParams(), request_id="r", **options)
+def build(frontend, prompt="hello", params=None, priority=0, **options):
+    resolved = frontend.resolve(params or SamplingParams(), priority=priority)
+    return frontend.build(frontend.tokenize(prompt), resolved, request_id="r", priority=priority, **options)
 
 
 def test_a_request_has_every_optional_field_resolved(load):
@@ -56,6 +57,21 @@ def test_the_callers_parameters_are_not_changed(load):
     before = repr(params)
     build(load(), params=params)
     assert repr(params) == before
+
+
+def test_parameters_are_resolved_once_for_all_prompts(load, monkeypatch):
+    frontend = load()
+    resolved = frontend.resolve(SamplingParams(bad_words=["no"], allowed_token_ids=[1, 2]))
+    prompts = [frontend.tokenize(text) for text in ("a", "b")]
+    monkeypatch.setattr("octavo_engine.frontend.check_ids", lambda param, *_: {"prompt": None}[param])
+    monkeypatch.setattr("octavo_engine.wire.sampling.SamplingParams.__post_init__", None)
+    monkeypatch.setattr(frontend, "tokenizer", None)
+    monkeypatch.setattr(Frontend, "eos_token_id", EOS)
+    first, second = [frontend.build(prompt, resolved, request_id="r").params for prompt in prompts]
+    assert first.allowed_token_ids is second.allowed_token_ids
+    assert first.bad_words_token_ids is second.bad_words_token_ids
+    assert first.seed != second.seed
+    assert resolved.params.seed is None
 
 
 def test_ignore_eos_omits_the_other_eos_ids(load):

@@ -1,13 +1,14 @@
 """`POST /v1/chat/completions`: renders the conversation, generates, and writes the response whole or as chunks."""
 
+import copy
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import APIRouter
+from octavo_engine.frontend import ResolvedParams
 from octavo_engine.text.template import ChatTemplate, special_tokens
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +23,7 @@ from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import ChatRenderer, render_messages
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
+from octavo_server.output_parsing.tool_use import ToolUse
 
 router = APIRouter()
 
@@ -64,28 +66,49 @@ async def chat_turn(
     context: ApiContext, meta: ResponseMeta, body: ChatCompletionRequest, *, arrival_s: float, num_bytes: int
 ) -> ChatTurn:
     """Render and check a chat request in one call to a thread, as each switch adds to the time to first token."""
-    prompt, params, output_parsing = await context.threads.run(partial(_prepare, context, body), num_bytes=num_bytes)
-    generation = context.new_generation(meta, body, [prompt], params, arrival_s)
-    return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=output_parsing)
+    chat = await context.threads.run(lambda: prepare(context, body, share(context, body)), num_bytes=num_bytes)
+    generation = context.new_generation(meta, body, [chat.prompt], chat.resolved, arrival_s)
+    return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=chat.output_parsing)
 
 
-def _prepare(
-    context: ApiContext, body: ChatCompletionRequest
-) -> tuple[PromptInput, SamplingParams, OutputParserConfig]:
+@dataclass(frozen=True, slots=True)
+class SharedFields:
+    """The checked part of a chat request that its messages don't decide: all conversations of a batch share it."""
+
+    tools: ToolUse
+    resolved: ResolvedParams
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    prompt: PromptInput
+    resolved: ResolvedParams
+    output_parsing: OutputParserConfig
+
+
+def share(context: ApiContext, body: ChatCompletionRequest) -> SharedFields:
+    """Check and resolve all fields but the messages, in a thread. Raises InvalidRequest."""
     tools = body.tool_use(context.config.tools)
-    prompt = _prompt_of(context, body)
     params = body.sampling_params(
         context.client.default_sampling_params,
         max_tokens=_output_limit(context, body),
         logprobs=body.num_logprobs,
     )
+    tools.constrain(params)
+    return SharedFields(tools, context.client.resolve(params, priority=body.priority or 0))
+
+
+def prepare(context: ApiContext, body: ChatCompletionRequest, shared: SharedFields) -> PreparedChat:
+    """Render one conversation, in a thread. Raises InvalidRequest."""
+    prompt = _prompt_of(context, body)
     output_parsing = OutputParserConfig(
-        tools=tools,
+        tools=shared.tools,
         reasoning=_reasoning_start(context, body, prompt),
         shows_reasoning=body.include_reasoning is not False,
     )
+    params = copy.copy(shared.resolved.params)
     output_parsing.apply(params, context.client.tokenizer.token_id)
-    return prompt, params, output_parsing
+    return PreparedChat(prompt, replace(shared.resolved, params=params), output_parsing)
 
 
 def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: PromptInput) -> ReasoningStart | None:

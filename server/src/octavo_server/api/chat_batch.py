@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.chat import chat_turn
+from octavo_server.api.chat import prepare, share
 from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
@@ -30,12 +30,14 @@ async def create_chat_batch(request: Request) -> Response:
     context.check_queue(request)
     bodies, num_bytes = await read_body(request, partial(_parse, context))
     meta = context.new_response_meta("chatcmpl-", request, bodies[0])
-    turns = [await chat_turn(context, meta, body, arrival_s=arrival_s, num_bytes=num_bytes) for body in bodies]
-    prompts = [replace(turn.generation.prompts[0], params=turn.generation.params) for turn in turns]
-    generation = replace(turns[0].generation, prompts=prompts)
-    writer = ChatWriter(context, meta, bodies[0], generation, output_parsing=turns[0].output_parsing)
-    for choice, turn in zip(writer.state.choices, turns, strict=True):
-        choice.parser = turn.output_parsing.new_parser(context.client.tokenizer.token_id)
+    run = partial(context.threads.run, num_bytes=num_bytes)
+    shared = await run(partial(share, context, bodies[0]))
+    chats = [await run(partial(prepare, context, body, shared)) for body in bodies]
+    prompts = [replace(chat.prompt, resolved=chat.resolved) for chat in chats]
+    generation = context.new_generation(meta, bodies[0], prompts, shared.resolved, arrival_s)
+    writer = ChatWriter(context, meta, bodies[0], generation, output_parsing=chats[0].output_parsing)
+    for choice, chat in zip(writer.state.choices, chats, strict=True):
+        choice.parser = chat.output_parsing.new_parser(context.client.tokenizer.token_id)
     return CancellableJSONResponse(context.in_flight, meta.id, writer.body, writer.state.headers)
 
 

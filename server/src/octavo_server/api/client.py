@@ -10,6 +10,7 @@ from octavo_server.openai.rendering import ChatRenderer
 
 if TYPE_CHECKING:
     from octavo_engine.config import EngineConfig, ReadyInfo
+    from octavo_engine.frontend import ResolvedParams
     from octavo_engine.outputs import OutputKind, RequestOutput
     from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.kv_stream import KVChange
@@ -88,14 +89,19 @@ class EngineClient(Protocol):
         """CPU seconds that the engine core's process has used; 0 after it has ended."""
         ...
 
-    def resolve(self, token_ids: list[int], params: "SamplingParams", *, priority: int = 0) -> "SamplingParams":
+    def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
+        """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
+        grammar, and may run in any thread. Raises InvalidRequest."""
+        ...
+
+    def fit(self, token_ids: list[int], resolved: "ResolvedParams") -> "SamplingParams":
         """Parameters that `generate` would run, except for the seed. Raises InvalidRequest as `generate` does."""
         ...
 
     def generate(
         self,
         prompt: Mapping[str, Any],
-        params: "SamplingParams",
+        params: "SamplingParams | ResolvedParams",
         request_id: str,
         *,
         kind: "OutputKind" = "cumulative",

@@ -52,8 +52,9 @@ async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionReq
     (body, params, given), _ = await read_body(request, partial(_parse, context))
     context.admission.check_size(len(given) * params.n)
     meta = context.new_response_meta("cmpl-", request, body)
+    resolved = await context.resolve(params, priority=body.priority or 0)
     prompts = [await _prompt_input(context, body, prompt) for prompt in given]
-    return meta, body, context.new_generation(meta, body, prompts, params, arrival_s)
+    return meta, body, context.new_generation(meta, body, prompts, resolved, arrival_s)
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[CompletionRequest, SamplingParams, list[Prompt]]:

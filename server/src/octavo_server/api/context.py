@@ -33,6 +33,7 @@ from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
+    from octavo_engine.frontend import ResolvedParams
     from octavo_engine.wire.sampling import SamplingParams
 
     from octavo_server.request_metrics import RequestMetrics
@@ -124,7 +125,7 @@ class ApiContext:
         meta: ResponseMeta,
         body: GenerationFields,
         prompts: list[PromptInput],
-        params: "SamplingParams",
+        resolved: "ResolvedParams",
         arrival_s: float,
     ) -> Generation:
         """Return the generation of a parsed request. It starts, and counts in metrics, when its deltas are read."""
@@ -135,12 +136,12 @@ class ApiContext:
                 meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
             )
 
-        self._log_request(meta, prompts, params)
+        self._log_request(meta, prompts, resolved.params)
         return Generation(
             client=self.client,
             request_id=meta.id,
             prompts=prompts,
-            params=params,
+            resolved=resolved,
             priority=body.priority or 0,
             cache_salt=tenant_salt(meta.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
             tenant=meta.tenant,
@@ -150,6 +151,12 @@ class ApiContext:
             length_penalty=body.length_penalty if body.use_beam_search else None,
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
+
+    async def resolve(self, params: "SamplingParams", *, priority: int) -> "ResolvedParams":
+        """Resolve the parameters of a request: in a thread if that takes long. Raises InvalidRequest."""
+        if not (params.bad_words or params.allowed_token_ids or params.structured_outputs):
+            return self.client.resolve(params, priority=priority)
+        return await self.threads.run(partial(self.client.resolve, params, priority=priority), num_bytes=0)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text."""

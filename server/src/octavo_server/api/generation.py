@@ -8,10 +8,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo_engine.frontend import TokenizedPrompt
+from octavo_engine.frontend import ResolvedParams, TokenizedPrompt
 from octavo_engine.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class PromptInput:
-    """`params`: parameters of this prompt, where they differ from those of the generation, such as its token limit."""
+    """`resolved`: parameters of this prompt, where they differ from those of the generation."""
 
     token_ids: list[int]
     text: str | None = None
-    params: SamplingParams | None = None
+    resolved: ResolvedParams | None = None
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Generation:
     client: EngineClient
     request_id: str
     prompts: list[PromptInput]
-    params: SamplingParams
+    resolved: ResolvedParams
     priority: int
     cache_salt: str
     tenant: str
@@ -58,12 +58,16 @@ class Generation:
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
 
     @property
+    def params(self) -> SamplingParams:
+        return self.resolved.params
+
+    @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
-    def resolved(self) -> list[SamplingParams]:
+    def fitted(self) -> list[SamplingParams]:
         """Sampling parameters that the engine would use for each prompt. Raises InvalidRequest as `deltas` does."""
-        return [self.client.resolve(p.token_ids, self._fitted(p), priority=self.priority) for p in self.prompts]
+        return [self.client.fit(prompt.token_ids, self._fitted(prompt)) for prompt in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
         """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
@@ -73,12 +77,12 @@ class Generation:
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
     async def _prompt_deltas(self, index: int) -> AsyncGenerator[GenerationDelta, None]:
-        params = self._fitted(self.prompts[index])
-        track = self.track(self.prompts[index], params)
+        resolved = self._fitted(self.prompts[index])
+        track = self.track(self.prompts[index], resolved.params)
         engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
             with self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as admitted:
-                async with aclosing(self._outputs(index, engine_id, params, admitted.turn)) as outputs:
+                async with aclosing(self._outputs(index, engine_id, resolved, admitted.turn)) as outputs:
                     async for output in outputs:
                         if not admitted.has_started:
                             self._start(admitted, output)
@@ -108,18 +112,20 @@ class Generation:
             )
         admitted.start()
 
-    def _fitted(self, prompt: PromptInput) -> SamplingParams:
+    def _fitted(self, prompt: PromptInput) -> ResolvedParams:
         """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
-        return fit_to_context(
-            prompt.params or self.params,
+        resolved = prompt.resolved or self.resolved
+        params = fit_to_context(
+            resolved.params,
             len(prompt.token_ids),
             self.client.max_model_len,
             clamp=True,
             max_output_tokens=self.max_output_tokens,
         )
+        return replace(resolved, params=params)
 
     def _outputs(
-        self, index: int, engine_id: str, params: SamplingParams, turn: float
+        self, index: int, engine_id: str, resolved: ResolvedParams, turn: float
     ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         if self.length_penalty is not None:
@@ -128,7 +134,7 @@ class Generation:
                 client=self.client,
                 engine_id=engine_id,
                 prompt=given,
-                params=params,
+                params=resolved.params,
                 length_penalty=self.length_penalty,
                 priority=self.priority,
                 turn=turn,
@@ -137,7 +143,7 @@ class Generation:
         limit_s = self.admission.limits.max_queue_time_s
         return self.client.generate(
             described,
-            params,
+            resolved,
             engine_id,
             kind="delta",
             priority=self.priority,

@@ -4,8 +4,6 @@ The code of the generating endpoints reads the body, so token ids, limits and er
 hashes from two fields of the response: `token_ids`, and `cache_salt` as the engine receives it.
 """
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,7 +34,7 @@ router = APIRouter()
 )
 async def render_chat_completion(request: Request) -> Response:
     turn = await read_chat(request)
-    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
+    (rendered,) = _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 
 
@@ -44,7 +42,7 @@ async def render_chat_completion(request: Request) -> Response:
     "/v1/completions/render", **accepts(CompletionRequest, "Token ids of each prompt", answer=list[RenderedRequest])
 )
 async def render_completion(request: Request) -> Response:
-    return json_reply(await _rendered(*await read_completion(request)))
+    return json_reply(_rendered(*await read_completion(request)))
 
 
 @router.post(
@@ -53,7 +51,7 @@ async def render_completion(request: Request) -> Response:
 )
 async def render_response(request: Request) -> Response:
     _, turn = await read_response(request)
-    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
+    (rendered,) = _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 
 
@@ -63,14 +61,13 @@ async def render_response(request: Request) -> Response:
 )
 async def render_message(request: Request) -> Response:
     turn = await read_message(request)
-    (rendered,) = await _rendered(turn.meta, turn.body, turn.generation)
+    (rendered,) = _rendered(turn.meta, turn.body, turn.generation)
     return json_reply(rendered)
 
 
-async def _rendered(meta: ResponseMeta, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
+def _rendered(meta: ResponseMeta, body: GenerationFields, generation: Generation) -> list[RenderedRequest]:
     options = body.stream_options.model_dump(exclude_unset=True) if body.stream_options else None
     several = len(generation.prompts) > 1
-    resolved = await asyncio.to_thread(generation.resolved)  # in a thread, since it may compile a grammar
     return [
         RenderedRequest(
             request_id=f"{meta.id}-{i}" if several else meta.id,
@@ -83,5 +80,5 @@ async def _rendered(meta: ResponseMeta, body: GenerationFields, generation: Gene
             cache_salt=generation.cache_salt or None,
             priority=generation.priority,
         )
-        for i, (prompt, params) in enumerate(zip(generation.prompts, resolved, strict=True))
+        for i, (prompt, params) in enumerate(zip(generation.prompts, generation.fitted(), strict=True))
     ]

@@ -6,11 +6,11 @@ from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel
 
 from octavo_server.config import RequestLimits
-from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.limits import check_counts
-from octavo_server.openai.request_parser import validate_request
+from octavo_server.openai.request_parser import validate_entries, validate_request
 from octavo_server.openai.tools import Tool
 
 
@@ -26,14 +26,16 @@ class BatchChatRequest(GenerationFields):
         """One chat request for each conversation. Raises InvalidRequest and MalformedRequest."""
         self._check(limits)
         shared = self.model_dump(exclude_unset=True, exclude={"messages", "tools"}, by_alias=True)
-        requests = []
-        for messages in self.messages:
-            body = {**shared, "messages": messages}
-            check_counts(body, limits)
-            request = validate_request(body, ChatCompletionRequest)
-            request.check()
-            requests.append(request)
-        return requests
+        request = validate_request({**shared, "messages": []}, ChatCompletionRequest)
+        return [self._conversation(request, messages, limits) for messages in self.messages]
+
+    def _conversation(
+        self, shared: ChatCompletionRequest, messages: list[dict[str, Any]], limits: RequestLimits
+    ) -> ChatCompletionRequest:
+        check_counts({"messages": messages}, limits)
+        request = shared.model_copy(update={"messages": validate_entries(messages, ChatMessage, "messages")})
+        request.check()
+        return request
 
     def _check(self, limits: RequestLimits) -> None:
         for name, is_sent in {"stream": self.stream, "tools": self.tools, "n": (self.n or 1) != 1}.items():

@@ -39,8 +39,12 @@ def validate_request(body: dict[str, Any], kind: type[Body]) -> Body:
     for name, entry_kind in pieces.items():
         entries = body.get(name)
         if isinstance(entries, list):
-            body[name] = [_validated(entry, entry_kind, f"{name}[{i}]") for i, entry in enumerate(entries)]
+            body[name] = validate_entries(entries, entry_kind, name)
     return _validated(body, kind, "")
+
+
+def validate_entries(entries: list[Any], kind: type[Piece], name: str) -> list[Piece]:
+    return [_validated(entry, kind, f"{name}[{i}]") for i, entry in enumerate(entries)]
 
 
 def _validated(value: Any, kind: type[Piece], where: str) -> Piece:

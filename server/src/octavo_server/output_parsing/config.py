@@ -38,14 +38,13 @@ class OutputParserConfig:
         )
 
     def apply(self, params: SamplingParams, token_id: TokenId) -> None:
-        """Set the grammar of the output and the special tokens that must stay in the text. Raises InvalidRequest."""
-        forced = self.tools.structured_outputs()
-        if params.structured_outputs is not None and self.tools.mode != "none":
-            message = f"tool_choice {self.tools.mode!r} and a structured output can't be combined: send one of the two."
-            raise InvalidRequest(message, param="tool_choice")
-        params.structured_outputs = params.structured_outputs or forced
+        """Set the tokens around reasoning and the special tokens that must stay in the text. Raises InvalidRequest.
+
+        `params`: with the structured output of `ToolUse.constrain`.
+        """
         if params.structured_outputs is not None:
-            self._bound_reasoning(params, token_id, param="tool_choice" if forced else "response_format")
+            is_forced = self.tools.mode != "none"
+            self._bound_reasoning(params, token_id, param="tool_choice" if is_forced else "response_format")
         elif params.thinking_token_budget is not None:
             self._bound_reasoning(params, token_id, param="thinking_token_budget")
         markers = [*self.tools.markers, *((START, END) if self.reasoning else ())]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from octavo_engine.grammar.schema import StrictSchema
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
 from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
@@ -51,6 +52,14 @@ class ToolUse:
         if self.mode == "named":
             return StructuredOutputs(json=arguments_schema(next(f for f in self._functions if f["name"] == self.name)))
         return None
+
+    def constrain(self, params: SamplingParams) -> None:
+        """Set the structured output of `mode` in the parameters. Raises InvalidRequest."""
+        forced = self.structured_outputs()
+        if params.structured_outputs is not None and self.mode != "none":
+            message = f"tool_choice {self.mode!r} and a structured output can't be combined: send one of the two."
+            raise InvalidRequest(message, param="tool_choice")
+        params.structured_outputs = params.structured_outputs or forced
 
     def new_parser(self) -> ToolCallParser | None:
         """Make the parser of one answer; None if the answer can't have calls."""
