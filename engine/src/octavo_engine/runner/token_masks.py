@@ -34,10 +34,13 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """`bad_words`: token sequences whose last token is banned if the output ends with the tokens before it."""
+    """`bad_words`: number of tokens before the last one of a word -> these tokens, as bytes of int32 -> last tokens.
+
+    A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length.
+    """
 
     allowed: Tensor | None
-    bad_words: tuple[tuple[int, ...], ...]
+    bad_words: dict[int, dict[bytes, list[int]]]
     stop_ids: Tensor | None  # banned until `min_tokens` have been generated
     min_tokens: int
     bias_ids: Tensor | None
@@ -54,7 +57,7 @@ class TokenMasks:
             known = sorted({v for v in values if 0 <= v < vocab_size})
             return torch.tensor(known, dtype=torch.int64, device=device)
 
-        bad_words = tuple(tuple(w) for w in params.bad_words_token_ids if w and 0 <= w[-1] < vocab_size)
+        bad_words = _by_length([word for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size])
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
         budget, end_id = params.thinking_token_budget, params.reasoning_end_token_id
         thinking = None
@@ -79,9 +82,9 @@ class TokenMasks:
             kept = row[self.allowed]
             row.fill_(_NEVER)
             row[self.allowed] = kept
-        banned = [word[-1] for word in self.bad_words if _ends_with(output, word[:-1])]
-        if banned:
-            row[banned] = _NEVER
+        for length, words in self.bad_words.items():
+            if length <= len(output) and (banned := words.get(output[len(output) - length :].tobytes())):
+                row[banned] = _NEVER
         if self.stop_ids is not None and len(output) < self.min_tokens:
             row[self.stop_ids] = _NEVER
         if self.bias_ids is not None and self.bias is not None:
@@ -97,7 +100,8 @@ def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
     return int(found[-1]) + 1 if len(found) else None
 
 
-def _ends_with(output: npt.NDArray[np.int32], tokens: tuple[int, ...]) -> bool:
-    if len(tokens) > len(output):
-        return False
-    return bool(np.array_equal(output[len(output) - len(tokens) :], np.array(tokens, dtype=np.int32)))
+def _by_length(bad_words: list[list[int]]) -> dict[int, dict[bytes, list[int]]]:
+    found: dict[int, dict[bytes, list[int]]] = {}
+    for *before, last in bad_words:
+        found.setdefault(len(before), {}).setdefault(np.array(before, dtype=np.int32).tobytes(), []).append(last)
+    return found
