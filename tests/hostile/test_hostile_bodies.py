@@ -1,4 +1,5 @@
-"""Bodies of the largest size in every shape that is expensive to parse: the event loop stays free, memory bounded."""
+"""Bodies of the largest size in every shape that is expensive to parse, and every two fields at their limits: the event
+loop stays free, memory bounded."""
 
 import asyncio
 import gc
@@ -8,7 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 from octavo_testing.health_probe import HealthProbe
-from octavo_testing.hostile_bodies import SHAPES, hostile_body
+from octavo_testing.hostile_bodies import PRODUCTS, SHAPES, hostile_body, product_body
 from octavo_testing.raw_http import RawConnection
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -57,8 +58,20 @@ async def standstill_s(server, path, body):
 async def test_no_body_stops_the_event_loop_or_multiplies_its_memory(server, shape, num_bytes):
     path, body = hostile_body(shape, num_bytes)
     assert len(body) <= num_bytes
-    most_s = max(LEAST_STANDSTILL_S, 3 * decode_s(body))
     await standstill_s(server, *hostile_body(shape, SMALL_BYTES))  # Python keeps the memory of many small objects, once
+    await check_bounded(server, path, body)
+
+
+@pytest.mark.parametrize("is_beyond", [False, True], ids=["within", "beyond"])
+@pytest.mark.parametrize("product", PRODUCTS)
+async def test_no_product_of_two_fields_stops_the_event_loop_or_multiplies_memory(server, product, is_beyond):
+    path, body = product_body(product, is_beyond=is_beyond)
+    await standstill_s(server, path, body)
+    await check_bounded(server, path, body)
+
+
+async def check_bounded(server, path, body):
+    most_s = max(LEAST_STANDSTILL_S, 3 * decode_s(body))
     gc.collect()
     server.reset_peak()
     before = server.rss_bytes

@@ -26,6 +26,7 @@ class RequestLimits:
     max_stop_chars: int = 1024
     max_stop_token_ids: int = 1024
     max_bad_words: int = 1024
+    max_bad_words_chars: int = 2**14
     max_logit_bias: int = 4096
     max_allowed_token_ids: int = 2**17
     request_timeout_s: float = 60.0

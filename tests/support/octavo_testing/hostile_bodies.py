@@ -2,10 +2,16 @@
 
 Each body is JSON of at most `num_bytes` bytes. Few of them are valid requests. A server may refuse any of them, but
 parsing, validating or refusing one may neither block the event loop nor take a multiple of its size in memory.
+
+A product is a body with two large fields, each within its own limit: serving or refusing it is bounded likewise.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from itertools import count, takewhile
+from itertools import combinations, count, takewhile
+from typing import Any
+
+from octavo_server.config import RequestLimits
 
 CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, BATCH, INVOCATIONS = "/v1/messages", "/v1/chat/completions/batch", "/invocations"
@@ -138,3 +144,60 @@ def hostile_body(name: str, num_bytes: int) -> tuple[str, bytes]:
     """Return the path and the body of a shape."""
     path, make = SHAPES[name]
     return path, make(num_bytes)
+
+
+_LIMITS = RequestLimits()
+_TURN = {"role": "user", "content": "a"}
+#: Fields of which each sequence gets a copy, with the most entries and characters that each may have.
+_LISTS: Mapping[str, Any] = {
+    "stop": ["x" * _LIMITS.max_stop_chars] * _LIMITS.max_stop_strings,
+    "stop_token_ids": [5] * _LIMITS.max_stop_token_ids,
+    "bad_words": ["x" * (_LIMITS.max_bad_words_chars // _LIMITS.max_bad_words)] * _LIMITS.max_bad_words,
+    "logit_bias": {str(i % 200).zfill(3 + i // 200): 1 for i in range(_LIMITS.max_logit_bias)},
+    "allowed_token_ids": [5] * _LIMITS.max_allowed_token_ids,
+}
+#: (path, field) -> the field with so many sequences.
+_SEQUENCES: Mapping[tuple[str, str], Callable[[int], Any]] = {
+    (COMPLETION, "prompt"): lambda num: ["a"] * min(num, _LIMITS.max_prompts),
+    (COMPLETION, "n"): lambda num: min(num, _LIMITS.max_n),
+    (CHAT, "n"): lambda num: min(num, _LIMITS.max_n),
+    (BATCH, "messages"): lambda num: [[_TURN]] * min(num, _LIMITS.max_prompts),
+}
+#: Other fields of a chat request, as large as they may be.
+_CHAT: Mapping[str, Any] = {
+    "messages": [_TURN] * _LIMITS.max_messages,
+    "tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(_LIMITS.max_tools)],
+    "n": _LIMITS.max_n,
+    **_LISTS,
+}
+
+
+def _products() -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]:
+    found = {
+        f"{path} {field} x {name}": (
+            path,
+            {field: sequences(_LIMITS.max_json_values // _weight(value)), name: value},
+            {field: sequences(_LIMITS.max_json_values), name: value},
+        )
+        for (path, field), sequences in _SEQUENCES.items()
+        for name, value in _LISTS.items()
+    }
+    for names in combinations(_CHAT, 2):
+        body = {name: _CHAT[name] for name in names}
+        found.setdefault(f"{CHAT} {' x '.join(names)}", (CHAT, body, body))
+    prompts = {"prompt": ["a"] * _LIMITS.max_prompts, "n": _LIMITS.max_n}
+    return found | {f"{COMPLETION} prompt x n": (COMPLETION, prompts, prompts)}
+
+
+def _weight(value: Any) -> int:
+    return sum(len(entry) if isinstance(entry, str) and isinstance(value, list) else 1 for entry in value)
+
+
+#: Name of the product -> path, the body within the bound of the product, and the body with both fields at their limits.
+PRODUCTS = _products()
+_REQUIRED = {CHAT: {"messages": [_TURN]}, COMPLETION: {"prompt": "a"}, BATCH: {}}
+
+
+def product_body(name: str, *, is_beyond: bool) -> tuple[str, bytes]:
+    path, within, beyond = PRODUCTS[name]
+    return path, json.dumps({**_REQUIRED[path], **(beyond if is_beyond else within), "max_tokens": 1}).encode()

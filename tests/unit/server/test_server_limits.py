@@ -1,15 +1,18 @@
 """Limits of one request: an error names the field, the value, the limit and the flag."""
 
+import json
+
 import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.json_bounds import check_json
 from octavo_server.openai.limits import MAX_FIELDS, check_chars, check_counts, check_fits
+from octavo_testing.hostile_bodies import BATCH, PRODUCTS, product_body
 
 LIMITS = RequestLimits(
     max_json_depth=4, max_json_values=40, max_messages=2, max_content_parts=3, max_tools=2, max_prompts=2, max_n=2,
     max_stop_strings=2, max_stop_chars=5,
-    max_stop_token_ids=2, max_bad_words=2, max_logit_bias=2, max_allowed_token_ids=2,
+    max_stop_token_ids=2, max_bad_words=2, max_bad_words_chars=8, max_logit_bias=2, max_allowed_token_ids=2,
 )  # fmt: skip
 HELLO = {"role": "user", "content": "hi"}
 
@@ -25,6 +28,7 @@ CASES = {
     "stop_token_ids": ({"stop_token_ids": [1, 2]}, {"stop_token_ids": [1, 2, 3]}, "stop_token_ids", "--max-stop-tok"),
     "bad_words": ({"bad_words": ["a", "b"]}, {"bad_words": ["a", "b", "c"]}, "bad_words", "--max-bad-words"),
     "bad word length": ({"bad_words": ["12345"]}, {"bad_words": ["123456"]}, "bad_words", "--max-stop-chars"),
+    "bad words length": ({"bad_words": ["1234"] * 2}, {"bad_words": ["1234", "12345"]}, "bad_words", "--max-bad-"),
     "logit_bias": ({"logit_bias": {"1": 1}}, {"logit_bias": {"1": 1, "2": 1, "3": 1}}, "logit_bias", "--max-logit-"),
     "allowed": ({"allowed_token_ids": [1]}, {"allowed_token_ids": [1, 2, 3]}, "allowed_token_ids", "--max-allowed-"),
 }  # fmt: skip
@@ -41,6 +45,69 @@ def test_counts_beyond_their_limits_are_rejected(within, beyond, param, flag):
         check_counts(completion(**beyond), LIMITS)
     assert caught.value.param == param
     assert flag in str(caught.value)
+
+
+COPIED = {
+    "stop": "abcde",
+    "stop strings": ["abc", "de"],
+    "stop_token_ids": [7] * 5,
+    "bad_words": ["abc", "de"],
+    "logit_bias": {str(i): 1 for i in range(5)},
+    "allowed_token_ids": [7] * 5,
+    "logprob_token_ids": [*range(5)],
+}
+SEQUENCES = {  # five of them
+    "prompt": {"prompt": ["a"] * 5},
+    "n": {"prompt": "a", "n": 5},
+    "messages": {"messages": [[HELLO]] * 5},
+}
+
+
+@pytest.mark.parametrize("sequences", SEQUENCES)
+@pytest.mark.parametrize("copied", COPIED)
+def test_sequences_times_copied_entries_are_bounded(copied, sequences):
+    body = {**SEQUENCES[sequences], copied.partition(" ")[0]: COPIED[copied]}
+    check_counts(body, RequestLimits(max_json_values=25))
+    words = r"5 sequences .* 5 entries .* 25 in all, more than 24, the limit.*--max-json-values"
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        check_counts(body, RequestLimits(max_json_values=24))
+    assert caught.value.param == sequences
+
+
+def test_copied_entries_of_all_fields_count_together():
+    body = {"prompt": ["a"] * 5, "stop_token_ids": [7] * 3, "allowed_token_ids": [7] * 2}
+    check_counts(body, RequestLimits(max_json_values=25))
+    with pytest.raises(InvalidRequest):
+        check_counts(body, RequestLimits(max_json_values=24))
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 1}, {"prompt": ["a"]}, {"n": "5"}, {"messages": [HELLO] * 5}])
+def test_entries_of_one_sequence_may_exceed_that_bound(fields):
+    check_counts({"prompt": "a", "allowed_token_ids": [7] * 5, **fields}, RequestLimits(max_json_values=4))
+
+
+@pytest.mark.parametrize("is_beyond", [False, True], ids=["within", "beyond"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_two_fields_at_their_limits_are_bounded(name, is_beyond):
+    """The fast twin of `tests/hostile/test_hostile_bodies.py`."""
+    limits = RequestLimits()
+    path, raw = product_body(name, is_beyond=is_beyond)
+    body = json.loads(raw)
+    check_json(raw, limits)
+    assert len(raw) <= limits.max_request_bytes
+    num_prompts = len(body["messages"]) if path == BATCH else len(body.get("prompt", "a"))
+    num_entries = sum(
+        len("".join(body[f])) if f in ("stop", "bad_words") else len(body[f]) for f in body if f in COPIED
+    )
+    num_in_all = num_prompts * body.get("n", 1) * num_entries
+    if num_prompts * body.get("n", 1) > 1 and num_in_all > limits.max_json_values:
+        assert is_beyond
+        with pytest.raises(
+            InvalidRequest, match=rf"{num_in_all} in all, more than {limits.max_json_values}, the limit"
+        ):
+            check_counts(body, limits)
+    else:
+        check_counts(body, limits)
 
 
 def test_too_many_messages_are_rejected():

@@ -16,7 +16,8 @@ from octavo_server.config import QueueLimits, RequestLimits
 #: Field of RequestLimits -> help.
 LIMIT_HELP = {
     "max_request_bytes": "Largest number of bytes of a request body; accepts 32M.",
-    "max_json_values": "Largest number of JSON values (numbers, strings, lists, objects) in a request body.",
+    "max_json_values": "Largest number of JSON values (numbers, strings, lists, objects) in a request body, and of "
+    "sequences times entries and characters in stop, bad_words, logit_bias and other lists.",
     "max_json_depth": "Largest number of nested JSON levels in a request body.",
     "max_messages": "Largest number of messages of a chat request.",
     "max_content_parts": "Largest number of content parts of all messages of a chat request together.",
@@ -28,6 +29,7 @@ LIMIT_HELP = {
     "max_stop_chars": "Largest number of characters of a stop string or bad word.",
     "max_stop_token_ids": "Largest number of entries of stop_token_ids.",
     "max_bad_words": "Largest number of entries of bad_words.",
+    "max_bad_words_chars": "Largest number of characters of all bad words of a request together.",
     "max_logit_bias": "Largest number of entries of logit_bias.",
     "max_allowed_token_ids": "Largest number of entries of allowed_token_ids.",
 }

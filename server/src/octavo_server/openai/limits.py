@@ -4,6 +4,7 @@ These checks come before a request is tokenised and before the engine checks it,
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
@@ -24,6 +25,11 @@ _COUNTED = {
     "logit_bias": "max_logit_bias",
     "allowed_token_ids": "max_allowed_token_ids",
 }
+#: Fields of which every sequence of a request gets a copy, in the engine core and on the way there.
+_COPIED = (
+    *("stop", "stop_sequences", "stop_token_ids", "bad_words"),
+    *("logit_bias", "allowed_token_ids", "logprob_token_ids"),
+)
 #: Most fields of a body; the API defines about 100. Validation keeps two copies of each unknown field.
 MAX_FIELDS = 1024
 
@@ -40,6 +46,8 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
     _check_count("n", n if isinstance(n, int | float) else 1, limits, "max_n")
     for name in ("stop", "stop_sequences", "bad_words"):
         _check_lengths(name, body.get(name), limits)
+    _check_bad_words(body.get("bad_words"), limits)
+    _check_copies(body, limits)
 
 
 def check_chars(text: str, limits: RequestLimits) -> None:
@@ -82,6 +90,46 @@ def _check_count(name: str, count: float, limits: RequestLimits, limit_name: str
         asks = f"{name}={count} is" if name == "n" else f"{name} holds {count} entries,"
         message = f"{asks} more than {limit}, the limit: send fewer{_or_raise(limit_name)}"
         raise InvalidRequest(message, param=param or name)
+
+
+def _check_bad_words(value: Any, limits: RequestLimits) -> None:
+    num_chars = _num_chars(value)
+    if num_chars > limits.max_bad_words_chars:
+        raise InvalidRequest(
+            f"bad_words holds {num_chars} characters in all, more than {limits.max_bad_words_chars}, the limit: send "
+            f"fewer{_or_raise('max_bad_words_chars')}",
+            param="bad_words",
+        )
+
+
+def _check_copies(body: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Check the entries of lists in all sequences together. A text counts as many entries as it has characters."""
+    factors = {name: _num_prompts(body.get(name)) for name in ("prompt", "messages")}
+    n = body.get("n")
+    factors["n"] = n if type(n) is int and n > 0 else 1
+    num_seqs = prod(factors.values())
+    if num_seqs == 1:
+        return
+    num_entries = sum(_num_chars(body.get(name)) for name in _COPIED)
+    if num_seqs * num_entries > limits.max_json_values:
+        raise InvalidRequest(
+            f"The request has {num_seqs} sequences (prompts times n) with {num_entries} entries or characters each in "
+            f"{', '.join(name for name in _COPIED if body.get(name))}: {num_seqs * num_entries} in all, more than "
+            f"{limits.max_json_values}, the limit: send fewer{_or_raise('max_json_values')}",
+            param=max(factors, key=lambda name: factors[name]),
+        )
+
+
+def _num_prompts(value: Any) -> int:
+    """Prompts of a completion, or conversations of a batch; at least 1."""
+    return len(value) if isinstance(value, list) and value and isinstance(value[0], str | list) else 1
+
+
+def _num_chars(value: Any) -> int:
+    """Characters of a text or of texts in a list, and the number of other entries of a list or object."""
+    if isinstance(value, list):
+        return sum(len(entry) if isinstance(entry, str) else 1 for entry in value)
+    return len(value) if isinstance(value, str | dict) else 0
 
 
 def _check_lengths(name: str, value: Any, limits: RequestLimits) -> None:
