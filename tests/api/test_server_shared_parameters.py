@@ -1,8 +1,12 @@
-"""Sampling parameters of a request with many prompts: checked once, and bad words tokenised off the event loop."""
+"""A request with many prompts: its parameters are checked once, bad words tokenised off the event loop, and the prompts
+start a few at a time."""
 
+import asyncio
 import threading
+from collections import Counter
 
 import pytest
+from octavo_server.api.generation import STARTED_AT_ONCE
 from octavo_server.openai.chat import ChatCompletionRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,3 +50,25 @@ async def test_a_batch_validates_its_shared_fields_once(served, monkeypatch):
     assert (await served.http.post("/v1/chat/completions/batch", json=body)).status_code == 200
     assert len(validated) == 1
     assert len({id(request.params.allowed_token_ids) for request in served.engine.requests}) == 1
+
+
+async def test_other_requests_are_served_while_many_prompts_start(served, monkeypatch):
+    generate, turn, starts = served.engine.generate, 0, Counter()
+
+    def count_turns():
+        nonlocal turn
+        turn += 1
+        counting[:] = [asyncio.get_running_loop().call_soon(count_turns)]
+
+    def counted(*given, **options):
+        starts[turn] += 1
+        return generate(*given, **options)
+
+    counting = []
+    count_turns()
+    monkeypatch.setattr(served.engine, "generate", counted)
+    body = {"prompt": ["a"] * 100, "max_tokens": 1}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    counting[0].cancel()
+    assert sum(starts.values()) == 100
+    assert max(starts.values()) == STARTED_AT_ONCE

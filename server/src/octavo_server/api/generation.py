@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from octavo_server.request_metrics import RequestMetrics
 
 
+#: Prompts of one request that start in one turn of the event loop, so that other requests are served in between.
+STARTED_AT_ONCE = 32
+
+
 @dataclass(slots=True, kw_only=True)
 class PromptInput:
     """`resolved`: parameters of this prompt, where they differ from those of the generation."""
@@ -82,6 +86,8 @@ class Generation:
         engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
         try:
             with self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as admitted:
+                for _ in range(index // STARTED_AT_ONCE):
+                    await asyncio.sleep(0)
                 async with aclosing(self._outputs(index, engine_id, resolved, admitted.turn)) as outputs:
                     async for output in outputs:
                         if not admitted.has_started:
