@@ -56,6 +56,13 @@ async def test_adding_a_failed_key_skips_its_delay() -> None:
     assert await _next_key(queue) == "a"
 
 
+async def test_the_shortest_delay_of_a_key_counts() -> None:
+    queue = WorkQueue[str]()
+    for delay_s in (1000.0, 0.0, 1000.0):
+        queue.add_later("a", delay_s)
+    assert await _next_key(queue) == "a"
+
+
 async def test_a_paused_queue_returns_failed_keys_at_once_on_resume() -> None:
     queue = WorkQueue[str]()
     queue.add("failing")

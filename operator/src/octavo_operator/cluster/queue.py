@@ -45,9 +45,13 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Add the key after the delay, unless `add` is called for it earlier."""
-        if key not in self._timers and key not in self._waiting:
-            self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
+        """Add the key after the delay, unless it is added earlier."""
+        loop, before = asyncio.get_running_loop(), self._timers.get(key)
+        if key in self._waiting or (before is not None and before.when() <= loop.time() + delay_s):
+            return
+        if before is not None:
+            before.cancel()
+        self._timers[key] = loop.call_later(delay_s, self._due, key)
 
     def pause(self) -> None:
         """Make `get` wait until `resume` is called; added keys are queued."""
