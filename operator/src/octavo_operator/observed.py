@@ -110,7 +110,8 @@ class RouterReport:
 
     By engine pod: `admitted` (epoch of its KV snapshot in the router), `sizes` (of its model), `revisions` (version of
     its downloaded model), `startups` (seconds of the engine's own start by phase), `loads`, `load_times` (monotonic
-    seconds at which its load last changed), `in_flight` (requests sent to it and not ended). By model: `queue`
+    seconds at which its load last changed), `in_flight` (requests sent to it and not ended), `worth_tokens` (prompt
+    tokens that only its cache saved lately). `sends_to`: engine pods that may get requests from it. By model: `queue`
     (requests that wait for room on a replica), `held` (requests that wait for a first replica), `requests` (all since
     the router's start, which `start` identifies).
     """
@@ -124,6 +125,8 @@ class RouterReport:
     loads: Mapping[str, Load] = field(default_factory=dict)
     load_times: Mapping[str, float] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    worth_tokens: Mapping[str, int] = field(default_factory=dict)
+    sends_to: frozenset[str] = frozenset()
     queue: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -172,8 +175,9 @@ class Refusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """`children`: existing objects by kind and name, without engine Deployments and pods. `routers`: report of each
-    ready router pod, None if it has not reported yet. `refusals`: refused writes of this reconciliation. `returned`:
-    objects as the API server returned them from the operator's write, where a webhook had changed them.
+    ready router pod, None if it has not reported yet. `leaving_routers`: the same of each other router pod, whose
+    requests may still run. `refusals`: refused writes of this reconciliation. `returned`: objects as the API server
+    returned them from the operator's write, where a webhook had changed them.
     """
 
     children: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
@@ -181,6 +185,7 @@ class Observed:
     engine_manifests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Deployment's name -> object
     pods: tuple[Pod, ...] = ()
     routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
+    leaving_routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     host_owner: str | None = None  # another service that claimed this host and path earlier

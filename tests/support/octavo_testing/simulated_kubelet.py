@@ -71,7 +71,11 @@ class SimulatedKubelet:
             if not wanted.items() <= conditions.items():
                 self._mark(pod["metadata"]["name"], wanted)
         self._replicas = [
-            {"name": pod["metadata"]["name"], "acknowledged_epoch": pod["metadata"]["uid"]}
+            {
+                "name": pod["metadata"]["name"],
+                "acknowledged_epoch": pod["metadata"]["uid"],
+                "withdrawn": _conditions(pod).get("Ready") != "True",
+            }
             for pod in found
             if pod["metadata"]["labels"][COMPONENT_LABEL] == ENGINE and _conditions(pod)
         ]

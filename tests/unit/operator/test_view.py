@@ -281,8 +281,11 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
             "model": SIZE | {"later": 1},
             "revision": "c1",
             "startup_s": {"import": 2.5, "weights": 30, "later": 1.0},
+            "withdrawn": False,
+            "in_flight": 3,
+            "worth_tokens": 40,
         },
-        {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}},
+        {"name": "b", "acknowledged_epoch": None, "models": [], "load": {}, "withdrawn": True},
     ]
     state = RouterState("router")
     event = {"type": "state", "router": "r1", "state": {"replicas": replicas, "held": {"m": 1}, "requests": {"m": 7}}}
@@ -294,6 +297,7 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     assert report.sizes == {"a": ModelSize(**SIZE)}
     assert report.revisions == {"a": "c1"}
     assert report.startups == {"a": {"import": 2.5, "weights": 30}, "b": {}}
+    assert (report.sends_to, report.in_flight, report.worth_tokens) == ({"a"}, {"a": 3, "b": 0}, {"a": 40, "b": 0})
     assert report.load_of(["a", "b", "gone"]) == Load(running=2, waiting=1, num_blocks=100, num_used_blocks=20)
 
 

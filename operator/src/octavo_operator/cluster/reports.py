@@ -207,7 +207,9 @@ class _ReplicaState(msgspec.Struct):
 
     name: Name
     acknowledged_epoch: Id | None = None
+    withdrawn: bool = False
     in_flight: Count = 0
+    worth_tokens: Count = 0
     load: _EngineLoad = _EngineLoad()
     model: _EngineModel | None = None
     revision: str = ""
@@ -240,8 +242,10 @@ class _Replica(NamedTuple):
     size: ModelSize | None
     revision: str
     startup: dict[str, float]
+    is_withdrawn: bool
     load: Load | None = None
     in_flight: int = 0
+    worth_tokens: int = 0
     received: int = 0
     load_s: float = 0.0
 
@@ -299,7 +303,7 @@ class RouterState:
         if before is not None and (new.load, new.received) == (before.load, before.received):
             new = new._replace(load_s=before.load_s)
         self._replicas[state.name] = new
-        return before is None or new[:4] != before[:4]
+        return before is None or new[:5] != before[:5]
 
     def _make_report(self, known: dict[str, _Replica]) -> RouterReport:
         return RouterReport(
@@ -312,6 +316,8 @@ class RouterState:
             loads={name: r.load for name, r in known.items() if r.load is not None},
             load_times={name: r.load_s for name, r in known.items()},
             in_flight={name: r.in_flight for name, r in known.items()},
+            worth_tokens={name: r.worth_tokens for name, r in known.items()},
+            sends_to=frozenset(name for name, r in known.items() if not r.is_withdrawn),
             **self._numbers,
         )
 
@@ -337,8 +343,10 @@ def _replica_of(state: _ReplicaState, now_s: float) -> _Replica:
         size=ModelSize(**asdict(model)) if model is not None and _are_counts(model) else None,
         revision=state.revision if len(state.revision) <= LONGEST_REVISION else "",
         startup=_startup_of(state.startup_s),
+        is_withdrawn=state.withdrawn,
         load=_load_of(load) if _are_counts(load) else None,
         in_flight=state.in_flight,
+        worth_tokens=state.worth_tokens,
         received=load.received,
         load_s=now_s,
     )

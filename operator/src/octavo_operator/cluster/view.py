@@ -175,6 +175,7 @@ class View:
             engine_manifests=engines,
             pods=self.engine_pods(key),
             routers=self.serving_routers(router, reports),
+            leaving_routers={name: reports.get(name) for name, raw in pods.items() if not is_serving_router(raw)},
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
             host_owner=self._host_owner(key),
