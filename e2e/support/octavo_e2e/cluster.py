@@ -251,9 +251,10 @@ def condition(service: Raw, type_: str) -> Raw:
 
 
 def is_ready(service: Raw) -> bool:
-    """Return whether the service is Ready for its latest spec."""
+    """Return whether the service is Ready for its latest spec, which is rolled out."""
     is_current = service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
-    return is_current and condition(service, "Ready").get("status") == "True"
+    is_rolled_out = condition(service, "Progressing").get("reason") == "Complete"
+    return is_current and is_rolled_out and condition(service, "Ready").get("status") == "True"
 
 
 def revision(service: Raw) -> str:

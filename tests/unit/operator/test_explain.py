@@ -8,7 +8,15 @@ import pytest
 from octavo_operator.explain.explanation import Explanation, explain_service
 from octavo_operator.explain.meanings import MEANINGS
 from octavo_operator.explain.text import lines_of, table_of
-from octavo_operator.plan.conditions import INFORMATION, REASONS, Condition, ready, with_transition_times
+from octavo_operator.plan.conditions import (
+    INFORMATION,
+    NON_BLOCKING,
+    OF_REVISION,
+    REASONS,
+    Condition,
+    ready,
+    with_transition_times,
+)
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
 ROW = re.compile(r"\| `\w+` \| `\w+` \|")
@@ -38,8 +46,10 @@ def test_every_reason_has_a_meaning() -> None:
 
 def service(*reasons: tuple[str, str], generation: int = 1, **metadata: Any) -> dict[str, Any]:
     """A service with the status that the operator writes; `reasons` replace the reasons of a serving service."""
-    good = {name: next(r for r, status in known.items() if status == "True") for name, known in REASONS.items()}
-    chosen = good | dict(reasons)
+    chosen = {name: next(r for r, status in known.items() if status == "True") for name, known in REASONS.items()}
+    if any(name in OF_REVISION and reason not in NON_BLOCKING for name, reason in reasons):
+        chosen["ReplicasAdmitted"] = "WaitingForRouter"
+    chosen |= dict(reasons)
     usual = [(n, r) for n, r in chosen.items() if n not in ("Ready", *INFORMATION) or (n, r) in reasons]
     conditions = [Condition(n, r, f"about {n}") for n, r in usual]
     rows = with_transition_times([*conditions, ready(conditions, message="it serves")], (), generation=1, now=NOW)
@@ -112,6 +122,14 @@ def test_a_false_condition_is_the_cause_before_an_unknown_one() -> None:
     assert found.cause is not None
     assert found.cause.reason == "CrashLoop"
     assert found.cause.reason == next(c["reason"] for c in raw["status"]["conditions"] if c["type"] == "Ready")
+
+
+def test_a_new_revision_that_fails_is_no_cause_while_replicas_of_the_old_one_serve() -> None:
+    reasons = (("WorkloadReady", "CrashLoop"), ("ReplicasAdmitted", "AllAdmitted"))
+    found = explain_service(service(*reasons, ("Progressing", "RollingOut")))
+    assert found.is_ready
+    assert "NO  WorkloadReady CrashLoop" in text(found)
+    assert not explain_service(service(*reasons, ("Progressing", "Complete"))).is_ready
 
 
 def test_explanations_have_messages_and_commands_of_pods() -> None:

@@ -107,9 +107,11 @@ def test_ready_has_the_reason_of_the_first_blocking_condition(observed: Observed
     assert found.message
 
 
-def test_pods_of_an_older_revision_do_not_make_a_service_ready() -> None:
+@pytest.mark.parametrize(("replicas", "reason"), [(1, "Serving"), (2, "Waiting")])
+def test_ready_counts_serving_pods_of_any_revision(replicas: int, reason: str) -> None:
     seen = Observed(pods=(_serving(revision="old"), _pod(name="pod-1")), routers={"r": _report(pod_0="e1")})
-    assert _of("Ready", _service(), seen).status == "False"
+    assert _of("Ready", _service(replicas=replicas), seen).reason == reason
+    assert _of("WorkloadReady", _service(replicas=replicas), seen).reason == "Starting"
 
 
 def test_a_missing_router_is_named_and_no_object_changes() -> None:

@@ -13,7 +13,7 @@ from octavo_operator.cluster.pod_events import last_seen, num_occurrences
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
 from octavo_operator.explain.meanings import MEANINGS, Meaning
 from octavo_operator.names import COMPONENT_LABEL, ROUTER
-from octavo_operator.plan.conditions import INFORMATION, NON_BLOCKING, REASONS
+from octavo_operator.plan.conditions import INFORMATION, NON_BLOCKING, REASONS, is_required
 
 Raw = Mapping[str, Any]
 MAX_EVENTS = 8
@@ -135,7 +135,9 @@ def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
     if seen < generation:
         message = f"the spec has generation {generation}, the operator has processed {seen or 'none'}"
         return Cause(condition="", reason="NotSeen", message=message, **_NOT_SEEN)
-    blocking = [link for link in chain if link.state in ("fails", "waits")]
+    reasons = {row["reason"] for row in status.get("conditions", ())}
+    required = (link for link in chain if is_required(link.condition, reasons))
+    blocking = [link for link in required if link.state in ("fails", "waits")]
     if not blocking:
         return None
     first = next((link for link in blocking if link.state == "fails"), blocking[0])

@@ -1,10 +1,11 @@
 """The conditions of a service, and the closed list of reasons that they can have.
 
-Each condition is one requirement for Ready, in the order in which they become true. docs/reference/conditions.md
-documents each reason and its remedy; a test keeps that page and this list equal.
+Each condition is one requirement for Ready, in the order in which they become true; conditions of the wanted revision
+don't block Ready in a rollout while enough replicas serve. docs/reference/conditions.md documents each reason and its
+remedy; a test keeps that page and this list equal.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,6 +83,9 @@ REASONS: dict[str, dict[str, Status]] = {
 #: Conditions that are no requirement of Ready.
 INFORMATION = frozenset({"Progressing", "ScalingReady"})
 
+#: Conditions of the wanted revision. Replicas of any revision serve, so a rollout that keeps enough keeps Ready.
+OF_REVISION = frozenset({"FitsHardware", "ModelReady", "WorkloadReady"})
+
 #: Reasons of conditions that are Unknown without blocking Ready.
 NON_BLOCKING = frozenset({"NotChecked", "Retrying"})
 
@@ -104,10 +108,18 @@ class Condition:
         return REASONS[self.type][self.reason]
 
 
+def is_required(type_: str, reasons: Collection[str]) -> bool:
+    """Return whether Ready requires this condition. `reasons`: of all conditions."""
+    keeps_serving = "AllAdmitted" in reasons and "Complete" not in reasons
+    return type_ not in INFORMATION and not (type_ in OF_REVISION and keeps_serving)
+
+
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
     """The condition Ready: True, or else with the reason of the first False condition or, without one, of the first
     Unknown condition."""
-    known = [condition for condition in others if condition.type not in INFORMATION]
+    found = tuple(others)
+    reasons = {condition.reason for condition in found}
+    known = [condition for condition in found if is_required(condition.type, reasons)]
     missing = [c for c in known if c.status != "True" and c.reason not in NON_BLOCKING]
     if not missing:
         idle = next((c for c in known if c.reason == "Idle"), None)

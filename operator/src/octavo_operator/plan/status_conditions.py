@@ -35,7 +35,8 @@ _TROUBLES: tuple[Trouble, ...] = (
 
 
 def conditions_of(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
-    pods = [pod for pod in observed.pods if pod.revision == wanted and not pod.is_terminating]
+    staying = [pod for pod in observed.pods if not pod.is_terminating]
+    pods = [pod for pod in staying if pod.revision == wanted]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
     engine = (
@@ -48,11 +49,11 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
         _applied(accepted, observed),
         *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
         _router(observed),
-        _admitted(service, pods),
+        _admitted(service, observed),
         _progressing(service, observed, wanted=wanted, complete=complete),
         *scaling_condition(service, observed, settings),
     ]
-    message = f"{sum(pod.serves for pod in pods)} replicas of revision {wanted} serve requests through the router"
+    message = f"{sum(pod.serves for pod in staying)} replicas serve requests through the router"
     return [*found, ready(found, message=message)]
 
 
@@ -241,8 +242,9 @@ def _router(observed: Observed) -> Condition:
     return Condition("RouterReady", "RouterStarting", "no router is ready yet")
 
 
-def _admitted(service: InferenceService, pods: Sequence[Pod]) -> Condition:
-    serving, wanted = sum(pod.serves for pod in pods), service.spec.replicas
+def _admitted(service: InferenceService, observed: Observed) -> Condition:
+    """The condition ReplicasAdmitted, for replicas of any revision."""
+    serving, wanted = sum(pod.serves for pod in observed.pods), service.spec.replicas
     scaling = service.spec.autoscaling
     if wanted == 0 and scaling is not None and scaling.scale_to_zero is not None:
         return Condition("ReplicasAdmitted", "Idle", "no replica runs without requests: the next request starts one")
