@@ -4,11 +4,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
+from octavo_operator.plan.pace import STEADY
 from octavo_operator.plan.plan import KEPT, Plan, plan
 from octavo_operator.plan.rollout import rollout
 from octavo_operator.service import InferenceService, Settings, read_service
@@ -31,7 +32,7 @@ ROUNDS = 30
 
 EVENTS = (
     *("edit", "kill", "restart", "drift", "pods", "pods", "operate", "operate", "die", "stale view", "stale spec"),
-    *("router restart", "routers", "share", "upgrade"),
+    *("router restart", "routers", "share", "upgrade", "endpoints", "serve", "serve"),
 )
 events = st.lists(st.sampled_from(EVENTS), max_size=40)
 
@@ -57,11 +58,12 @@ class World:
 
     def planned(self, view: Observed | None = None) -> Plan:
         seen = view or self.cluster.observe()
-        return plan(self.service, seen, self.settings, now="2026-01-01T00:00:00Z", new_secret=str(self.rng.random()))
+        return plan(self.service, seen, self.settings, now=self.cluster.now, new_secret=str(self.rng.random()))
 
-    def operate(self, *, view: Observed | None = None, dies: bool = False) -> None:
-        """Run one reconciliation; with a current view it must not reduce serving pods below the wanted number."""
-        before, wanted = self.cluster.num_staying(), self.service.spec.replicas
+    def operate(self, *, view: Observed | None = None, dies: bool = False, least: int | None = None) -> None:
+        """Run one reconciliation; with a current view it must not reduce serving pods below `least`, by default the
+        wanted number."""
+        before, wanted = self.cluster.num_staying(), self.service.spec.replicas if least is None else least
         planned = self.planned(view)
         end = self.rng.randint(0, len(planned.actions)) if dies else len(planned.actions)
         for action in planned.actions[:end]:
@@ -107,6 +109,10 @@ class World:
                 cluster.restart_router(rng.choice(("router-0", "router-1", "other-router")))
             case "routers":
                 cluster.deliver_router_reports(rng)
+            case "endpoints":
+                cluster.deliver_endpoints(rng)
+            case "serve":
+                cluster.serve(rng)
             case "share":
                 cluster.shares = not cluster.shares
 
@@ -116,7 +122,12 @@ class World:
         for _ in range(ROUNDS):
             self.operate()
             self.cluster.settle_pods()
-            if not self.planned().actions:
+            self.cluster.deliver_endpoints()
+            self.cluster.now_s += 10
+            for router in self.cluster.routers.values():
+                router.streams.clear()
+            planned = self.planned()
+            if not planned.actions and planned.again_s is None:
                 return
         raise AssertionError(f"still to do after {ROUNDS} rounds: {self.planned().actions}")
 
@@ -166,24 +177,108 @@ def test_an_upgrade_of_the_operator_writes_nothing(seed: int, history: list[str]
 
 @given(seed=st.integers(0, 2**32), history=events)
 def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history: list[str]) -> None:
-    """While the number of replicas is not reduced and no pod dies, a change of revision removes no serving pod."""
+    """While no pod dies, edits don't reduce the serving pods below both the old and the new number of replicas, cut no
+    request, leave no router without a replica, and need room for one engine more. The last edit wins, however fast
+    they come."""
     world = World(random.Random(seed))
     for event in history:
         world.happen(event)
+    world.service = _service_of(world.service.spec.replicas)  # it has a router of its own from now on
     world.converge()
-    serving, wanted = world.cluster.num_serving, world.service.spec.replicas
-    for length in (300, 301, 302):
+    cluster, rng = world.cluster, world.rng
+    before, cluster.num_cut, cluster.num_lost = cluster.num_serving, 0, 0
+    for length in range(300, 300 + rng.randint(1, 20)):
+        wanted = rng.choice((before, before, before + 1, max(0, before - 1)))
         spec = {"engine": {"maxModelLen": length}, "replicas": wanted}
         world.service = read_service(stored(Case("", spec, name="llm"), generation=world.generation + 1))
-        for _ in range(world.rng.randint(1, 6)):
-            world.operate()
-            world.cluster.settle_pods(world.rng)
-            assert world.cluster.num_serving >= serving
-            assert len(world.cluster.engine_deployments) <= 2
+        most = max(wanted + 1, cluster.num_held)
+        for _ in range(rng.randint(1, 8)):
+            world.operate(dies=rng.random() < 0.2)
+            for event in rng.choices(("pods", "endpoints", "serve", "router restart", "routers"), k=3):
+                world.happen(event)
+            assert cluster.num_serving >= min(before, wanted)
+            assert len(cluster.pods) <= most
+            cluster.num_lost *= bool(min(before, wanted))
+            assert cluster.num_cut == cluster.num_lost == 0
+        before = min(before, wanted)
     world.converge()
     assert [s.revision for s in world.cluster.engine_deployments.values()] == [
         engine_revision(world.service, world.settings)
     ]
+
+
+def _rolled_out(seed: int, replicas: int, *, room: int, **engine: Any) -> World:
+    """A world where `replicas` serve, there is room for `room` pods, and another revision is wanted."""
+    world = World(random.Random(seed))
+    world.service = _service_of(replicas)
+    world.converge()
+    world.cluster.room, world.cluster.num_cut = room, 0
+    world.service = _service_of(replicas, engine={"maxModelLen": 300, **engine})
+    return world
+
+
+def _service_of(replicas: int, **spec: Any) -> InferenceService:
+    rollout = {"surgePatienceSeconds": 20, "progressDeadlineSeconds": 300}
+    return read_service(stored(Case("", {"replicas": replicas, "rollout": rollout, **spec}, name="llm")))
+
+
+def _watch(world: World, *, least: int) -> None:
+    """Let time pass, in which at least so many replicas serve, the service is Ready, and no request is cut."""
+    for _ in range(120):
+        world.operate(least=least)
+        for event in ("pods", "endpoints", "serve"):
+            world.happen(event)
+        assert world.cluster.num_serving >= least
+        assert _reasons(world)["Ready"] == "Serving"
+        assert world.cluster.num_cut == 0
+
+
+LONG = settings(max_examples=max(5, settings().max_examples // 20))  # each with many plans
+
+
+@LONG
+@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4))
+def test_without_room_for_a_surge_a_rollout_goes_in_place(seed: int, replicas: int) -> None:
+    world = _rolled_out(seed, replicas, room=replicas)
+    _watch(world, least=replicas - 1)
+    assert world.cluster.num_unplaced == 1
+    assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
+    assert world.cluster.num_serving == replicas
+
+
+@LONG
+@given(seed=st.integers(0, 2**32))
+def test_a_single_replica_is_never_replaced_in_place(seed: int) -> None:
+    world = _rolled_out(seed, 1, room=1)
+    _watch(world, least=1)
+    assert _reasons(world)["Progressing"] == "NoRoomToSurge"
+    world.cluster.room = 2
+    _watch(world, least=1)
+    assert len(world.cluster.engine_deployments) == 1
+
+
+@LONG
+@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3), room=st.integers(0, 2))
+def test_a_revision_that_never_serves_is_given_up(seed: int, replicas: int, room: int) -> None:
+    """The old one is then whole, and an edit back to it or to another revision works."""
+    assume(room or replicas > 1)
+    world, least = _rolled_out(seed, replicas, room=replicas + room), replicas - (room == 0)
+    world.cluster.broken.add(engine_revision(world.service, SETTINGS))
+    _watch(world, least=least)
+    assert _reasons(world)["Progressing"] == "DeadlineExceeded"
+    assert _revisions_of(world) == [engine_revision(_service_of(replicas), SETTINGS)]
+    assert world.cluster.num_serving == replicas
+    world.service = _service_of(replicas, engine={"maxModelLen": world.rng.choice((400, None))})
+    _watch(world, least=least)
+    assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
+
+
+def _reasons(world: World) -> dict[str, str]:
+    return {row["type"]: row["reason"] for row in world.cluster.status["conditions"]}
+
+
+def _revisions_of(world: World) -> list[str]:
+    return [each.revision for each in world.cluster.engine_deployments.values()]
 
 
 #: A pod's revision (0 is the wanted one), and whether it is ready, was admitted, and is terminating.
@@ -215,7 +310,8 @@ def test_a_revision_that_covers_missing_replicas_is_kept(
             if i in sets
         ),
     )
-    deleted = {action.name for action in rollout(service, seen, SETTINGS) if isinstance(action, Delete)}
+    steps = rollout(service, seen, SETTINGS, STEADY, now="2026-01-01T00:00:00Z")
+    deleted = {action.name for action in steps.actions if isinstance(action, Delete)}
     serving = [pod.revision for pod in seen.pods if pod.serves]
     assert names[0] not in deleted
     assert sum(revision not in deleted for revision in serving) >= min(len(serving), replicas)

@@ -49,7 +49,12 @@ class Pod:
     is_pod_ready: bool = False  # the pod's own condition Ready, by which Kubernetes and routers send it requests
     is_admitted: bool = False  # the readiness gate is open
     admitted_epoch: str | None = None  # epoch of the engine process that was admitted
+    has_node: bool = False
+    waits_since: str | None = None  # RFC 3339: it has found no node
+    stuck_since: str | None = None  # RFC 3339: it has its node and is not ready
+    draining_since: str | None = None  # RFC 3339: its gate was closed for a drain
     is_terminating: bool = False
+    has_ended: bool = False  # no container runs or will run again; Kubernetes keeps the object for a while
     is_fetching: bool = False
     trouble: Trouble | None = None
     message: str = ""
@@ -195,6 +200,10 @@ class Observed:
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     scaling: ScalingState | None = None
     status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def staying_pods(self) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self.pods if not pod.is_terminating and not pod.has_ended)
 
     @property
     def revisions(self) -> frozenset[str]:

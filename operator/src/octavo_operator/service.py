@@ -8,6 +8,8 @@ from octavo_operator.spec.service import GROUP, KIND, VERSION, InferenceServiceS
 
 #: Kubernetes removes a deleted namespace after 10 s and half of its pods' grace period: 40 s with this default.
 DEFAULT_DRAIN_S = 45
+#: Longest planned drain, before a pod is scaled down or replaced.
+DEFAULT_PLANNED_DRAIN_S = 600
 #: Seconds of a pod's grace period after the drain: for closing connections and stopping the engine.
 SHUTDOWN_S = 15
 
@@ -67,6 +69,10 @@ class InferenceService:
     @property
     def drain_timeout_s(self) -> int:
         return self.spec.drain.timeout_seconds or DEFAULT_DRAIN_S
+
+    @property
+    def planned_drain_s(self) -> int:
+        return self.spec.drain.planned_timeout_seconds or DEFAULT_PLANNED_DRAIN_S
 
     def grace_s(self, settings: Settings) -> int:
         """Termination grace period of the service's pods in seconds. Pods drain while proxies remove them."""

@@ -54,6 +54,9 @@ def _engine_container(**fields: Any) -> dict[str, Any]:
 
 ACCEPTED = (
     Case("minimal", {}),
+    Case("rollout", {"rollout": {"maxSurge": 2, "surgePatienceSeconds": 30, "progressDeadlineSeconds": 60}}),
+    Case("paused rollout", {"rollout": {"strategy": "Surge", "maxSurge": 2, "paused": True}}),
+    Case("rollout in place", {"rollout": {"strategy": "InPlace"}}),
     Case("hub model", _model(uri="hf://Qwen/Qwen3-0.6B", revision="main")),
     Case("bucket", _model(uri="s3://models/llama/8b", secretRef={"name": "s3"})),
     Case("ModelScope", _model(uri="ms://Qwen/Qwen3-0.6B", revision="master")),
@@ -251,6 +254,12 @@ REFUSED = (
     Case("a URL for a host", {"exposure": {"ingress": {"host": "https://a.b"}}, "auth": OPEN}, "host"),
     Case("path without a slash", {"exposure": {"ingress": {"host": "a.b", "path": "v1"}}, "auth": OPEN}, "path"),
     Case("no gateway", {"exposure": {"gateway": {"parentRefs": []}}, "auth": OPEN}, "parentRefs"),
+    Case("surge in place", {"rollout": {"strategy": "InPlace", "maxSurge": 1}}, "leave maxSurge out"),
+    Case("patience in place", {"rollout": {"strategy": "InPlace", "surgePatienceSeconds": 9}}, "surgePatienceSeconds"),
+    Case("patience with surge", {"rollout": {"strategy": "Surge", "surgePatienceSeconds": 9}}, "surgePatienceSeconds"),
+    Case("no surge", {"rollout": {"maxSurge": 0}}, "maxSurge"),
+    Case("unknown strategy", {"rollout": {"strategy": "Recreate"}}, "strategy"),
+    Case("no deadline", {"rollout": {"progressDeadlineSeconds": 0}}, "progressDeadlineSeconds"),
     Case("drain at once", {"drain": {"timeoutSeconds": 0}}, "timeoutSeconds"),
     Case("the operator's label", {"podMetadata": {"labels": {"app.kubernetes.io/name": "x"}}}, "choose another prefix"),
     Case("long name", {}, "choose a shorter one", name="a" * 41),

@@ -1,17 +1,23 @@
 """`PlanCluster`: an in-memory cluster that carries out plans: objects, the pods of Deployments, and routers.
 
 It simulates the API server as far as a plan can observe it: fields get defaults, pods follow their Deployment, and the
-pods of a deleted object end later. Tests in tests/cluster show that a real API server accepts the applied objects.
+pods of a deleted object end later. Routers learn late which pods are ready, and send requests to those that they take
+to be ready. Tests in tests/cluster show that a real API server accepts the applied objects.
 """
 
 import copy
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
+from octavo_operator.timestamps import seconds_since
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -26,13 +32,30 @@ class LivePod:
 
 
 @dataclass(slots=True)
+class LiveRouter:
+    """`endpoints`: engine pods that it takes to be ready. `streams`: running requests by engine pod. `is_silent`: it
+    has sent no report since its restart."""
+
+    endpoints: set[str] = field(default_factory=set)
+    streams: Counter[str] = field(default_factory=Counter)
+    is_silent: bool = False
+
+
+@dataclass(slots=True)
 class PlanCluster:
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     engine_deployments: dict[str, EngineDeployment] = field(default_factory=dict)
     engine_manifests: dict[str, dict[str, Any]] = field(default_factory=dict)
     pods: dict[str, LivePod] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    silent: set[str] = field(default_factory=set)  # routers that have sent no report since their restart
+    routers: dict[str, LiveRouter] = field(default_factory=dict)
+    num_cut: int = 0  # requests on pods that their Deployment has removed
+    num_lost: int = 0  # requests that reached a router without a replica
+    num_unplaced: int = 0  # pods that found no node when they were created
+    room: int = 1000  # number of pods that have a node at once
+    broken: set[str] = field(default_factory=set)  # revisions whose engines never become ready
+    now_s: int = 0
+    drain_s: int = 600
     shares: bool = True  # whether another service's router may be shared
     num_writes: int = 0
     status: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +68,7 @@ class PlanCluster:
                 engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
                 pods=tuple(live.seen for live in self.pods.values()),
-                routers={name: None if name in self.silent else self._report(name) for name in self._routers()},
+                routers={name: self._report(name, router) for name, router in self.routers.items()},
                 router_owner="other" if self.shares else None,
                 status=self.status,
             )
@@ -62,10 +85,13 @@ class PlanCluster:
                 self.secrets.setdefault(manifest["metadata"]["name"], manifest["stringData"]["secret"])
             case Delete(kind, name, uid, version):
                 self._delete(kind, name, uid, version)
-            case SetGate(name, uid, epoch):
+            case SetGate(name, uid, epoch, _, drains):
                 live = self.pods.get(name)
                 if live is not None and live.pod.uid == uid:
-                    live.pod = replace(live.pod, is_admitted=epoch is not None, admitted_epoch=epoch)
+                    since = self.now if drains else None
+                    live.pod = replace(
+                        live.pod, is_admitted=epoch is not None, admitted_epoch=epoch, draining_since=since
+                    )
             case SetReplicas(name, uid, replicas):
                 self._scale(name, uid, replicas)
 
@@ -74,34 +100,73 @@ class PlanCluster:
         for deployment in self.engine_deployments.values():
             mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
             for _ in range(deployment.replicas - len(mine)):
-                if _happens(rng):
+                if happens(rng):
                     self._start_pod(deployment.revision)
-            mine.sort(key=lambda live: not live.seen.serves)
+            if rng is not None:
+                rng.shuffle(mine)
+            mine.sort(key=lambda live: (not live.seen.is_pod_ready, not live.pod.is_ready))
             for live in mine[deployment.replicas :]:
-                live.pod = replace(live.pod, is_terminating=True)
+                self._remove_pod(live)
+        self.routers = {name: self.routers.get(name) or LiveRouter() for name in self._router_names()}
         revisions = {s.revision for s in self.engine_deployments.values()}
         for name, live in [*self.pods.items()]:
             if live.pod.revision not in revisions:
-                live.pod = replace(live.pod, is_terminating=True)
-            if live.pod.is_terminating and _happens(rng):
-                del self.pods[name]
-            elif not live.pod.is_ready and _happens(rng):
+                self._remove_pod(live)
+            if live.pod.is_terminating and happens(rng):
+                self.kill_pod(name)
+            elif not live.pod.has_node:
+                self._place(live)
+            elif not live.pod.is_ready and live.pod.revision not in self.broken and happens(rng):
                 self._made += 1
                 live.epoch = f"epoch-{self._made}"
-                live.pod = replace(live.pod, is_ready=True)
+                live.pod = replace(live.pod, is_ready=True, stuck_since=None)
+
+    @property
+    def now(self) -> str:
+        return (START + timedelta(seconds=self.now_s)).isoformat().replace("+00:00", "Z")
+
+    def deliver_endpoints(self, rng: random.Random | None = None) -> None:
+        """Deliver to routers which pods are ready; with `rng`, each change half the time. A watch keeps the order: pods
+        that have become ready come before those that became unready for them."""
+        pods = {name: live for name, live in self.pods.items() if not live.pod.is_terminating}
+        ready = {name for name, live in pods.items() if live.seen.is_pod_ready}
+        for router in self.routers.values():
+            router.endpoints |= {name for name in sorted(ready - router.endpoints) if happens(rng)}
+            if ready <= router.endpoints:
+                router.endpoints -= {name for name in sorted(router.endpoints - ready) if happens(rng)}
+
+    def serve(self, rng: random.Random) -> None:
+        """Let requests end and begin, for ten seconds."""
+        self.now_s += 10
+        for router in self.routers.values():
+            router.streams = Counter({pod: n for pod, n in router.streams.items() if pod in self.pods and happens(rng)})
+            router.streams.update({pod: rng.randint(0, 2) for pod in sorted(router.endpoints & self.pods.keys())})
+            self.num_lost += not router.endpoints
 
     def restart_router(self, name: str) -> None:
         """Let the router send no report until `deliver_router_reports`."""
-        self.silent.add(name)
+        if name in self.routers:
+            self.routers[name].is_silent = True
 
     def deliver_router_reports(self, rng: random.Random | None = None) -> None:
-        self.silent = {name for name in self.silent if not _happens(rng)}
+        for router in self.routers.values():
+            router.is_silent = router.is_silent and not happens(rng)
 
     def restart_engine(self, name: str) -> None:
-        self.pods[name].pod = replace(self.pods[name].pod, is_ready=False)
+        self.pods[name].pod = replace(self.pods[name].pod, is_ready=False, stuck_since=self.now)
 
     def kill_pod(self, name: str) -> None:
         del self.pods[name]
+        for router in self.routers.values():
+            del router.streams[name]
+
+    def _remove_pod(self, live: LivePod) -> None:
+        """Let a pod end because its Deployment does not need it any more."""
+        since = live.pod.draining_since
+        is_late = since is not None and seconds_since(since, self.now) >= self.drain_s
+        if not live.pod.is_terminating and live.pod.is_ready and not is_late:
+            self.num_cut += sum(router.streams[live.pod.name] for router in self.routers.values())
+        live.pod = replace(live.pod, is_terminating=True)
 
     def edit(self, ref: tuple[str, str], rng: random.Random) -> None:
         """Change or delete a child, as a user might."""
@@ -115,6 +180,13 @@ class PlanCluster:
     def num_serving(self) -> int:
         return sum(live.seen.serves for live in self.pods.values())
 
+    @property
+    def num_held(self) -> int:
+        """Number of pods that exist or that Deployments are about to create."""
+        living = Counter(live.pod.revision for live in self.pods.values() if not live.pod.is_terminating)
+        missing = (max(0, each.replicas - living[each.revision]) for each in self.engine_deployments.values())
+        return len(self.pods) + sum(missing)
+
     def num_staying(self) -> int:
         """Count the serving pods whose Deployment still exists. An engine that restarted behind its open gate does not
         serve: the routers must follow the new process first."""
@@ -122,13 +194,16 @@ class PlanCluster:
         serving = [live for live in self.pods.values() if live.seen.serves and live.pod.admitted_epoch == live.epoch]
         return sum(live.pod.revision in revisions for live in serving)
 
-    def _routers(self) -> tuple[str, ...]:
+    def _router_names(self) -> tuple[str, ...]:
         own = ("Deployment", "llm-router") in self.objects
         return ("router-0", "router-1") if own else ("other-router",) if self.shares else ()
 
-    def _report(self, router: str) -> RouterReport:
+    def _report(self, name: str, router: LiveRouter) -> RouterReport | None:
+        if router.is_silent:
+            return None
         ready = {name: live.epoch for name, live in self.pods.items() if live.pod.is_ready}
-        return RouterReport(pod=router, admitted=ready)
+        in_flight, sends_to = dict(router.streams), frozenset(router.endpoints)
+        return RouterReport(pod=name, admitted=ready, sends_to=sends_to, in_flight=in_flight)
 
     def _apply(self, manifest: dict[str, Any]) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -170,10 +245,17 @@ class PlanCluster:
     def _start_pod(self, revision: str) -> None:
         self._made += 1
         name = f"pod-{self._made}"
-        self.pods[name] = LivePod(Pod(name=name, uid=f"uid-{name}", revision=revision))
+        waits = {"trouble": "Unschedulable", "waits_since": self.now}
+        self.pods[name] = LivePod(Pod(name=name, uid=f"uid-{name}", revision=revision, **waits))
+        self._place(self.pods[name])
+        self.num_unplaced += not self.pods[name].pod.has_node
+
+    def _place(self, live: LivePod) -> None:
+        if sum(each.pod.has_node for each in self.pods.values()) < self.room:
+            live.pod = replace(live.pod, has_node=True, trouble=None, waits_since=None, stuck_since=self.now)
 
 
-def _happens(rng: random.Random | None) -> bool:
+def happens(rng: random.Random | None) -> bool:
     return rng is None or rng.random() < 0.5
 
 

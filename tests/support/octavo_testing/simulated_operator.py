@@ -1,9 +1,9 @@
 """A real reconciler driven by hand against a real API server, with simulated nodes and injected faults.
 
-`SimulatedNodes` stands in for controllers and kubelets: it creates the pods of each Deployment, marks them ready, and
-reports every engine pod as admitted by the router. `SimulatedOperator` runs the real reconciler over the real client; a
-test calls its `watch` where watches would deliver events. Its `fault` may fail any write, before or after the request
-is sent, by a kill or by an API error.
+`SimulatedNodes` stands in for controllers and kubelets: it creates the pods of each Deployment, marks them ready as
+their gates say, removes unready ones first, and reports every engine pod as admitted by the router.
+`SimulatedOperator` runs the real reconciler over the real client; a test calls its `watch` where watches would deliver
+events. Its `fault` may fail any write, before or after the request is sent, by a kill or by an API error.
 """
 
 import json
@@ -101,12 +101,14 @@ class SimulatedNodes(RouterReports):
             pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in engines if pod["status"].get("conditions")
         }
         loads = {name: Load(running=self.num_running) for name in sorted(admitted)[:1]}
-        return {name: RouterReport(pod=name, admitted=admitted, loads=loads) for name in pods}
+        ready = frozenset(pod["metadata"]["name"] for pod in engines if _statuses(pod).get("Ready") == "True")
+        return {name: RouterReport(pod=name, admitted=admitted, sends_to=ready, loads=loads) for name in pods}
 
     def settle(self) -> bool:
         """Create and delete pods as the Deployments require; return whether anything changed."""
         wanted = {d["metadata"]["name"]: d for d in self._list("Deployment")}
         pods = self._list("Pod")
+        pods.sort(key=lambda pod: _statuses(pod).get("Ready") != "True")
         owners = {name: [p for p in pods if p["metadata"]["labels"]["made-for"] == name] for name in wanted}
         extra = [p for p in pods if p["metadata"]["labels"]["made-for"] not in wanted]
         missing = 0
@@ -119,10 +121,10 @@ class SimulatedNodes(RouterReports):
         for pod in extra:
             path = path_of("Pod", self._namespace, pod["metadata"]["name"])
             self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        admitted = [pod for pod in pods if pod not in extra and _is_newly_admitted(pod)]
-        for pod in admitted:
-            self._set_conditions(pod["metadata"]["name"], [{"type": "Ready", "status": "True"}])
-        return bool(extra or missing or admitted)
+        turned = [pod for pod in pods if pod not in extra and _gate(pod) not in (None, _statuses(pod).get("Ready"))]
+        for pod in turned:
+            self._set_conditions(pod["metadata"]["name"], [{"type": "Ready", "status": _gate(pod)}])
+        return bool(extra or missing or turned)
 
     def _start(self, name: str, deployment: Raw) -> None:
         self._made += 1
@@ -148,9 +150,12 @@ class SimulatedNodes(RouterReports):
         return found
 
 
-def _is_newly_admitted(pod: Raw) -> bool:
-    found = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", ())}
-    return found.get(ADMITTED_GATE) == "True" and found.get("Ready") != "True"
+def _statuses(pod: Raw) -> dict[str, str]:
+    return {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", ())}
+
+
+def _gate(pod: Raw) -> str | None:
+    return _statuses(pod).get(ADMITTED_GATE)
 
 
 class SimulatedOperator:

@@ -111,6 +111,7 @@ def test_a_second_plan_has_no_events() -> None:
         (Apply({"kind": "Service", "metadata": {"name": "llm"}}, "the spec asks for it", is_new=True), None),
         (SetGate("pod-0", "u", "e1", "every router has its KV snapshot"), "ReplicaAdmitted"),
         (SetGate("pod-0", "u", None, "its engine was restarted"), "ReplicaWithdrawn"),
+        (SetGate("pod-0", "u", None, "it is then removed", drains=True), "ReplicaDraining"),
         (Delete("Service", "x", "u", "1", "not asked for"), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

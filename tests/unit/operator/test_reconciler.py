@@ -12,11 +12,12 @@ from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.desired.engine import engine_revision
 from octavo_operator.metrics import Telemetry
 from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import RouterReport
 from octavo_operator.optional_apis import OptionalApis
-from octavo_operator.service import Settings
+from octavo_operator.service import Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
@@ -72,7 +73,7 @@ class Reports:
 class Operator:
     """A reconciler over a view with one service, a router that serves, and an engine pod that was not admitted yet."""
 
-    def __init__(self, raw: dict[str, Any], fault: Fault = lambda *_: None) -> None:
+    def __init__(self, raw: dict[str, Any], fault: Fault = lambda *_: None, revision: str = "old") -> None:
         self.view, self.cluster = View(), RecordingCluster(fault)
         fakes: dict[str, Any] = {"leadership": Leader(), "reports": Reports()}
         self._reconciler = Reconciler(
@@ -89,7 +90,7 @@ class Operator:
         self.cluster.stored["status"] = raw  # the last part of the path to which the status is written
         ready = [{"type": type_, "status": "True"} for type_ in ("Ready", "ContainersReady", "PodScheduled")]
         self.view.update(_pod("llm-router-0", "router", conditions=ready))
-        self.view.update(_pod("llm-engine-0", "engine", conditions=ready[1:]))
+        self.view.update(_pod("llm-engine-0", "engine", revision, conditions=ready[1:]))
 
     async def reconcile(self) -> None:
         await self._reconciler.reconcile(KEY)
@@ -126,8 +127,8 @@ def _raw(name: str = "llm", **spec: Any) -> dict[str, Any]:
     return raw
 
 
-def _pod(name: str, component: str, **status: Any) -> dict[str, Any]:
-    labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: component, REVISION_LABEL: "old"}
+def _pod(name: str, component: str, revision: str = "old", **status: Any) -> dict[str, Any]:
+    labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: component, REVISION_LABEL: revision}
     metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", "labels": labels}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
 
@@ -143,7 +144,7 @@ def _engine_fault(error: ApiError) -> Fault:
     ids=["untyped", "unconverted", "leader changed"],
 )
 async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiError, reason: str) -> None:
-    operator = Operator(_raw(), _engine_fault(error))
+    operator = Operator(_raw(), _engine_fault(error), revision=engine_revision(read_service(_raw()), SETTINGS))
     with pytest.raises(Incomplete):
         await operator.reconcile()
     assert any("deployments/llm-router" in path for path in operator.cluster.written)

@@ -40,12 +40,13 @@ def _hashes() -> Iterator[str]:
 def _settle(cluster: PlanCluster, service: InferenceService, settings: Settings = SETTINGS) -> None:
     """Run the operator until it has nothing to do."""
     for _ in range(20):
-        planned = plan(service, cluster.observe(), settings, now="2026-01-01T00:00:00Z", new_secret="s")
-        if not planned.actions:
+        planned = plan(service, cluster.observe(), settings, now=cluster.now, new_secret="s")
+        if not planned.actions and planned.again_s is None:
             return
         for action in planned.actions:
             cluster.execute(action)
         cluster.settle_pods()
+        cluster.deliver_endpoints()
     raise AssertionError(f"still to do: {planned.actions}")
 
 

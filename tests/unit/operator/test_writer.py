@@ -7,6 +7,7 @@ import pytest
 from octavo_operator.cluster.client import ApiError, Cluster, path_of
 from octavo_operator.cluster.event_recorder import SEEN_AT, EventRecorder
 from octavo_operator.cluster.pod_events import FIRST_LOOK_S, LONG_WAIT_S, NEXT_LOOK_S, PodSetupEvents
+from octavo_operator.cluster.pods import pod_of
 from octavo_operator.cluster.view import View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
@@ -141,10 +142,16 @@ async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:
     cluster = ScriptedCluster()
     await _execute(cluster, SetGate("pod-0", "u", "e1", "every router has its KV snapshot"))
     await _execute(cluster, SetGate("pod-0", "u", None, "its engine was restarted"))
-    opened, closed = cluster.bodies
+    await _execute(cluster, SetGate("pod-0", "u", None, "it is then removed", drains=True))
+    opened, *closed = cluster.bodies
     assert opened["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: "e1"}}
-    assert closed["metadata"] == {"uid": "u", "annotations": {ADMITTED_EPOCH: None}}
-    assert [body["status"]["conditions"][0]["status"] for body in cluster.bodies] == ["True", "False"]
+    assert [body["metadata"]["annotations"] for body in closed] == [{ADMITTED_EPOCH: None}] * 2
+    written = [body["status"]["conditions"][0] for body in cluster.bodies]
+    expected = [("True", "Admitted"), ("False", "Withdrawn"), ("False", "Draining")]
+    assert [(row["status"], row["reason"]) for row in written] == expected
+    pod = {"metadata": {"name": "pod-0", "uid": "u"}}
+    since = [pod_of(pod | {"status": {"conditions": [row]}}).draining_since for row in written]
+    assert since == [None, None, written[2]["lastTransitionTime"]]
     assert cluster.calls[0] == ("PATCH", path_of("Pod", "default", "pod-0") + "/status")
 
 

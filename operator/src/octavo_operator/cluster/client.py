@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, APPLIED, MANAGER
+from octavo_operator.names import ADMITTED_EPOCH, APPLIED, MANAGER
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
@@ -176,18 +176,13 @@ class Cluster:
             return False
         return True
 
-    async def set_gate(self, namespace: str, pod: str, uid: str, *, epoch: str | None, reason: str, now: str) -> bool:
+    async def set_gate(
+        self, namespace: str, pod: str, uid: str, *, epoch: str | None, condition: Mapping[str, str]
+    ) -> bool:
         """Set the condition of the pod's readiness gate, and the admitted epoch as an annotation, in one request.
 
         Return False if the pod is gone. It fails with a conflict if another pod has its name now.
         """
-        condition = {
-            "type": ADMITTED_GATE,
-            "status": "False" if epoch is None else "True",
-            "reason": "Withdrawn" if epoch is None else "Admitted",
-            "message": reason,
-            "lastTransitionTime": now,
-        }
         metadata = {"uid": uid, "annotations": {ADMITTED_EPOCH: epoch}}  # null removes an annotation
         body = {"metadata": metadata, "status": {"conditions": [condition]}}
         try:

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from octavo_operator.cluster.startup import startup_of
-from octavo_operator.names import ADMIN, ADMITTED_EPOCH, ADMITTED_GATE, ENGINE, REVISION_LABEL, ROUTER, ROUTER_PORT
+from octavo_operator.names import (
+    ADMIN,
+    ADMITTED_EPOCH,
+    ADMITTED_GATE,
+    DRAINING,
+    ENGINE,
+    REVISION_LABEL,
+    ROUTER,
+    ROUTER_PORT,
+)
 from octavo_operator.observed import Pod, Trouble
 
 FETCH = "fetch"
@@ -44,6 +53,7 @@ def pod_of(raw: Raw) -> Pod:
     is_lost = _is_lost(conditions)
     is_ready = conditions.get("ContainersReady", {}).get("status") == "True" and not is_lost
     is_admitted = gate.get("status") == "True"
+    is_draining = (gate.get("status"), gate.get("reason")) == ("False", DRAINING)
     failure = NODE_LOST if is_lost else None if is_ready else _failure(status, conditions)
     return Pod(
         name=metadata["name"],
@@ -52,6 +62,11 @@ def pod_of(raw: Raw) -> Pod:
         is_ready=is_ready,
         is_pod_ready=conditions.get("Ready", {}).get("status") == "True",
         is_admitted=is_admitted,
+        waits_since=_waits_since(conditions, failure),
+        stuck_since=_stuck_since(conditions),
+        has_node=conditions.get("PodScheduled", {}).get("status") == "True",
+        draining_since=gate["lastTransitionTime"] if is_draining else None,
+        has_ended=status.get("phase") in ("Failed", "Succeeded"),
         admitted_epoch=(metadata.get("annotations") or {}).get(ADMITTED_EPOCH) if is_admitted else None,
         is_terminating="deletionTimestamp" in metadata,
         is_fetching="running" in init.get("state", {}),
@@ -71,6 +86,19 @@ def _is_lost(conditions: Mapping[str, Raw]) -> bool:
     ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
     both = (ready.get("status"), containers.get("status"))
     return both == ("False", "True") and ready.get("reason") != "ReadinessGatesNotReady"
+
+
+def _waits_since(conditions: Mapping[str, Raw], failure: Failure | None) -> str | None:
+    is_unplaced = failure is not None and failure.trouble == "Unschedulable"
+    return conditions["PodScheduled"].get("lastTransitionTime") if is_unplaced else None
+
+
+def _stuck_since(conditions: Mapping[str, Raw]) -> str | None:
+    """Time since which a pod with a node is not ready."""
+    placed, ready = conditions.get("PodScheduled", {}), conditions.get("Ready", {})
+    if (placed.get("status"), ready.get("status")) != ("True", "False"):
+        return None
+    return max(filter(None, (row.get("lastTransitionTime") for row in (placed, ready))), default=None)
 
 
 _CONTAINERS = (("initContainerStatuses", FETCH), ("containerStatuses", ENGINE))

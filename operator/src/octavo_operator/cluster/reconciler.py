@@ -102,8 +102,8 @@ class Reconciler:
         retry_s = await self._pod_events.refresh(self._view.pods(service))
         planned, refusals = await self._act(service, raw, make_plan)
         await self._conclude(key, raw, planned.status, planned.events)
-        if retry_s is not None:
-            self._queue.add_later(key, retry_s)
+        for delay_s in filter(None, (retry_s, planned.again_s)):
+            self._queue.add_later(key, delay_s)
         if refusals:
             raise Incomplete("; ".join(f"{kind} {name} {r.message}" for (kind, name), r in refusals.items()))
 

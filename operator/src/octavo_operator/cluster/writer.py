@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, is_transient
 from octavo_operator.cluster.view import View
+from octavo_operator.names import ADMITTED_GATE, DRAINING
 from octavo_operator.observed import Ref, Refusal
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 from octavo_operator.plan.owner import is_ours, name_taken
@@ -49,8 +50,9 @@ class Writer:
                 return await self._create(service, manifest)
             case Delete(kind, name, uid, version):
                 await self._cluster.delete(kind, service.namespace, name, uid, version)
-            case SetGate(pod, uid, epoch, reason):
-                await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, reason=reason, now=now)
+            case SetGate(pod, uid, epoch):
+                condition = gate_condition(action, now=now)
+                await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, condition=condition)
             case SetReplicas(name, uid, replicas):
                 written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
                 self._view.update({**written, "kind": "Deployment"})
@@ -83,6 +85,17 @@ class Writer:
         self._view.update_written(sent, {**response, "kind": sent["kind"]})
 
 
+def gate_condition(action: SetGate, *, now: str) -> dict[str, str]:
+    """The condition of the pod's readiness gate."""
+    return {
+        "type": ADMITTED_GATE,
+        "status": "False" if action.epoch is None else "True",
+        "reason": "Admitted" if action.epoch else DRAINING if action.drains else "Withdrawn",
+        "message": action.reason,
+        "lastTransitionTime": now,
+    }
+
+
 def described(action: Action) -> str:
     match action:
         case Apply(manifest, reason):
@@ -91,8 +104,8 @@ def described(action: Action) -> str:
             return f"creates {manifest['kind']} {manifest['metadata']['name']}: {reason}"
         case Delete(kind, name, reason=reason):
             return f"deletes {kind} {name}: {reason}"
-        case SetGate(pod, _, epoch, reason):
-            return f"{'admits' if epoch else 'withdraws'} pod {pod}: {reason}"
+        case SetGate(pod, _, epoch, reason, drains):
+            return f"{'admits' if epoch else 'drains' if drains else 'withdraws'} pod {pod}: {reason}"
         case SetReplicas(name, _, replicas, reason):
             return f"scales Deployment {name} to {replicas}: {reason}"
 

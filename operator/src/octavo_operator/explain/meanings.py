@@ -192,7 +192,22 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     },
     "Progressing": {
         "Complete": Meaning("Only the wanted revision exists, and it is complete."),
-        "RollingOut": Meaning("A new revision starts beside the old one, which is removed when the new one serves."),
+        "RollingOut": Meaning("A new revision replaces the old one, replica by replica."),
+        "Paused": Meaning(
+            "`rollout.paused` is true: no further replica of the new revision starts.",
+            "Set `rollout.paused` to false, or leave it out.",
+        ),
+        "NoRoomToSurge": Meaning(
+            "A replica of the new revision has found no node for `rollout.surgePatienceSeconds`, and there is no "
+            "second replica whose place it could take.",
+            "Make room for one replica more, or set `rollout.strategy` to InPlace: then nothing serves while the "
+            "replica is replaced.",
+        ),
+        "DeadlineExceeded": Meaning(
+            "A replica of the new revision did not serve within `rollout.progressDeadlineSeconds` of having its node. "
+            "The rollout is stopped, and the old revision serves with all replicas.",
+            "Correct the spec as the message says: another revision starts another rollout.",
+        ),
     },
     "ScalingReady": {
         "Active": Meaning("The number of replicas follows the load."),

@@ -38,12 +38,14 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class SetGate:
-    """Open the readiness gate of an engine pod for the engine process `epoch`, or close it if `epoch` is None."""
+    """Open the readiness gate of an engine pod for the engine process `epoch`, or close it if `epoch` is None.
+    `drains`: it is closed for a drain."""
 
     pod: str
     uid: str
     epoch: str | None
     reason: str
+    drains: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,13 @@ REASONS: dict[str, dict[str, Status]] = {
         "WaitingForRouter": "Unknown",
         "NoReplicas": "False",
     },
-    "Progressing": {"Complete": "False", "RollingOut": "True"},
+    "Progressing": {
+        "Complete": "False",
+        "RollingOut": "True",
+        "Paused": "Unknown",
+        "NoRoomToSurge": "Unknown",
+        "DeadlineExceeded": "False",
+    },
     "ScalingReady": {
         "Active": "True",
         "AtMax": "True",

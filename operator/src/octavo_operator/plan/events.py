@@ -18,7 +18,7 @@ HARMLESS = frozenset({"Complete", "NoReplicas"})
 #: Reasons of conditions that are True although something is wrong.
 WRONG = frozenset({"RouterDegraded"})
 #: Reasons of events that report actions.
-ACT_REASONS = ("ChildRepaired", "ReplicaAdmitted", "ReplicaWithdrawn")
+ACT_REASONS = ("ChildRepaired", "ReplicaAdmitted", "ReplicaDraining", "ReplicaWithdrawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ def action_event(action: Action) -> ServiceEvent | None:
         case Apply(manifest, reason, repairs=True):
             note = f"{manifest['kind']} {manifest['metadata']['name']}: {reason}"
             return ServiceEvent("Normal", "ChildRepaired", note, "Repair")
+        case SetGate(pod, _, None, reason, drains=True):
+            return ServiceEvent("Normal", "ReplicaDraining", f"{pod} receives no new requests: {reason}", "Drain")
         case SetGate(pod, _, None, reason):
             return ServiceEvent("Warning", "ReplicaWithdrawn", f"{pod} receives no requests: {reason}", "Withdraw")
         case SetGate(pod, _, _, reason):

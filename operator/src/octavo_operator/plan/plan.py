@@ -4,7 +4,7 @@ Every action derives from the difference between the desired and the observed st
 operator that dies between two actions, or acts on an old view, reaches the same final state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +29,18 @@ from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
+from octavo_operator.plan.pace import pace_of
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import last_served, rollout, scale_current
+from octavo_operator.plan.rollout import Steps, last_served, rollout, scale_current
 from octavo_operator.plan.scaling import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
+#: Numbers of running requests change too often to make a plan for each.
+DRAIN_EVERY_S = 1.0
+#: Patience and deadline of a rollout pass without an event.
+PACE_EVERY_S = 5.0
 #: Kinds that the operator has no right to delete. Kubernetes deletes them with their service.
 KEPT = (CLAIM, "RoleBinding")
 
@@ -43,11 +48,12 @@ KEPT = (CLAIM, "RoleBinding")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`actions`: in the order of execution. `status`: new status of the service. `events`: report its transitions from
-    the old status."""
+    the old status. `again_s`: seconds until the next plan, if nothing else makes one; None if only changes do."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
     events: tuple[ServiceEvent, ...] = ()
+    again_s: float | None = None
 
 
 def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
@@ -55,20 +61,26 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
     wanted = engine_revision(service, settings, live=observed.revisions)
     children = [with_digest(manifest) for manifest in _wanted_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
-    conditions = conditions_of(service, observed, settings, wanted=wanted)
+    pace = pace_of(service, observed, wanted, now=now)
+    conditions = conditions_of(service, observed, settings, wanted=wanted, pace=pace)
     status = _status(service, observed, settings, wanted=wanted)
+    if pace.in_place:
+        status["rollout"] = {"inPlace": True}
     before = observed.status.get("conditions", ())
     status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
     events = tuple(condition_events(conditions, before))
     if conditions[0].status != "True":
-        return Plan(tuple(keep_running(service, observed, settings)), status, events)
-    actions = [
-        *_secret(service, observed, new_secret),
-        *_children(service, observed, children),
-        *rollout(service, observed, settings),
-        *gate_actions(observed),
-    ]
-    return Plan(tuple(actions), status, events)
+        return _plan(keep_running(service, observed, settings, pace, now=now), observed, status, events)
+    before_engines = (*_secret(service, observed, new_secret), *_children(service, observed, children))
+    steps = rollout(service, observed, settings, pace, now=now)
+    return _plan(Steps((*before_engines, *steps.actions), steps.drain), observed, status, events)
+
+
+def _plan(steps: Steps, observed: Observed, status: dict[str, Any], events: Iterable[ServiceEvent]) -> Plan:
+    gates = gate_actions(observed, steps.drain.leaving)
+    is_rolling = len(observed.revisions) > 1
+    again_s = DRAIN_EVERY_S if steps.drain.busy else PACE_EVERY_S if is_rolling else None
+    return Plan((*steps.actions, *gates), status, tuple(events), again_s)
 
 
 def plan_unreadable(service: UnreadableService, observed: Observed, message: str, *, now: str) -> Plan:
@@ -76,7 +88,7 @@ def plan_unreadable(service: UnreadableService, observed: Observed, message: str
     status keeps its other fields."""
     before, conditions = observed.status.get("conditions", ()), refused(message)
     replicas, updated = service.replicas, observed.status.get("revision", {}).get("updated", "")
-    scaling = () if replicas is None else scale_current(observed, replicas)
+    steps = scale_current(observed, replicas, now=now)
     desired = observed.status.get("replicas", {}).get("desired", 0) if replicas is None else replicas
     status = {
         **observed.status,
@@ -84,7 +96,7 @@ def plan_unreadable(service: UnreadableService, observed: Observed, message: str
         "replicas": _replicas(observed, desired=desired, wanted=updated),
         "conditions": with_transition_times(conditions, before, generation=service.generation, now=now),
     }
-    return Plan((*scaling, *gate_actions(observed)), status, tuple(condition_events(conditions, before)))
+    return _plan(steps, observed, status, condition_events(conditions, before))
 
 
 def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
@@ -162,12 +174,13 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
 def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any]:
     pods = [pod for pod in observed.pods if not pod.is_terminating]
     num_ready = sum(pod.serves for pod in pods)
+    num_draining = sum(pod.is_terminating or pod.draining_since is not None for pod in observed.pods)
     return {
         "total": len(observed.pods),
         "desired": desired,
         "ready": num_ready,
         "updated": sum(pod.revision == wanted for pod in pods),
-        "draining": len(observed.pods) - len(pods),
+        "draining": num_draining,
         "summary": f"{num_ready}/{desired}",
     }
 

@@ -1,19 +1,24 @@
-"""Opens the readiness gate of an engine pod once every router has the pod's KV snapshot.
+"""Opens the readiness gate of an engine pod once every router has the pod's KV snapshot, and closes it for a drain.
 
 A gate is open for one epoch: one engine process, which sent the snapshot. The restart of a router closes no gate: the
 router fetches the snapshots while the pods keep serving. The restart of an engine within its pod closes the pod's gate,
 as the admitted process has ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from octavo_operator.observed import Observed, Pod
 from octavo_operator.plan.actions import SetGate
 
 
-def gate_actions(observed: Observed) -> Iterator[SetGate]:
+def gate_actions(observed: Observed, leaving: Set[str]) -> Iterator[SetGate]:
+    """`leaving`: names of pods that shall be drained. A drained pod that is not among them is admitted again."""
     for pod in observed.pods:
-        if pod.is_terminating:
+        if pod.is_terminating or pod.has_ended:
+            continue
+        if pod.name in leaving:
+            if pod.is_admitted:
+                yield SetGate(pod.name, pod.uid, None, "it finishes its requests and is then removed", drains=True)
             continue
         epochs = _epochs(observed, pod)
         agreed = next(iter(epochs)) if len(epochs) == 1 else None

@@ -1,84 +1,123 @@
-"""Rolls out engine Deployments: starts the wanted revision and deletes the older ones when it serves.
-
-Invariant: no action reduces the number of serving pods below the wanted number. So while the wanted revision lacks
-replicas, as many older revisions stay as are needed to replace them: mostly one, chosen by its number of admitted pods.
-The revision that served last stays without admitted pods, too: a lost node must not end it while the wanted one can't
-start. Any other revision without admitted pods is deleted at once, however often the spec changes.
-"""
+"""Rolls out engine Deployments, one for each revision: decides their replicas (`replica_targets`), drains the pods that
+shall go (`drain`), and deletes the Deployments that are not needed any more."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from octavo_operator.desired.engine import desired_engine, engine_revision
+from octavo_operator.names import engine_deployment
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Action, Delete, SetReplicas
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.child_actions import child_actions
-from octavo_operator.service import InferenceService, Settings
+from octavo_operator.plan.drain import DrainStep, drain
+from octavo_operator.plan.pace import Pace
+from octavo_operator.plan.replica_targets import Revision, Situation, replica_targets
+from octavo_operator.service import DEFAULT_PLANNED_DRAIN_S, InferenceService, Settings
 
 
-def rollout(service: InferenceService, observed: Observed, settings: Settings) -> list[Action]:
-    live_revisions, replicas = observed.revisions, service.spec.replicas
-    wanted = engine_revision(service, settings, live=live_revisions)
-    manifest = with_digest(desired_engine(service, settings, replicas=replicas, live=live_revisions))
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The actions for engine Deployments, and the pods that are drained meanwhile."""
+
+    actions: tuple[Action, ...]
+    drain: DrainStep
+
+
+def rollout(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:
+    wanted = engine_revision(service, settings, live=observed.revisions)
+    name = engine_deployment(service.name, wanted)
+    live = [s for s in observed.engine_deployments if not s.is_deleting]
+    kept = wanted if pace.reason != "DeadlineExceeded" else _fallback(observed, live, wanted)
+    targets = replica_targets(_situation(service, observed, pace, kept))
+    found = drain(observed, targets, timeout_s=service.planned_drain_s, now=now)
     actions: list[Action] = []
-    live = observed.engine_manifests.get(manifest["metadata"]["name"])
-    actions.extend(child_actions(service, observed, manifest, live, why=f"revision {wanted} with {replicas} replicas"))
-    older = [s for s in observed.engine_deployments if s.revision != wanted and not s.is_deleting]
-    if is_complete(service, observed, wanted):
-        return actions + [_delete(s, f"revision {wanted} serves") for s in older]
-    missing = replicas - _num_serving(wanted, observed.pods)
-    needed = _still_needed(older, observed.pods, missing=missing, last=last_served(observed))
-    if live is None and _is_refused(observed):  # the wanted revision can't start: an older one serves until it can
-        actions.extend(action for action in scale_current(observed, replicas) if action.name in needed)
-    return actions + [
-        _delete(s, "another revision is wanted, and other revisions serve") for s in older if s.name not in needed
-    ]
+    if kept == wanted:
+        replicas = found.replicas.get(name, targets[name])
+        manifest = with_digest(desired_engine(service, settings, replicas=replicas, live=observed.revisions))
+        why = f"revision {wanted} with {replicas} replicas"
+        actions += child_actions(service, observed, manifest, observed.engine_manifests.get(name), why=why)
+    for each in live:
+        if each.revision != kept and targets[each.name] == found.replicas[each.name] == 0:
+            why = f"revision {kept} serves" if is_complete(service, observed, kept) else "other revisions serve"
+            actions.append(Delete("Deployment", each.name, each.uid, each.version, why))
+        elif each.revision != wanted and found.replicas[each.name] != each.replicas:
+            why = f"revision {kept} shall have {service.spec.replicas} replicas"
+            actions.append(SetReplicas(each.name, each.uid, found.replicas[each.name], why))
+    removed = {pod.name for pod in observed.staying_pods if pod.revision not in {wanted, *observed.revisions}}
+    return Steps(tuple(actions), replace(found, leaving=found.leaving | removed))
+
+
+def scale_current(
+    observed: Observed, replicas: int | None, *, now: str, timeout_s: int = DEFAULT_PLANNED_DRAIN_S
+) -> Steps:
+    """Scale the Deployment with the most admitted pods; of several, the one that served last, else the newest one.
+    `replicas`: None keeps those of all."""
+    staying = [s for s in observed.engine_deployments if not s.is_deleting]
+    admitted, last = _num_admitted(observed), last_served(observed)
+    current = max(staying, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)
+    targets = {} if current is None or replicas is None else {current.name: replicas}
+    found = drain(observed, targets, timeout_s=timeout_s, now=now)
+    why = f"the spec asks for {replicas} replicas"
+    changed = (s for s in staying if found.replicas[s.name] != s.replicas)
+    return Steps(tuple(SetReplicas(s.name, s.uid, found.replicas[s.name], why) for s in changed), found)
 
 
 def last_served(observed: Observed) -> str | None:
     """The revision that serves or, without one, that served last, if its Deployment exists."""
     revision = observed.status.get("revision", {}).get("current")
-    return revision if any(s.revision == revision and not s.is_deleting for s in observed.engine_deployments) else None
-
-
-def scale_current(observed: Observed, replicas: int) -> Iterator[SetReplicas]:
-    """Scale the Deployment with the most admitted pods; of several, the one that served last, else the newest one."""
-    admitted = Counter(pod.revision for pod in observed.pods if pod.is_admitted and not pod.is_terminating)
-    found = [s for s in observed.engine_deployments if not s.is_deleting]
-    last = last_served(observed)
-    current = max(found, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)
-    if current is not None and current.replicas != replicas:
-        yield SetReplicas(current.name, current.uid, replicas, f"the spec asks for {replicas} replicas")
-
-
-def _is_refused(observed: Observed) -> bool:
-    rows = observed.status.get("conditions", ())
-    return any((row["type"], row["reason"]) == ("ChildrenApplied", "Refused") for row in rows)
+    return revision if revision in observed.revisions else None
 
 
 def is_complete(service: InferenceService, observed: Observed, wanted: str) -> bool:
-    return _num_serving(wanted, observed.pods) >= service.spec.replicas
+    return sum(pod.revision == wanted and pod.serves for pod in observed.pods) >= service.spec.replicas
 
 
-def _num_serving(revision: str, pods: Sequence[Pod]) -> int:
-    return sum(pod.revision == revision and pod.serves for pod in pods)
+def _fallback(observed: Observed, live: list[EngineDeployment], wanted: str) -> str:
+    """The revision that stays if the wanted one has failed: the one that serves best."""
+    admitted, others = _num_admitted(observed), [s for s in live if s.revision != wanted]
+    return max(others, key=lambda s: (admitted[s.revision], s.created)).revision if others else wanted
 
 
-def _still_needed(sets: Sequence[EngineDeployment], pods: Sequence[Pod], *, missing: int, last: str | None) -> set[str]:
-    """Names of the Deployments to keep: those with the most admitted pods, which count even if they are unready now, as
-    they can recover. Without one, that of the revision `last`. `missing`: number of serving pods that they must
-    provide."""
-    admitted = Counter(pod.revision for pod in pods if pod.is_admitted and not pod.is_terminating)
-    if missing > 0 and not any(admitted[s.revision] for s in sets):
-        return {s.name for s in sets if s.revision == last}
-    needed = set()
-    for deployment in sorted(sets, key=lambda s: (admitted[s.revision], s.created), reverse=True):
-        if missing > 0 and admitted[deployment.revision]:
-            needed.add(deployment.name)
-            missing -= _num_serving(deployment.revision, pods)
-    return needed
+def _situation(service: InferenceService, observed: Observed, pace: Pace, kept: str) -> Situation:
+    """`kept`: the revision that shall have all replicas in the end."""
+    admitted, last = _num_admitted(observed), last_served(observed)
+
+    def revision(name: str, revision: str, live: EngineDeployment | None) -> Revision:
+        pods = [pod for pod in observed.staying_pods if pod.revision == revision]
+        return Revision(
+            name=name,
+            replicas=0 if live is None else live.replicas,
+            pods=len(pods),
+            serving=sum(pod.serves for pod in pods),
+            admitted=admitted[revision],
+            served_last=revision == last,
+            created="" if live is None else live.created,
+        )
+
+    live = {s.revision: s for s in observed.engine_deployments if not s.is_deleting}
+    older = [revision(s.name, s.revision, s) for s in live.values() if s.revision != kept]
+    ending = _ending(observed, {kept, *live})
+    return Situation(
+        desired=service.spec.replicas,
+        wanted=revision(engine_deployment(service.name, kept), kept, live.get(kept)),
+        older=older,
+        ending=sum(bool(older) or pod.revision != kept for pod in ending),
+        surge=pace.surge,
+        in_place=pace.in_place,
+        paused=pace.reason == "Paused",
+    )
 
 
-def _delete(deployment: EngineDeployment, reason: str) -> Delete:
-    return Delete("Deployment", deployment.name, deployment.uid, deployment.version, reason)
+def _num_admitted(observed: Observed) -> Counter[str]:
+    """Pods by revision that were admitted once: those that drain can be admitted again."""
+    return Counter(pod.revision for pod in observed.staying_pods if pod.is_admitted or pod.draining_since)
+
+
+def _ending(observed: Observed, revisions: set[str]) -> Iterator[Pod]:
+    """Pods that hold a node until they have ended. A lost node is not free again for anybody."""
+    for pod in observed.pods:
+        is_going = pod.is_terminating or pod.revision not in revisions
+        if is_going and pod.has_node and not pod.has_ended and pod.trouble != "NodeLost":
+            yield pod

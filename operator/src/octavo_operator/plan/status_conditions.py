@@ -10,6 +10,7 @@ from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
+from octavo_operator.plan.pace import STEADY, Pace
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.plan.scaling import scaling_condition
 from octavo_operator.service import InferenceService, Settings
@@ -34,9 +35,12 @@ _TROUBLES: tuple[Trouble, ...] = (
 )
 
 
-def conditions_of(service: InferenceService, observed: Observed, settings: Settings, *, wanted: str) -> list[Condition]:
+def conditions_of(
+    service: InferenceService, observed: Observed, settings: Settings, *, wanted: str, pace: Pace = STEADY
+) -> list[Condition]:
     staying = [pod for pod in observed.pods if not pod.is_terminating]
-    pods = [pod for pod in staying if pod.revision == wanted]
+    is_stopped = pace.reason == "DeadlineExceeded"
+    pods = [pod for pod in staying if pod.revision == wanted or is_stopped]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
     engine = (
@@ -49,8 +53,8 @@ def conditions_of(service: InferenceService, observed: Observed, settings: Setti
         _applied(accepted, observed),
         *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
         _router(observed),
-        _admitted(service, observed),
-        _progressing(service, observed, wanted=wanted, complete=complete),
+        _admitted(service, observed, pace),
+        _progressing(observed, pace, wanted=wanted, complete=complete),
         *scaling_condition(service, observed, settings),
     ]
     message = f"{sum(pod.serves for pod in staying)} replicas serve requests through the router"
@@ -242,29 +246,30 @@ def _router(observed: Observed) -> Condition:
     return Condition("RouterReady", "RouterStarting", "no router is ready yet")
 
 
-def _admitted(service: InferenceService, observed: Observed) -> Condition:
-    """The condition ReplicasAdmitted, for replicas of any revision."""
+def _admitted(service: InferenceService, observed: Observed, pace: Pace) -> Condition:
+    """The condition ReplicasAdmitted, for replicas of any revision. A rollout in place goes with one replica less."""
     serving, wanted = sum(pod.serves for pod in observed.pods), service.spec.replicas
     scaling = service.spec.autoscaling
     if wanted == 0 and scaling is not None and scaling.scale_to_zero is not None:
         return Condition("ReplicasAdmitted", "Idle", "no replica runs without requests: the next request starts one")
     if wanted == 0:
         return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
-    if serving >= wanted:
+    if serving >= max(1, wanted - pace.in_place):
         return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines receive requests")
     return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines receive requests so far")
 
 
-def _progressing(service: InferenceService, observed: Observed, *, wanted: str, complete: bool) -> Condition:
+def _progressing(observed: Observed, pace: Pace, *, wanted: str, complete: bool) -> Condition:
     """The condition Progressing. A revision that was complete once stays complete; other conditions report its pods."""
     others = sorted({s.revision for s in observed.engine_deployments if s.revision != wanted})
     if not others and (complete or _was_complete(observed, wanted)):
         return Condition("Progressing", "Complete", f"revision {wanted} is the only revision")
-    return Condition(
-        "Progressing",
-        "RollingOut",
-        f"revision {wanted} is starting" + (f" beside {', '.join(others)}" if others else ""),
-    )
+    if pace.reason != "RollingOut":
+        return Condition("Progressing", pace.reason, pace.why)
+    what = "is starting"
+    if others:
+        what = f"{'replaces' if pace.in_place else 'is starting beside'} {', '.join(others)}"
+    return Condition("Progressing", "RollingOut", f"revision {wanted} {what}")
 
 
 def _was_complete(observed: Observed, wanted: str) -> bool:

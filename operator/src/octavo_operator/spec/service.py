@@ -26,6 +26,7 @@ from octavo_operator.spec.fields import (
 )
 from octavo_operator.spec.model import Model
 from octavo_operator.spec.pod_template import PodMetadata
+from octavo_operator.spec.rollout import Rollout
 
 GROUP = "serving.octavo.dev"
 VERSION = "v1alpha1"
@@ -40,6 +41,7 @@ class InvalidSpec(Exception):
 
 class Drain(SpecPart):
     timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    planned_timeout_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
 
 
 class DisruptionBudget(SpecPart):
@@ -65,6 +67,7 @@ class InferenceServiceSpec(SpecPart):
     exposure: Exposure | None = None
     auth: Auth | None = None
     drain: Drain = Drain()
+    rollout: Rollout = Rollout()
     disruption_budget: DisruptionBudget = DisruptionBudget()
     network_policy: NetworkPolicy = NetworkPolicy()
     pod_metadata: PodMetadata = PodMetadata()
