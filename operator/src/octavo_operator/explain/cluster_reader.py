@@ -1,4 +1,5 @@
-"""`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account; never writes.
+"""`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account. It writes
+only what `octavo rollout` changes in a service.
 
 Data that the user has no right to read is left out with a note; only the InferenceServices must be readable.
 """
@@ -65,7 +66,7 @@ class ClusterReader:
 
     def explain(self, name: str, namespace: str) -> Explanation:
         """Explain one service. Raises Unexplained if it can't be read."""
-        service, notes = self._service(name, namespace), dict[str, None]()
+        service, notes = self.service(name, namespace), dict[str, None]()
         pods = self._listed("Pod", namespace, f"{SERVICE_LABEL}={name}", notes)
         if shared := ((service["spec"].get("router") or {}).get("ref") or {}).get("name"):
             router = f"{SERVICE_LABEL}={shared},{COMPONENT_LABEL}={ROUTER}"
@@ -86,13 +87,22 @@ class ClusterReader:
             raise self._unexplained(error, f"list inferenceservices in {where}") from error
         return [explain_service(item) for item in items]
 
-    def _service(self, name: str, namespace: str) -> Raw:
+    def service(self, name: str, namespace: str) -> Raw:
+        """Read one service. Raises Unexplained."""
+        return self._call_service("GET", "get", name, namespace)
+
+    def patch_service(self, name: str, namespace: str, change: Raw) -> None:
+        """Write these fields of a service; None removes a field. Raises Unexplained."""
+        self._call_service("PATCH", "patch", name, namespace, change)
+
+    def _call_service(self, method: str, verb: str, name: str, namespace: str, body: Raw | None = None) -> Raw:
         try:
-            return self._get(path_of(KIND, namespace, name))
+            found: Raw = json.loads(self._call(method, path_of(KIND, namespace, name), body))
+            return found
         except ApiError as error:
             if error.is_gone and error.reason:  # an error without a reason: the path is missing, as there is no CRD
                 raise Unexplained(self._absent(name, namespace)) from error
-            raise self._unexplained(error, f"get inferenceservices in the namespace {namespace!r}") from error
+            raise self._unexplained(error, f"{verb} inferenceservices in the namespace {namespace!r}") from error
         except (HTTPError, ApiException) as error:
             raise self._unexplained(error, "") from error
 
@@ -153,13 +163,19 @@ class ClusterReader:
         return found
 
     def _read(self, path: str) -> bytes:
+        return self._call("GET", path)
+
+    def _call(self, method: str, path: str, body: Raw | None = None) -> bytes:
         """Raises ApiError for an error response, and the client's own errors if the API server was not reached."""
-        _, url, headers, _, _ = self._api.param_serialize("GET", path, auth_settings=["BearerToken"])
-        answer = self._api.call_api("GET", url, headers, _request_timeout=TIMEOUT_S)
-        data: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
+        kind = {} if body is None else {"Content-Type": "application/merge-patch+json"}
+        _, url, headers, data, _ = self._api.param_serialize(
+            method, path, header_params=kind, body=body, auth_settings=["BearerToken"]
+        )
+        answer = self._api.call_api(method, url, headers, data, _request_timeout=TIMEOUT_S)
+        content: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
         if answer.status < HTTPStatus.BAD_REQUEST:
-            return data
-        raise api_error(answer.status, data)
+            return content
+        raise api_error(answer.status, content)
 
 
 def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:

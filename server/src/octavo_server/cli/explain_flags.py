@@ -59,17 +59,18 @@ def _add_infsvc(subjects: Any) -> None:
     infsvc.set_defaults(run="octavo_server.cli.explain_infsvc:explain_infsvc")
     infsvc.add_argument("name", metavar="NAME", nargs="?", help="Name of the InferenceService. Default: all.")
     infsvc.add_argument(
-        "-n", "--namespace", metavar="NS", help="Namespace of the InferenceService. Default: the context's."
-    )
-    infsvc.add_argument(
         "-A", "--all-namespaces", action="store_true", help="Show the InferenceServices of all namespaces."
     )
     infsvc.add_argument(
         "-o", "--output", choices=["text", "json"], default="text", help="Format of the output. Default: text."
     )
-    infsvc.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="Kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config, else the service account of this pod.",
-    )
-    infsvc.add_argument("--context", metavar="NAME", help="Context in the kubeconfig. Default: the current one.")
+    add_cluster_flags(infsvc)
+
+
+def add_cluster_flags(parser: Any) -> None:
+    """Flags of commands that read a cluster."""
+    add = parser.add_argument
+    add("-n", "--namespace", metavar="NS", help="Namespace of the InferenceService. Default: the context's.")
+    text = "Kubeconfig file. Default: $KUBECONFIG, else ~/.kube/config, else the service account of this pod."
+    add("--kubeconfig", metavar="FILE", help=text)
+    add("--context", metavar="NAME", help="Context in the kubeconfig. Default: the current one.")

@@ -13,6 +13,7 @@ from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.fetch import add_fetch_flags
 from octavo_server.cli.flags import add_dry_run_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.rollout import add_rollout_flags
 from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
@@ -100,6 +101,13 @@ COMMANDS: dict[str, CommandSpec] = {
         run="",  # each subject sets its own
         add_flags=add_explain_flags,
         description="Show the latest decisions of a router and their reasons, or why an InferenceService isn't ready.",
+    ),
+    "rollout": CommandSpec(
+        help="follow, pause or resume the rollout of an InferenceService",
+        run="octavo_server.cli.rollout:rollout",
+        add_flags=add_rollout_flags,
+        description="Follow, pause or resume the rollout of an InferenceService's new revision, as `kubectl rollout` "
+        "does for Deployments.",
     ),
     "replay": CommandSpec(
         help="repeat the scheduling decisions of a recorded trace and compare them, without a model",
