@@ -19,6 +19,7 @@ from octavo_e2e.release import Release
 RESULTS = ROOT / "results" / "e2e"
 IMAGES_S, TEST_S = 3600, 300
 HAS_IMAGES = "E2E_HAS_IMAGES" in os.environ  # the cluster already has images of this commit
+IS_LONG = "E2E_LONG" in os.environ
 KEEPS = "E2E_KEEP" in os.environ  # keep the installation for inspection or the next run
 
 _durations = pytest.StashKey[list[tuple[str, float]]]()
@@ -26,6 +27,7 @@ _cluster = pytest.StashKey[Cluster]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: runs with E2E_LONG=1 only")
     config.addinivalue_line("markers", "last: runs after all others, because it disturbs them or checks what they did")
     config.stash[_durations] = []
 
@@ -34,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
+        if not IS_LONG and item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.skip("E2E_LONG=1 runs it"))
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
