@@ -79,6 +79,14 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds for which terminating pods keep serving while proxies remove them (default: %(default)s)",
     )
     add(
+        "--max-rollouts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of services that another default image or setting of pods rolls out at a time (default: "
+        "%(default)s)",
+    )
+    add(
         "--no-fixed-user",
         action="store_true",
         help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
@@ -165,6 +173,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         router_role=args.router_role,
         cluster_domain=args.cluster_domain,
         lame_duck_s=args.lame_duck,
+        max_rollouts=args.max_rollouts,
         has_pod_monitors=args.pod_monitors,
         has_metrics_api=args.metrics_api_port > 0,
         monitor_labels=dict(args.monitor_labels),

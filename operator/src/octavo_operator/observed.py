@@ -177,6 +177,15 @@ class Refusal:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrades:
+    """Rollouts of other services that only the operator's settings ask for. `stopped`: a service whose rollout exceeded
+    its deadline."""
+
+    num_running: int = 0
+    stopped: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """`children`: existing objects by kind and name, without engine Deployments and pods. `routers`: report of each
@@ -199,6 +208,7 @@ class Observed:
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     scaling: ScalingState | None = None
+    upgrades: Upgrades = Upgrades()
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property

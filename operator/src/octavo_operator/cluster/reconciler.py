@@ -23,6 +23,7 @@ from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
 from octavo_operator.plan.plan import Plan, plan, plan_unreadable
+from octavo_operator.plan.upgrade import upgrade_reason
 from octavo_operator.service import ServiceIdentity, Settings, read_running_parts, read_service
 from octavo_operator.spec.service import InvalidSpec
 from octavo_operator.timestamps import now_text
@@ -67,6 +68,7 @@ class Reconciler:
         self._telemetry = telemetry
         self._clock = clock
         self._load_written_s: dict[Key, float] = {}
+        self._beginning: set[Key] = set()  # services whose status does not show yet that the operator upgrades them
         self._events = EventRecorder(cluster, identity=leadership.identity)
         self._writer = Writer(cluster, view)
         self._pod_events = PodSetupEvents(cluster, clock=clock)
@@ -102,6 +104,7 @@ class Reconciler:
         retry_s = await self._pod_events.refresh(self._view.pods(service))
         planned, refusals = await self._act(service, raw, make_plan)
         await self._conclude(key, raw, planned.status, planned.events)
+        self._beginning.discard(key)
         for delay_s in filter(None, (retry_s, planned.again_s)):
             self._queue.add_later(key, delay_s)
         if refusals:
@@ -127,6 +130,8 @@ class Reconciler:
         """Execute the plan; return the plan and the refusals. If there are refusals, the plan is made again, so that
         its status shows them."""
         planned, refusals = make_plan({}), dict[Ref, Refusal]()
+        if upgrade_reason(planned.status) == "RollingOut":
+            self._beginning.add((service.namespace, service.name))
         for action in planned.actions:
             self._check_leading()
             refusal = await self._writer.execute(service, action, now=now_text())
@@ -142,7 +147,8 @@ class Reconciler:
         pods = self._view.router_pods(self._view.router_of(service))
         reports: dict[str, RouterReport] = self._reports.for_pods(service.namespace, pods)
         scaling = self._scaling((service.namespace, service.name))
-        seen = replace(self._view.observed(service, reports), refusals=refusals, scaling=scaling)
+        upgrades = self._view.upgrades((service.namespace, service.name), self._beginning)
+        seen = replace(self._view.observed(service, reports), refusals=refusals, scaling=scaling, upgrades=upgrades)
         return self._with_setup_failures(seen, pods)
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:

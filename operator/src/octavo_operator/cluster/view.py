@@ -4,7 +4,7 @@ The watches and the responses to the operator's own writes update the view; the 
 event loop, so there are no locks. Objects are stored as Kubernetes sends them, without fields that are never read.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,9 +20,10 @@ from octavo_operator.names import (
     SERVICE_LABEL,
     router_deployment,
 )
-from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport, ServiceBehind
+from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport, ServiceBehind, Upgrades
 from octavo_operator.plan.apply_digest import matches
 from octavo_operator.plan.owner import is_ours
+from octavo_operator.plan.upgrade import upgrade_reason
 from octavo_operator.service import ServiceIdentity
 from octavo_operator.spec.service import KIND
 
@@ -84,6 +85,14 @@ class View:
             _drop(self._returned, service, ref)
         else:
             self._returned.setdefault(service, {})[ref] = trimmed(response)
+
+    def upgrades(self, service: Key, beginning: Collection[Key]) -> Upgrades:
+        """Rollouts of other services that only the operator's settings ask for. `beginning`: services whose status
+        does not show theirs yet."""
+        reasons = {key: upgrade_reason(raw.get("status") or {}) for key, raw in self.services.items() if key != service}
+        running = {key for key, reason in reasons.items() if reason == "RollingOut" or key in beginning}
+        stopped = (f"{key[0]}/{key[1]}" for key, reason in reasons.items() if reason == "DeadlineExceeded")
+        return Upgrades(len(running), min(stopped, default=""))
 
     def objects(self) -> Iterator[Raw]:
         """All stored objects, including the InferenceServices."""

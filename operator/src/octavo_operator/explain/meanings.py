@@ -208,6 +208,15 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The rollout is stopped, and the old revision serves with all replicas.",
             "Correct the spec as the message says: another revision starts another rollout.",
         ),
+        "UpgradeWaits": Meaning(
+            "The operator has another default image or setting of pods, and as many services as `operator.maxRollouts` "
+            "are being rolled out to it. The old revision serves."
+        ),
+        "UpgradeStopped": Meaning(
+            "The operator has another default image or setting of pods, and the service in the message has exceeded "
+            "its deadline in the rollout to it. No further service is rolled out; the old revision serves.",
+            "Give the operator a working image or setting, or correct or delete that service.",
+        ),
     },
     "ScalingReady": {
         "Active": Meaning("The number of replicas follows the load."),

@@ -73,6 +73,8 @@ REASONS: dict[str, dict[str, Status]] = {
         "Paused": "Unknown",
         "NoRoomToSurge": "Unknown",
         "DeadlineExceeded": "False",
+        "UpgradeWaits": "Unknown",
+        "UpgradeStopped": "Unknown",
     },
     "ScalingReady": {
         "Active": "True",

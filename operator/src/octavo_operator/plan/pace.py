@@ -12,7 +12,7 @@ from octavo_operator.observed import Observed, Pod
 from octavo_operator.service import InferenceService
 from octavo_operator.timestamps import seconds_since
 
-Reason = Literal["RollingOut", "NoRoomToSurge", "Paused", "DeadlineExceeded"]
+Reason = Literal["RollingOut", "NoRoomToSurge", "Paused", "DeadlineExceeded", "UpgradeWaits", "UpgradeStopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,10 @@ class Pace:
     in_place: bool = False
     reason: Reason = "RollingOut"
     why: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        return self.reason in ("UpgradeWaits", "UpgradeStopped")
 
 
 STEADY = Pace()

@@ -29,12 +29,13 @@ from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
-from octavo_operator.plan.pace import pace_of
+from octavo_operator.plan.pace import STEADY, Pace, pace_of
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import Steps, last_served, rollout, scale_current
 from octavo_operator.plan.scaling import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.plan.unaccepted import keep_running
+from octavo_operator.plan.upgrade import HELD_EVERY_S, held_pace, is_upgrade
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
 #: Numbers of running requests change too often to make a plan for each.
@@ -61,25 +62,33 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
     wanted = engine_revision(service, settings, live=observed.revisions)
     children = [with_digest(manifest) for manifest in _wanted_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
-    pace = pace_of(service, observed, wanted, now=now)
+    held = held_pace(service, observed, settings, wanted)
+    pace = held or pace_of(service, observed, wanted, now=now)
     conditions = conditions_of(service, observed, settings, wanted=wanted, pace=pace)
     status = _status(service, observed, settings, wanted=wanted)
-    if pace.in_place:
-        status["rollout"] = {"inPlace": True}
+    is_rolling = any(c.type == "Progressing" and c.reason != "Complete" for c in conditions)
+    marks = {"inPlace": pace.in_place, "upgrade": is_rolling and is_upgrade(service, observed, wanted)}
+    if any(marks.values()):
+        status["rollout"] = {name: True for name, holds in marks.items() if holds}
     before = observed.status.get("conditions", ())
     status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
     events = tuple(condition_events(conditions, before))
     if conditions[0].status != "True":
         return _plan(keep_running(service, observed, settings, pace, now=now), observed, status, events)
-    before_engines = (*_secret(service, observed, new_secret), *_children(service, observed, children))
-    steps = rollout(service, observed, settings, pace, now=now)
-    return _plan(Steps((*before_engines, *steps.actions), steps.drain), observed, status, events)
+    before_engines = (*_secret(service, observed, new_secret), *_children(service, observed, children, pace))
+    if pace.is_held:
+        steps = scale_current(observed, service.spec.replicas, now=now, timeout_s=service.planned_drain_s)
+    else:
+        steps = rollout(service, observed, settings, pace, now=now)
+    return _plan(Steps((*before_engines, *steps.actions), steps.drain), observed, status, events, pace)
 
 
-def _plan(steps: Steps, observed: Observed, status: dict[str, Any], events: Iterable[ServiceEvent]) -> Plan:
+def _plan(
+    steps: Steps, observed: Observed, status: dict[str, Any], events: Iterable[ServiceEvent], pace: Pace = STEADY
+) -> Plan:
     gates = gate_actions(observed, steps.drain.leaving)
-    is_rolling = len(observed.revisions) > 1
-    again_s = DRAIN_EVERY_S if steps.drain.busy else PACE_EVERY_S if is_rolling else None
+    rolling_s = PACE_EVERY_S if len(observed.revisions) > 1 else HELD_EVERY_S if pace.is_held else None
+    again_s = DRAIN_EVERY_S if steps.drain.busy else rolling_s
     return Plan((*steps.actions, *gates), status, tuple(events), again_s)
 
 
@@ -135,9 +144,13 @@ def _taken_names(
     return {ref: name_taken(raw) for ref, raw in live.items() if raw is not None and not is_ours(raw, service)}
 
 
-def _children(service: InferenceService, observed: Observed, wanted: Sequence[Manifest]) -> Iterator[Action]:
+def _children(
+    service: InferenceService, observed: Observed, wanted: Sequence[Manifest], pace: Pace
+) -> Iterator[Action]:
     for manifest in wanted:
         live = observed.children.get(_ref(manifest))
+        if pace.is_held and live is not None and manifest["kind"] == "Deployment":
+            continue  # routers wait with the engines
         if manifest["kind"] != "RoleBinding":
             yield from child_actions(service, observed, manifest, live)
         elif live is None:

@@ -39,8 +39,8 @@ def conditions_of(
     service: InferenceService, observed: Observed, settings: Settings, *, wanted: str, pace: Pace = STEADY
 ) -> list[Condition]:
     staying = [pod for pod in observed.pods if not pod.is_terminating]
-    is_stopped = pace.reason == "DeadlineExceeded"
-    pods = [pod for pod in staying if pod.revision == wanted or is_stopped]
+    is_any_shown = pace.is_held or pace.reason == "DeadlineExceeded"
+    pods = [pod for pod in staying if pod.revision == wanted or is_any_shown]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
     engine = (

@@ -1,0 +1,45 @@
+"""Holds back rollouts that only the operator's settings ask for, such as another default image: few services are rolled
+out at a time, and no further one once such a rollout has exceeded its deadline.
+
+The mark of such a rollout is the field `rollout.upgrade` of the status, until the rollout is complete.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_operator.observed import Observed
+from octavo_operator.plan.pace import Pace
+from octavo_operator.service import InferenceService, Settings
+
+#: Turns of other services come without an event of this service.
+HELD_EVERY_S = 30.0
+
+
+def is_upgrade(service: InferenceService, observed: Observed, wanted: str) -> bool:
+    """Return whether another revision is wanted for a spec that the operator had processed before."""
+    status = observed.status
+    if status.get("revision", {}).get("updated") == wanted:
+        return bool(status.get("rollout", {}).get("upgrade"))
+    return status.get("observedGeneration") == service.generation
+
+
+def upgrade_reason(status: Mapping[str, Any]) -> str:
+    """The reason of Progressing in the status of a service with the mark; empty without it."""
+    is_marked = (status.get("rollout") or {}).get("upgrade")
+    rows = status.get("conditions", ()) if is_marked else ()
+    return next((str(row["reason"]) for row in rows if row["type"] == "Progressing"), "")
+
+
+def held_pace(service: InferenceService, observed: Observed, settings: Settings, wanted: str) -> Pace | None:
+    """The pace of a rollout that may not begin yet; None for others. A service that was stopped itself may begin:
+    otherwise two of them would stop each other."""
+    if wanted in observed.revisions or not observed.revisions or not is_upgrade(service, observed, wanted):
+        return None
+    others = observed.upgrades
+    if others.stopped and upgrade_reason(observed.status) != "DeadlineExceeded":
+        why = f"{others.stopped} exceeded its deadline in the rollout to the operator's new images or settings"
+        return Pace(reason="UpgradeStopped", why=why)
+    if others.num_running >= settings.max_rollouts:
+        why = f"{others.num_running} services are being rolled out (operator.maxRollouts is {settings.max_rollouts})"
+        return Pace(reason="UpgradeWaits", why=why)
+    return None
