@@ -97,6 +97,23 @@ async def test_urgent_changes_have_a_least_distance():
     await frames.aclose()
 
 
+async def test_the_last_change_is_sent_before_the_end():
+    router = Router()
+
+    async def pause(_):
+        router.queue = {"m": 2}
+        feed.close("the router is shutting down")
+
+    feed = StateFeed(router.source, period_s=60, pause=pause)
+    frames = feed.frames()
+    await anext(frames)
+    router.queue = {"m": 1}
+    feed.notify()
+    assert parsed(await anext(frames))["queue"] == {"m": 1}
+    change, end = [parsed(frame) async for frame in frames]
+    assert (change["queue"], end["type"]) == ({"m": 2}, "bye")
+
+
 async def test_a_closed_feed_sends_its_reason():
     feed = StateFeed(Router().source, period_s=60)
     frames = feed.frames()

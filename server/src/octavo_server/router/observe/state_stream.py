@@ -110,6 +110,8 @@ class StateFeed:
                     continue
                 silent_since_s = clock()
                 await self._pause(LEAST_DISTANCE_S)
+            if (now := await self._source()) != sent:
+                yield sse.frame(difference(sent, now))
             yield sse.frame(StreamEnd(self._end_reason))
         finally:
             self._wakeups.discard(wakeup)
