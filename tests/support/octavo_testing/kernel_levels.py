@@ -1,7 +1,9 @@
-"""The levels at which kernels are tested: all that this CPU has, and tiles in plain C++ on any x86 CPU."""
+"""The levels at which kernels are tested: all that this CPU has, and tiles in plain C++. Stand-ins for the compiler."""
 
 import platform
+import stat
 from dataclasses import replace
+from pathlib import Path
 
 from octavo_engine.ops.cpu_info import cpu_features
 from octavo_engine.ops.cpu_level import LEVELS, Level, levels_here, request_tiles
@@ -22,3 +24,11 @@ def levels_to_test() -> list[Level]:
     avx2 = next(level for level in LEVELS if level.name == "avx2")
     has_avx2 = platform.machine() == "x86_64" and features.issuperset(avx2.needs)
     return [*levels, emulated(avx2)] if has_avx2 else levels
+
+
+def write_compiler(folder: Path, script: str) -> str:
+    """Write a shell script that stands in for the compiler; return its path."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)

@@ -142,7 +142,7 @@ def test_neither_a_start_nor_a_wait_for_room_runs_into_the_deadline(fields: dict
 
 
 def test_the_first_revision_has_no_deadline() -> None:
-    """Without an older revision there is nothing to go back to: other conditions say what is wrong."""
+    """A stopped rollout returns to an older revision, which a first one lacks: other conditions report its trouble."""
     stuck = _pod(has_node=True, stuck_since=LONG_AGO)
     (_, new) = _observed().engine_deployments
     assert pace_of(_service(), Observed(engine_deployments=(new,), pods=(stuck,)), WANTED, now=NOW) == Pace()

@@ -1,42 +1,20 @@
 """Building the native kernels: once, in the cache folder, by the first process."""
 
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from octavo_engine.ops import native_library as module
 from octavo_engine.ops.cpu_level import usable_levels
-from octavo_engine.ops.native_library import load_library, native_library
+from octavo_engine.ops.native_library import load_library
+from octavo_testing.kernel_levels import write_compiler
 
 pytestmark = pytest.mark.slow
 
 LEVEL = usable_levels()[0]
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "octavo"
-
-
-@pytest.fixture(autouse=True)
-def _clear_cached_library() -> Iterator[None]:
-    """Clear the process's cached library before and after each test."""
-    native_library.cache_clear()
-    yield
-    native_library.cache_clear()
-
-
-def compiler(folder: Path, script: str) -> str:
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
 def test_the_library_is_compiled_once_and_cached(cache: Path, tmp_path: Path) -> None:
-    counting = compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
+    counting = write_compiler(tmp_path, f'[ "$1" = --version ] || echo run >> {tmp_path}/runs\nexec g++ "$@"')
     for _ in range(2):
         assert load_library(counting, LEVEL).octavo_lanes() in (4, 8, 16)
     assert (tmp_path / "runs").read_text() == "run\n"

@@ -1,7 +1,6 @@
 """The native kernels: what they serve at every level, and what torch serves, also without a compiler."""
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,16 +14,10 @@ from octavo_engine.ops.native_attention import NativeBackend
 from octavo_engine.ops.native_library import load_library, native_library
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
-from octavo_testing.kernel_levels import levels_to_test
+from octavo_testing.kernel_levels import levels_to_test, write_compiler
 
 LEVEL = usable_levels()[0]
 SPECS = [LayerKVSpec(num_kv_heads=1, head_dim=16)]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "octavo"
 
 
 @pytest.fixture(autouse=True)
@@ -35,17 +28,10 @@ def _clear_cached_library() -> Iterator[None]:
     native_library.cache_clear()
 
 
-def compiler(folder: Path, script: str) -> str:
-    path = folder / "compiler"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
 def test_a_failing_compiler_leaves_torch(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = compiler(tmp_path, '[ "$1" = --version ] && exit 0\necho "no room" >&2; exit 1')
+    failing = write_compiler(tmp_path, '[ "$1" = --version ] && exit 0\necho "no room" >&2; exit 1')
     monkeypatch.setenv("CXX", failing)
     assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
     assert "no room" in caplog.text
