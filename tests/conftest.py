@@ -53,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # a worker of pytest-xdist shares the folder of its parent
         _cache_home = tempfile.mkdtemp(prefix="octavo-test-cache-")
         os.environ["XDG_CACHE_HOME"] = _cache_home
-    os.environ.update(OFFLINE, TOKENIZERS_PARALLELISM="false")
+    # Triton's kernels run in its interpreter, and only processes that a test starts for it compile them.
+    os.environ.update(OFFLINE, TOKENIZERS_PARALLELISM="false", TRITON_INTERPRET="1")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
     os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
     limit_openmp_spin()

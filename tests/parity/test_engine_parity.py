@@ -5,7 +5,7 @@ of transformers over prompt and output. Each test asserts by the engine's counte
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
 from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
+from octavo_testing.triton_device import triton_attention
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 pytestmark = pytest.mark.slow
@@ -52,10 +53,17 @@ class Case:
         return worst
 
 
-@pytest.fixture(scope="module", params=TINY)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = make_tiny(request.param, tmp_path_factory.mktemp("tiny"))
-    return Case(request.param, folder, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval())
+#: Also with the attention kernels of GPUs, in Triton's interpreter.
+TRITON = tuple(f"{name}, Triton" for name in ("llama", "qwen3", "gemma2"))
+
+
+@pytest.fixture(scope="module", params=(*TINY, *TRITON))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    name, _, kernels = request.param.partition(", ")
+    folder = make_tiny(name, tmp_path_factory.mktemp("tiny"))
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with triton_attention() if kernels else nullcontext():
+        yield Case(name, folder, model)
 
 
 def prompts(*lengths: int, seed: int = 3) -> list[dict[str, list[int]]]:

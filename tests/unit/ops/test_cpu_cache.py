@@ -1,6 +1,7 @@
 """Copy and swap of cache blocks: opaque bytes, all layers, the same for every backend."""
 
 import resource
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,39 +9,43 @@ import torch
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_cache import lazy_zeros
+from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.reference import ReferenceBackend
 
 SPECS = [LayerKVSpec(num_kv_heads=2, head_dim=8), LayerKVSpec(num_kv_heads=1, head_dim=16, window=4)]
 
 
-@pytest.fixture(params=["cpu", "reference"])
-def backend(request: pytest.FixtureRequest) -> CpuBackend | ReferenceBackend:
-    kind = CpuBackend if request.param == "cpu" else ReferenceBackend
-    made = kind(SPECS, 4, torch.bfloat16)
+Backend = CpuBackend | ReferenceBackend | CudaBackend
+
+
+@pytest.fixture(params=["cpu", "reference", "cuda"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    kinds = {"cpu": CpuBackend, "reference": ReferenceBackend, "cuda": partial(CudaBackend, device="cpu")}
+    made: Backend = kinds[request.param](SPECS, 4, torch.bfloat16)
     made.allocate(6)
     rows = torch.randint(0, 60, (6, made.bytes_per_block()), dtype=torch.uint8)
     made.swap_in([(i, i) for i in range(6)], rows)
     return made
 
 
-def contents(backend: CpuBackend | ReferenceBackend) -> torch.Tensor:
+def contents(backend: Backend) -> torch.Tensor:
     host = torch.zeros(6, backend.bytes_per_block(), dtype=torch.uint8)
     backend.swap_out([(i, i) for i in range(6)], host)
     return host
 
 
-def test_bytes_per_block_counts_every_layer(backend: CpuBackend | ReferenceBackend) -> None:
+def test_bytes_per_block_counts_every_layer(backend: Backend) -> None:
     assert backend.bytes_per_block() == 2 * 4 * (2 * 8 + 1 * 16) * 2
 
 
-def test_copy_moves_whole_blocks_of_all_layers(backend: CpuBackend | ReferenceBackend) -> None:
+def test_copy_moves_whole_blocks_of_all_layers(backend: Backend) -> None:
     before = contents(backend)
     backend.copy_blocks([(0, 4), (2, 5), (0, 1)])
     after = contents(backend)
     assert torch.equal(after, before[[0, 0, 2, 3, 0, 2]])
 
 
-def test_a_block_survives_a_swap_out_and_in_to_another_block(backend: CpuBackend | ReferenceBackend) -> None:
+def test_a_block_survives_a_swap_out_and_in_to_another_block(backend: Backend) -> None:
     before = contents(backend)
     host = torch.zeros(3, backend.bytes_per_block(), dtype=torch.uint8)
     backend.swap_out([(3, 0), (1, 2)], host)
@@ -49,7 +54,7 @@ def test_a_block_survives_a_swap_out_and_in_to_another_block(backend: CpuBackend
     assert torch.equal(contents(backend), before[[0, 0, 2, 0, 1, 3]])
 
 
-def test_empty_lists_of_pairs_are_accepted(backend: CpuBackend | ReferenceBackend) -> None:
+def test_empty_lists_of_pairs_are_accepted(backend: Backend) -> None:
     before = contents(backend)
     backend.copy_blocks([])
     backend.swap_out([], before.clone())

@@ -63,7 +63,10 @@ def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> F
     if x.dtype == torch.float32:
         return packed_linear(x, weight)
     assert weight.plain is not None, "a weight of 16 bits must be packed with wide=True to be multiplied in fp32"
-    return _chunked_linear(x.float(), weight.plain, weight.bias)
+    if x.is_cpu:
+        return _chunked_linear(x.float(), weight.plain, weight.bias)
+    out = torch.mm(x, weight.plain.t(), out_dtype=torch.float32)  # a product that the CPU lacks
+    return out if weight.bias is None else out.add_(weight.bias)
 
 
 def gated_linear(

@@ -1,0 +1,77 @@
+"""The attention backend for accelerators: one cache tensor per layer, and Triton kernels that write and read it.
+
+The device is any that torch names: CUDA, `meta` to compile without a device, and the CPU in Triton's interpreter.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.triton.paged_attention import paged_attention
+from octavo_engine.ops.triton.write_kv import write_kv
+
+_CHUNK_BLOCKS = 256  # blocks copied or swapped at a time, which bounds the staging copies
+
+
+class CudaBackend:
+    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer."""
+
+    def __init__(
+        self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.dtype, self.device = dtype, torch.device(device)
+        self.caches: list[Tensor] = []
+        self._shapes = [(2, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
+
+    def allocate(self, num_blocks: int) -> None:
+        self.caches = [
+            torch.zeros((num_blocks, *shape), dtype=self.dtype, device=self.device) for shape in self._shapes
+        ]
+
+    def release(self) -> None:
+        self.caches = []
+
+    def bytes_per_block(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self._shapes) * self.dtype.itemsize
+
+    def begin_step(self, batch: AttentionBatch) -> None:
+        """Do nothing: the kernels read the step's metadata as it is."""
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        cache = self.caches[spec.layer_idx]
+        write_kv(cache, k, v, batch.slots)
+        return paged_attention(spec, q, cache, batch)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        for sources, destinations in _chunks(pairs):
+            source, destination = sources.to(self.device), destinations.to(self.device)
+            for cache in self.caches:
+                cache.index_copy_(0, destination, cache.index_select(0, source))
+
+    def swap_out(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
+        for blocks, rows in _chunks(pairs):
+            source = blocks.to(self.device)
+            for columns, cache in self._columns(host):
+                columns.index_copy_(0, rows, cache.index_select(0, source).to(host.device))
+
+    def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
+        for rows, blocks in _chunks(pairs):
+            destination = blocks.to(self.device)
+            for columns, cache in self._columns(host):
+                cache.index_copy_(0, destination, columns.index_select(0, rows).to(self.device))
+
+    def _columns(self, host: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair each cache, as rows of bytes, with the columns of `host` that hold its part of a block."""
+        offset = 0
+        for cache in self.caches:
+            raw = cache.view(len(cache), -1).view(torch.uint8)
+            yield host[:, offset : offset + raw.shape[1]], raw
+            offset += raw.shape[1]
+
+
+def _chunks(pairs: list[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    for chunk in torch.split(torch.tensor(pairs, dtype=torch.int64).view(-1, 2), _CHUNK_BLOCKS):
+        first, second = chunk.T
+        yield first, second

@@ -1,0 +1,58 @@
+"""Writing the K and V of a step into the paged cache, one program for each token."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def write_kv(
+    cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
+    k: Float[Tensor, "tokens kv_heads head_dim"],
+    v: Float[Tensor, "tokens kv_heads head_dim"],
+    slots: Int[Tensor, " tokens"],
+) -> None:
+    """Write row t of `k` and `v`, which may be strided, to `slots[t]`, unless that is -1."""
+    kv_heads, block_size, dim = cache.shape[2:]
+    for x in (k, v):
+        assert x.stride(1) == dim
+        assert x.stride(2) == 1
+    write_kv_kernel[(len(k),)](
+        cache,
+        k,
+        v,
+        slots,
+        k.stride(0),
+        v.stride(0),
+        KV_HEADS=kv_heads,
+        BLOCK=block_size,
+        DIM=dim,
+        ROW=triton.next_power_of_2(kv_heads * dim),
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@no_type_check
+def write_kv_kernel(
+    cache_ptr,  # [blocks, 2, KV_HEADS, BLOCK, DIM], contiguous
+    k_ptr,  # [tokens, KV_HEADS, DIM]; rows of stride k_stride
+    v_ptr,  # the same; rows of stride v_stride
+    slots_ptr,  # [tokens] int64; -1: not written
+    k_stride,
+    v_stride,
+    KV_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIM: tl.constexpr,
+    ROW: tl.constexpr,
+):
+    token = tl.cast(tl.program_id(0), tl.int64)
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        at = tl.arange(0, ROW)
+        mask = at < KV_HEADS * DIM
+        offset = slot // BLOCK * (2 * KV_HEADS * BLOCK * DIM) + (at // DIM * BLOCK + slot % BLOCK) * DIM + at % DIM
+        tl.store(cache_ptr + offset, tl.load(k_ptr + token * k_stride + at, mask=mask), mask=mask)
+        v = tl.load(v_ptr + token * v_stride + at, mask=mask)
+        tl.store(cache_ptr + KV_HEADS * BLOCK * DIM + offset, v, mask=mask)

@@ -1,0 +1,54 @@
+"""The kernels of a step compile for a GPU, without one: no spills, fast copies, and nothing compiled while serving."""
+
+import pytest
+import torch
+from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
+from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps
+from torch import Tensor
+
+
+def test_a_model_compiles_for_hopper() -> None:
+    report = compile_steps("Qwen3ForCausalLM", sm=90)
+    assert [kernel.name for kernel in report.kernels] == ["write_kv_kernel", *["paged_attention_kernel"] * 2]
+    assert report.later == 0, "numbers of sequences and blocks compile no kernel again"
+    assert_fast(report)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> MetaSteps:
+    """Steps on the `meta` device, without the kernels, which would start in the interpreter."""
+    monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_kv", lambda *arguments: None)
+    monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda spec, q, cache, batch: q.clone())
+    return MetaSteps("Qwen3ForCausalLM", torch.bfloat16)
+
+
+def run(steps: MetaSteps) -> Tensor:
+    return steps.run(seqs=3, tokens=40, max_query_len=30, table_width=5)
+
+
+def test_a_step_reads_nothing_back_to_the_host(steps: MetaSteps) -> None:
+    logits = run(steps)
+    assert (logits.dtype, logits.shape) == (torch.float32, (3, steps.model.config.vocab_size))
+
+
+def test_a_planted_synchronisation_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(
+        self: CudaBackend, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        return q * batch.seq_lens.max().item()
+
+    monkeypatch.setattr(CudaBackend, "attend", attend)
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        run(steps)
+
+
+def test_a_planted_tensor_of_the_host_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(
+        self: CudaBackend, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch
+    ) -> Tensor:
+        return q + torch.ones(q.shape[1:], dtype=q.dtype)
+
+    monkeypatch.setattr(CudaBackend, "attend", attend)
+    with pytest.raises(RuntimeError, match="device"):
+        run(steps)

@@ -1,0 +1,41 @@
+"""The Triton attention kernel against the reference, over the product of mixes, head shapes, windows and types."""
+
+import pytest
+import torch
+from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.ops.reference import ReferenceBackend
+from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
+
+pytestmark = pytest.mark.slow
+
+MIXES = {
+    "decode": [SeqShape(n, 1) for n in (1, 15, 16, 17, 31, 32, 100, 257)],
+    "prefill": [SeqShape(0, n) for n in (1, 2, 15, 16, 17, 33, 70)],
+    "mixed": [SeqShape(0, 40), SeqShape(90, 1), SeqShape(0, 1), SeqShape(33, 20), SeqShape(15, 1), SeqShape(0, 41)],
+    "long": [SeqShape(700, 1), SeqShape(600, 60), SeqShape(511, 2), SeqShape(0, 130)],
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 16, 24, 300], ids=lambda w: f"window-{w}")
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
+def test_every_mask_equals_the_reference(
+    mix: str, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    spec = make_spec(window=window, softcap=softcap)
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, dtype), spec, MIXES[mix], 16, dtype)
+    got = run_history_and_step(CudaBackend([spec.kv], 16, dtype, "cpu"), spec, MIXES[mix], 16, dtype)
+    torch.testing.assert_close(got, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("group", range(1, 9))
+@pytest.mark.parametrize("dim", [24, 64, 80, 96, 128, 256])
+def test_every_head_shape_equals_the_reference(group: int, dim: int) -> None:
+    spec = make_spec(heads=2 * group, kv_heads=2, dim=dim)
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, MIXES["mixed"], 16, torch.float32)
+    got = run_history_and_step(
+        CudaBackend([spec.kv], 16, torch.float32, "cpu"), spec, MIXES["mixed"], 16, torch.float32
+    )
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,215 @@
+"""Compiles the Triton kernels of whole model steps for NVIDIA GPUs on a machine without one.
+
+Triton asks its driver only for the target, and every launch becomes a warm-up: Triton specialises and compiles the
+kernel for the real arguments, which are `meta` tensors, and launches nothing. Such tensors also refuse to be read by
+the host and to be mixed with CPU tensors. Triton must be imported with its compiler, so this runs as a process of its
+own: `compile_steps` starts it, and `main` prints a report as JSON.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Shapes of checkpoints on the hub, where transformers' defaults for the architecture differ. Two layers compile all
+#: kernels, except that Gemma 3's windows alternate less often.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2LMHeadModel": ("gpt2", {"n_layer": 2}),
+    "Gemma2ForCausalLM": ("gemma2", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}),
+    "Gemma3ForCausalLM": ("gemma3_text", {"num_hidden_layers": 6}),
+    "LlamaForCausalLM": ("llama", {"num_key_value_heads": 8}),
+    "MistralForCausalLM": ("mistral", {}),
+    "OPTForCausalLM": ("opt", {"num_attention_heads": 32, "hidden_size": 2560}),  # heads of 80
+    "Phi3ForCausalLM": ("phi3", {}),  # heads of 96
+    "Qwen2ForCausalLM": ("qwen2", {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}),
+    "Qwen3ForCausalLM": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8}),
+}
+#: What a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
+MAX_SHARED_BYTES = 99 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel. `shared_bytes` of a block, `spill_bytes` of a thread; the rest counts instructions."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    copies_16: int  # asynchronous copies of 16 bytes to shared memory
+    narrow_copies: int
+    products: int  # of tensor cores
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`kernels` of the first step of each kind, and how many `later` steps compiled."""
+
+    kernels: list[Kernel]
+    later: int
+
+
+def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16") -> Report:
+    """Compile the steps of a model for compute capability `sm` (90: 9.0), in another process."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+        command = [sys.executable, "-m", "octavo_testing.gpu_compiler", model, "--sm", str(sm), "--dtype", dtype]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"])
+
+
+def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
+    """Assert the properties of machine code without which a kernel is several times slower, or does not start."""
+    for kernel in report.kernels:
+        assert kernel.spill_bytes == 0, kernel
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES, kernel
+        if kernel.name == "paged_attention_kernel":
+            assert kernel.copies_16 >= 8, kernel
+            assert bool(kernel.products) == tensor_cores, kernel
+
+
+class TargetDriver:
+    """A Triton driver without a device."""
+
+    def __init__(self, sm: int) -> None:
+        self.sm = sm
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.sm, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def record_compilations(sm: int) -> dict[int, Any]:
+    """Make every launch in this process compile for `sm` instead; return the kernels by their `id`, as they come."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(TargetDriver(sm))
+    kernels: dict[int, Any] = {}
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        kernels[id(kernel)] = kernel
+        return kernel
+
+    JITFunction.run = compile_only
+    return kernels
+
+
+def measure(kernel: Any) -> Kernel:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage, code = _cuobjdump("--dump-resource-usage", file.name), _cuobjdump("--dump-sass", file.name)
+    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK", "LOCAL"))
+    instructions = Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", code, re.M))
+    copies = {name: count for name, count in instructions.items() if name.startswith("LDGSTS")}
+    return Kernel(
+        name=kernel.metadata.name,
+        registers=registers,
+        spill_bytes=stack + local,
+        shared_bytes=kernel.metadata.shared,
+        copies_16=sum(count for name, count in copies.items() if name.endswith(".128")),
+        narrow_copies=sum(count for name, count in copies.items() if not name.endswith(".128")),
+        products=sum(count for name, count in instructions.items() if name.startswith(("HMMA", "HGMMA"))),
+    )
+
+
+def _cuobjdump(option: str, path: str) -> str:
+    import triton.backends.nvidia as nvidia
+
+    program = Path(nvidia.__path__[0]) / "bin" / "cuobjdump"
+    return subprocess.run([program, option, path], check=True, capture_output=True, text=True).stdout
+
+
+class MetaSteps:
+    """A model of an architecture on the `meta` device, with the CUDA backend, and its steps."""
+
+    def __init__(self, architecture: str, dtype: torch.dtype) -> None:
+        from octavo_engine.models.registry import build_model
+        from octavo_engine.ops.cuda_backend import CudaBackend
+
+        config = _model_config(architecture)
+        max_model_len = min(8192, config.max_position_embeddings)
+        self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len)
+        self.model.finish_loading()
+        self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta")
+        self.backend.allocate(1000)
+
+    def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> torch.Tensor:
+        from octavo_engine.ops.attention import AttentionBatch, ForwardContext
+
+        batch = AttentionBatch(
+            query_start=_ints(seqs + 1),
+            seq_lens=_ints(seqs),
+            block_tables=_ints(seqs, table_width),
+            slots=_ints(tokens, dtype=torch.int64),
+            positions=_ints(tokens, dtype=torch.int64),
+            max_query_len=max_query_len,
+            max_seq_len=16 * table_width,
+        )
+        context = ForwardContext(batch=batch, backend=self.backend)
+        with torch.inference_mode():
+            self.backend.begin_step(batch)
+            hidden = self.model.forward(_ints(tokens, dtype=torch.int64), batch.positions, context)
+            return self.model.logits(hidden[:seqs])
+
+
+def _ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _model_config(architecture: str) -> Any:
+    from octavo_engine.sources.model_config import load_model_config
+    from octavo_engine.sources.model_files import ModelFiles
+    from transformers import AutoConfig
+
+    model_type, differences = MODELS[architecture]
+    layers = {} if model_type == "gpt2" else {"num_hidden_layers": 2}
+    config = AutoConfig.for_model(model_type, **{**layers, **differences}).to_dict()
+    config["architectures"] = [architecture]
+    return load_model_config(ModelFiles(name=architecture, root=Path(), load_format="dummy", config=config))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--sm", type=int, required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    args = parser.parse_args()
+
+    compiled = record_compilations(args.sm)
+    steps = MetaSteps(args.model, getattr(torch, args.dtype))
+    steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)
+    steps.run(seqs=3, tokens=700, max_query_len=300, table_width=33)
+    kernels = list(compiled.values())
+    for seqs in (1, 2, 16, 17, 256, 300):
+        for width in (1, 2, 16, 17, 512):
+            steps.run(seqs=seqs, tokens=seqs, max_query_len=1, table_width=width)
+            steps.run(seqs=seqs, tokens=seqs + 31, max_query_len=32, table_width=width)
+            steps.run(seqs=seqs, tokens=16 * seqs, max_query_len=16, table_width=width)
+    found = [{name: getattr(measured, name) for name in Kernel.__slots__} for measured in map(measure, kernels)]
+    print(json.dumps({"kernels": found, "later": len(compiled) - len(kernels)}))
+
+
+if __name__ == "__main__":
+    main()
