@@ -30,6 +30,7 @@ class RequestLimits:
     max_logit_bias: int = 4096
     max_allowed_token_ids: int = 2**17
     request_timeout_s: float = 60.0
+    min_upload_rate: int = 2**16  # bytes a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from octavo_engine.wire.errors import Unavailable
+from octavo_engine.wire.errors import Overloaded, Unavailable
 from octavo_server.config import RequestLimits
-from octavo_server.http.body import BodyBudget, ClientDisconnected, read_body
+from octavo_server.http.body import BodyBudget, ClientDisconnected, UploadTimer, read_body
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
+from octavo_testing.clock import Clock
 
 LIMITS = RequestLimits(max_request_bytes=10, request_timeout_s=5.0)
 
@@ -76,5 +77,71 @@ async def test_a_body_in_one_message_starts_no_timer(monkeypatch):
     def timer(_):
         raise AssertionError("a timer was started")
 
-    monkeypatch.setattr(asyncio, "timeout", timer)
+    monkeypatch.setattr(asyncio, "timeout_at", timer)
     assert await read(b"abc") == b"abc"
+
+
+async def test_a_tenant_keeps_to_its_share_while_another_uses_the_server():
+    budget = BodyBudget(40, clock=Clock())
+    with budget.reserve("alice") as first, budget.reserve("alice") as second, budget.reserve("bob") as other:
+        await read_body(*request(b"0" * 8), LIMITS, first)
+        with pytest.raises(Overloaded, match=r"take 8 bytes of memory, and 3 more exceed its share of 10 "):
+            await read_body(*request(b"0" * 3), LIMITS, second)
+        await read_body(*request(b"0" * 10), LIMITS, other)
+    assert budget.num_bytes == 0
+
+
+async def test_a_tenant_alone_takes_the_whole_budget():
+    budget = BodyBudget(20, clock=Clock())
+    with budget.reserve("alice") as first, budget.reserve("alice") as second:
+        await read_body(*request(b"0" * 10), LIMITS, first)
+        await read_body(*request(b"0" * 10), LIMITS, second)
+        assert budget.num_bytes == 20
+
+
+async def test_the_only_body_of_a_tenant_may_exceed_its_share():
+    budget = BodyBudget(20, clock=Clock())
+    with budget.reserve("bob"), budget.reserve("alice") as reservation:
+        assert await read_body(*request(b"0" * 5, b"1" * 5), LIMITS, reservation) == b"0" * 5 + b"1" * 5
+
+
+class Deadlines:
+    """Records to which times a deadline is moved."""
+
+    def __init__(self):
+        self.moved_to = []
+
+    def reschedule(self, when):
+        self.moved_to.append(when)
+
+
+async def test_a_window_of_bytes_moves_the_deadline_until_the_request_has_no_time_left(monkeypatch):
+    clock, deadlines = Clock(), Deadlines()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
+    timer = UploadTimer(deadlines, 12.0, RequestLimits(min_upload_rate=10))
+    timer.record(49)
+    clock.now_s += 4.0
+    timer.record(1)
+    clock.now_s += 5.0
+    timer.record(80)
+    assert deadlines.moved_to == [5.0, 9.0, 12.0]
+
+
+async def test_a_rate_of_zero_leaves_the_time_of_the_request():
+    deadlines = Deadlines()
+    UploadTimer(deadlines, 12.0, RequestLimits(min_upload_rate=0)).record(1)
+    assert deadlines.moved_to == []
+
+
+async def test_a_slow_body_is_ended(monkeypatch):
+    async def never():
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("octavo_server.http.body.UPLOAD_WINDOW_S", 0.001)
+    scope, receive = request(b"a", b"b")
+    messages = [receive, never]
+    with (
+        BodyBudget(100).reserve() as reservation,
+        pytest.raises(RequestTimeout, match=r"less than 65536 bytes a second"),
+    ):
+        await read_body(scope, lambda: messages.pop(0)(), LIMITS, reservation)

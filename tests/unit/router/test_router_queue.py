@@ -14,8 +14,9 @@ class Places:
         self.outcomes = []
         self.queue = RequestQueue(max_waiting=max_waiting, observe=lambda outcome, _: self.outcomes.append(outcome))
 
-    async def ask(self, name, model="m", hold_s=1e9):
-        await self.queue.wait(model, lambda: self.free[model] > 0, hold_s=hold_s, why="it is full")
+    async def ask(self, name, model="m", hold_s=1e9, tenant=""):
+        has_room = lambda: self.free[model] > 0  # noqa: E731
+        await self.queue.wait(model, has_room, tenant=tenant, hold_s=hold_s, why="it is full")
         self.free[model] -= 1
         self.gone_on.append(name)
         self.queue.wake()
@@ -73,3 +74,17 @@ async def test_a_wait_expires():
     with pytest.raises(Unavailable, match="it is full"):
         await places.ask("a", hold_s=0.0)
     assert (len(places.queue), places.outcomes) == (0, ["expired"])
+
+
+async def test_a_tenant_keeps_to_half_of_the_queue_while_another_waits():
+    places = Places(max_waiting=4)
+    tasks = [asyncio.create_task(places.ask(i, tenant=tenant)) for i, tenant in enumerate(("bob", "alice", "alice"))]
+    await turns()
+    with pytest.raises(Overloaded, match=r"of this API key: 2, limit while others wait: 2 \(--max-queued-reqs / 2\)"):
+        await places.ask(3, tenant="alice")
+    tasks.append(asyncio.create_task(places.ask(4, tenant="bob")))
+    await turns()
+    assert (len(places.queue), places.outcomes) == (4, ["refused"])
+    places.free["m"] = 4
+    places.queue.wake()
+    await asyncio.gather(*tasks)

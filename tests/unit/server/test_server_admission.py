@@ -131,7 +131,7 @@ def test_tenants_without_requests_are_removed(admission):
     for number in range(50):
         leave(enter(queue, f"tenant {number}"))
     assert not queue._turns
-    assert not queue._num_seqs_by_tenant
+    assert not queue._shares._held
 
 
 def test_retry_after_follows_the_rate_of_ends(admission, clock):
@@ -148,3 +148,20 @@ def test_retry_after_follows_the_rate_of_ends(admission, clock):
     for _ in range(1000):
         enter(queue)
     assert queue.retry_after_s() == 60.0
+
+
+def test_a_tenant_keeps_to_half_of_the_queue_while_another_uses_it(admission, refusals):
+    queue = admission(max_num_queued_reqs=8)
+    queue.check("bob")
+    enter(queue, "alice", num_seqs=3)
+    queue.check("alice")
+    with pytest.raises(Overloaded, match=r"3 requests of this API key are in progress, this request has 2, .* is 4 "):
+        queue.check("alice", num_seqs=2)
+    queue.check("bob", num_seqs=4)
+    assert refusals == [1]
+
+
+def test_a_tenant_alone_takes_the_whole_queue(admission):
+    queue = admission(max_num_queued_reqs=8)
+    enter(queue, "alice", num_seqs=7)
+    queue.check("alice")

@@ -6,17 +6,19 @@ queueing (each sequence costs 1): the engine starts waiting prompts in the order
 per tenant, so the thousandth request of one tenant waits behind the first request of another.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
 from octavo_engine.wire.errors import InvalidRequest, Overloaded
 
 from octavo_server.config import QueueLimits
+from octavo_server.http.tenant_shares import TenantShares
 
 FIRST_TURN = 1.0
 NUM_ENDS = 128  # number of latest ends of sequences from which `retry_after_s` computes their rate
 RETRY_AFTER_S = (1.0, 60.0)
+TENANT_FRACTION = 0.5
 
 
 class Admission:
@@ -36,7 +38,7 @@ class Admission:
         self._max_running = max_running
         self._clock = clock
         self._on_refusal = on_refusal
-        self._num_seqs_by_tenant: Counter[str] = Counter()
+        self._shares = TenantShares(limits.max_num_queued_reqs or 0, TENANT_FRACTION, clock)
         self._turns: dict[str, float] = {}  # the next turn of each tenant
         self._turn = FIRST_TURN  # highest turn of the prompts that have started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
@@ -45,6 +47,7 @@ class Admission:
         """Check the limits. Raises Overloaded if the queue has no room for `num_seqs` more sequences, InvalidRequest if
         even an empty queue has too little."""
         self.check_size(num_seqs)
+        self._shares.record_request(tenant)
         refusal = self._refusal(tenant, num_seqs)
         if refusal is not None:
             self._on_refusal()
@@ -55,7 +58,7 @@ class Admission:
         self._turns[tenant] = turn + num_seqs
         self.num_seqs += num_seqs
         self.num_waiting_tokens += num_tokens
-        self._num_seqs_by_tenant[tenant] += num_seqs
+        self._shares.add(tenant, num_seqs)
         return AdmittedPrompt(self, tenant, turn, num_seqs, num_tokens)
 
     def retry_after_s(self) -> float:
@@ -79,11 +82,15 @@ class Admission:
 
     def _refusal(self, tenant: str, num_seqs: int) -> str | None:
         limits = self.limits
-        per_key, held = limits.max_requests_per_key, self._num_seqs_by_tenant[tenant]
+        per_key, held = limits.max_requests_per_key, self._shares.held(tenant)
         if limits.max_num_queued_reqs is not None and self.num_seqs + num_seqs > limits.max_num_queued_reqs:
             asked = f", this request has {num_seqs}" if num_seqs > 1 else ""
             in_progress = f"{self.num_seqs} requests are in progress{asked}"
             return _full(in_progress, limits.max_num_queued_reqs, "max-num-queued-reqs")
+        share = None if limits.max_num_queued_reqs is None else self._shares.limit(tenant)
+        if share is not None and held + num_seqs > share:
+            in_progress = f"{held} requests of this API key are in progress, this request has {num_seqs}"
+            return _full(f"{in_progress}, and others use the server", share, "max-num-queued-reqs / 2")
         if limits.max_num_queued_tokens is not None and self.num_waiting_tokens >= limits.max_num_queued_tokens:
             tokens = f"{self.num_waiting_tokens} prompt tokens are waiting"
             return _full(tokens, limits.max_num_queued_tokens, "max-num-queued-tokens")
@@ -98,9 +105,7 @@ class Admission:
     def _leave(self, admitted: "AdmittedPrompt") -> None:
         self.num_seqs -= admitted.num_seqs
         self._ends.extend([self._clock()] * admitted.num_seqs)
-        self._num_seqs_by_tenant[admitted.tenant] -= admitted.num_seqs
-        if not self._num_seqs_by_tenant[admitted.tenant]:
-            del self._num_seqs_by_tenant[admitted.tenant]
+        self._shares.add(admitted.tenant, -admitted.num_seqs)
         if not self.num_seqs:
             self._turns.clear()
 

@@ -33,7 +33,7 @@ async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple
     """
     context = context_of(request)
     check_content_type(request.headers.get("content-type", ""))
-    with context.body_budget.reserve() as reservation:
+    with context.body_budget.reserve(request.scope["state"].get("tenant", "")) as reservation:
         try:
             raw = await read_raw(request.scope, request.receive, context.config.limits, reservation)
         except ClientDisconnected:

@@ -131,9 +131,23 @@ def add_body_memory_flag(group: Any) -> None:
     )
 
 
-def add_request_timeout(group: Any) -> None:
+def add_upload_flags(group: Any) -> None:
+    defaults = RequestLimits()
     text = "Seconds that a client has to send the body of a request; for its headers the same time, at most 10 s."
-    add_seconds(group, "--request-timeout", text, default=RequestLimits().request_timeout_s)
+    add_seconds(group, "--request-timeout", text, default=defaults.request_timeout_s)
+    group.add_argument(
+        "--min-upload-rate",
+        type=size,
+        default=defaults.min_upload_rate,
+        metavar="N",
+        help="Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit. Default: "
+        f"{defaults.min_upload_rate}.",
+    )
+
+
+def upload_limits_of(args: Namespace) -> dict[str, Any]:
+    """Arguments of `RequestLimits` that the flags of `add_upload_flags` set."""
+    return {"request_timeout_s": args.request_timeout, "min_upload_rate": args.min_upload_rate}
 
 
 def add_connection_flags(parser: Any) -> None:

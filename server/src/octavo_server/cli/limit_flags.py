@@ -9,7 +9,8 @@ from octavo_server.cli.http_flags import (
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
-    add_request_timeout,
+    add_upload_flags,
+    upload_limits_of,
 )
 from octavo_server.config import QueueLimits, RequestLimits
 
@@ -66,9 +67,7 @@ def limits_of(args: Namespace) -> dict[str, Any]:
     return {
         "cache_isolation": args.cache_isolation,
         "max_body_memory_bytes": args.max_body_memory,
-        "limits": RequestLimits(
-            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in LIMIT_HELP}
-        ),
+        "limits": RequestLimits(**upload_limits_of(args), **{name: getattr(args, name) for name in LIMIT_HELP}),
         "queue": QueueLimits(
             max_queue_time_s=args.max_queue_time, **{name: getattr(args, name) for name in QUEUE_HELP}
         ),
@@ -94,7 +93,7 @@ def _add_request_flags(parser: Any) -> None:
             "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} Default: {default}."
         )
     add_body_memory_flag(group)
-    add_request_timeout(group)
+    add_upload_flags(group)
 
 
 def _add_queue_flags(parser: Any) -> None:

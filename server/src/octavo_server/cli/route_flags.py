@@ -16,10 +16,11 @@ from octavo_server.cli.http_flags import (
     add_key_flags,
     add_lifecycle_flags,
     add_log_flags,
-    add_request_timeout,
     add_traces_flag,
+    add_upload_flags,
     http_settings_of,
     port,
+    upload_limits_of,
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
 from octavo_server.cli.secret_flags import checked
@@ -97,9 +98,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         services_file=args.services_file,
         replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
-        limits=RequestLimits(
-            request_timeout_s=args.request_timeout, **{name: getattr(args, name) for name in BODY_LIMITS}
-        ),
+        limits=RequestLimits(**upload_limits_of(args), **{name: getattr(args, name) for name in BODY_LIMITS}),
         max_body_memory_bytes=args.max_body_memory,
         forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
     )
@@ -170,7 +169,7 @@ def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
         help_text = f"{LIMIT_HELP[name]} Default: {default}."
         group.add_argument(flag, type=size, default=default, metavar="N", help=help_text)
     add_body_memory_flag(group)
-    add_request_timeout(group)
+    add_upload_flags(group)
     group.add_argument(
         "--routing-headers",
         action=argparse.BooleanOptionalAction,

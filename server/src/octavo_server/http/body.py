@@ -3,21 +3,26 @@
 The size is checked while the bytes arrive, so that a body of any length, declared or chunked, takes no more memory than
 the limit. `BodyBudget` bounds all bodies of a process together: each request reserves its bytes as they arrive and
 releases them when it no longer holds the body. A request never waits for the budget, so slow senders can't block each
-other; a request beyond the budget is refused with 503.
+other; a request beyond the budget is refused with 503, one beyond its tenant's share with 429.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from types import TracebackType
 
-from octavo_engine.wire.errors import Unavailable
+from octavo_engine.wire.errors import Overloaded, Unavailable
 from starlette.types import Message, Receive, Scope
 
 from octavo_server.config import RequestLimits
+from octavo_server.http.tenant_shares import TenantShares
 from octavo_server.openai.errors import MalformedRequest, RequestTimeout, RequestTooLarge
 
 DISCARD_S = 5.0
 DISCARD_BYTES = 2**24
 RETRY_AFTER_S = 1.0
+TENANT_FRACTION = 0.25
+UPLOAD_WINDOW_S = 5.0
 
 
 class ClientDisconnected(MalformedRequest):
@@ -27,25 +32,31 @@ class ClientDisconnected(MalformedRequest):
 class BodyBudget:
     """Belongs to one event loop. `num_bytes`: currently reserved bytes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.shares = TenantShares(max_bytes, TENANT_FRACTION, clock)
 
-    def reserve(self) -> "BodyReservation":
-        return BodyReservation(self)
+    def reserve(self, tenant: str = "") -> "BodyReservation":
+        self.shares.record_request(tenant)
+        return BodyReservation(self, tenant)
 
 
 class BodyReservation:
     """The bytes of one request's body. Leaving the `with` block releases them."""
 
-    __slots__ = ("_budget", "num_bytes")
+    __slots__ = ("_budget", "num_bytes", "tenant")
 
-    def __init__(self, budget: BodyBudget) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str) -> None:
         self._budget = budget
+        self.tenant = tenant
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Reserve more bytes. Raises Unavailable if the budget is exhausted."""
+        """Reserve more bytes. Raises Unavailable if the budget is exhausted, and Overloaded if the tenant's share is.
+
+        The only body of a tenant is never beyond the share, as its size has a limit of its own.
+        """
         budget = self._budget
         if budget.num_bytes + num_bytes > budget.max_bytes:
             raise Unavailable(
@@ -53,12 +64,22 @@ class BodyReservation:
                 f"exceed the limit of {budget.max_bytes} (--max-body-memory). Send the request again later.",
                 retry_after_s=RETRY_AFTER_S,
             )
-        budget.num_bytes += num_bytes
-        self.num_bytes += num_bytes
+        held, limit = budget.shares.held(self.tenant), budget.shares.limit(self.tenant)
+        if limit is not None and held > self.num_bytes and held + num_bytes > limit:
+            raise Overloaded(
+                f"Request bodies of this API key take {held} bytes of memory, and {num_bytes} more exceed its share "
+                f"of {limit} while others use the server (--max-body-memory / 4). Send the request again later.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._change(num_bytes)
 
     def release(self) -> None:
-        self._budget.num_bytes -= self.num_bytes
-        self.num_bytes = 0
+        self._change(-self.num_bytes)
+
+    def _change(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
+        self._budget.shares.add(self.tenant, num_bytes)
 
     def __enter__(self) -> "BodyReservation":
         return self
@@ -80,23 +101,53 @@ async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reser
         body: bytes = message.get("body", b"")
         _add(reservation, len(body), limits.max_request_bytes)
         return body
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + limits.request_timeout_s
     try:
-        async with asyncio.timeout(limits.request_timeout_s):
-            return await _read_rest(message, receive, limits.max_request_bytes, reservation)
+        async with asyncio.timeout_at(end_s) as timer:
+            return await _read_rest(message, receive, limits, reservation, UploadTimer(timer, end_s, limits))
     except TimeoutError:
-        raise RequestTimeout(
-            f"The request body was not complete after {limits.request_timeout_s:g} s (--request-timeout)."
-        ) from None
+        if loop.time() >= end_s:
+            reason = f"was not complete after {limits.request_timeout_s:g} s (--request-timeout)"
+        else:
+            reason = (
+                f"arrived at less than {limits.min_upload_rate} bytes a second for {UPLOAD_WINDOW_S:g} s "
+                "(--min-upload-rate)"
+            )
+        raise RequestTimeout(f"The request body {reason}.") from None
 
 
-async def _read_rest(message: Message, receive: Receive, max_bytes: int, reservation: BodyReservation) -> bytes:
+class UploadTimer:
+    """Ends a body that arrives too slowly: it moves the deadline each time that the bytes of a window have arrived."""
+
+    def __init__(self, timer: asyncio.Timeout, end_s: float, limits: RequestLimits) -> None:
+        self._timer = timer
+        self._end_s = end_s
+        self._window_bytes = int(limits.min_upload_rate * UPLOAD_WINDOW_S)
+        self._begin_window()
+
+    def record(self, num_bytes: int) -> None:
+        self._missing_bytes -= num_bytes
+        if self._missing_bytes <= 0:
+            self._begin_window()
+
+    def _begin_window(self) -> None:
+        self._missing_bytes = self._window_bytes
+        if self._window_bytes:
+            self._timer.reschedule(min(self._end_s, asyncio.get_running_loop().time() + UPLOAD_WINDOW_S))
+
+
+async def _read_rest(
+    message: Message, receive: Receive, limits: RequestLimits, reservation: BodyReservation, timer: UploadTimer
+) -> bytes:
     body = bytearray()
     while message["type"] != "http.disconnect":
         chunk = message.get("body", b"")
-        _add(reservation, len(chunk), max_bytes)
+        _add(reservation, len(chunk), limits.max_request_bytes)
         body += chunk
         if not message.get("more_body", False):
             return bytes(body)
+        timer.record(len(chunk))
         message = await receive()
     raise ClientDisconnected("The client closed the connection before its request body was complete.")
 

@@ -57,18 +57,25 @@ class Balancer:
 
     @asynccontextmanager
     async def acquire(
-        self, model: str, prompt: "Prompt", *, exclude: "Collection[Replica]" = (), hold_s: float
+        self,
+        model: str,
+        prompt: "Prompt",
+        *,
+        tenant: str = "",
+        exclude: "Collection[Replica]" = (),
+        hold_s: float,
     ) -> "AsyncIterator[Lease]":
         """Lease a replica for one attempt of a request. `exclude`: replicas to avoid as long as there are others.
 
-        Raises Overloaded if the queue is full, and Unavailable if no replica was free for `hold_s`.
+        Raises Overloaded if the queue or the tenant's share of it is full, and Unavailable if no replica was free for
+        `hold_s`.
         """
         candidates = () if self.queue.has_waiting(model) and not exclude else self._candidates(model, exclude)
         waited_s = 0.0
         if not candidates:
             if exclude:
                 await asyncio.sleep(ROUND_PAUSE_S)
-            waited_s, candidates = await self._wait_candidates(model, hold_s)
+            waited_s, candidates = await self._wait_candidates(model, tenant, hold_s)
         lease = self._choose(prompt, candidates)
         lease.waited_s = waited_s
         outcome: Outcome | None = None
@@ -87,10 +94,11 @@ class Balancer:
         """True if `resolve` can decide, False while a replica that may serve the model hasn't reported its models."""
         return bool(model and self._fleet.routable(model)) or not isinstance(self._fleet.resolve(model), Pending)
 
-    async def wait_resolved(self, model: str | None, *, hold_s: float) -> None:
+    async def wait_resolved(self, model: str | None, *, tenant: str = "", hold_s: float) -> None:
         """Wait until `is_resolved` is true. Raises Overloaded if the queue is full, and Unavailable after `hold_s`."""
         why = "the replicas have not reported their models yet"
-        await self.queue.wait(model or "", partial(self.is_resolved, model), hold_s=hold_s, why=why)
+        has_room = partial(self.is_resolved, model)
+        await self.queue.wait(model or "", has_room, tenant=tenant, hold_s=hold_s, why=why)
 
     def resolve(self, model: str | None) -> str:
         """Return the name of the served model for a request that asks for `model`.
@@ -149,13 +157,14 @@ class Balancer:
             replicas = [replica for replica in replicas if not self.outliers.is_ejected(replica.name)] or replicas
         return replicas
 
-    async def _wait_candidates(self, model: str, hold_s: float) -> "tuple[float, Sequence[Replica]]":
+    async def _wait_candidates(self, model: str, tenant: str, hold_s: float) -> "tuple[float, Sequence[Replica]]":
         waited_s = 0.0
         has_room = partial(self.has_other, model, ())
         while True:
             waited_s += await self.queue.wait(
                 model,
                 has_room,
+                tenant=tenant,
                 hold_s=max(hold_s - waited_s, 0.0),
                 why=self._why_none(model),
                 wake_s=partial(self._wake_s, model),

@@ -5,22 +5,27 @@ open breaker. Code that ends a request or changes a replica must call `wake`.
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from math import ceil
 
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
+from octavo_server.http.tenant_shares import TenantShares
+
 RETRY_AFTER_S = (1.0, 60.0)
 #: The rate at which requests leave the queue is estimated from this many latest exits.
 NUM_EXITS = 64
+TENANT_FRACTION = 0.5
 
 
 class _Waiting:
-    __slots__ = ("future", "has_room", "model")
+    __slots__ = ("future", "has_room", "model", "tenant")
 
-    def __init__(self, model: str, has_room: Callable[[], bool], future: "asyncio.Future[None]") -> None:
+    def __init__(self, model: str, tenant: str, has_room: Callable[[], bool], future: "asyncio.Future[None]") -> None:
         self.model = model
+        self.tenant = tenant
         self.has_room = has_room
         self.future = future
 
@@ -30,8 +35,15 @@ class RequestQueue:
     `on_change` with the model for which the first request begins or the last one ends to wait.
     """
 
-    def __init__(self, *, max_waiting: int, observe: Callable[[str, float], None]) -> None:
+    def __init__(
+        self,
+        *,
+        max_waiting: int,
+        observe: Callable[[str, float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_waiting = max_waiting
+        self._shares = TenantShares(max_waiting, TENANT_FRACTION, clock)
         self._observe = observe
         self._waiting: deque[_Waiting] = deque()
         self._num_by_model: Counter[str] = Counter()
@@ -54,24 +66,27 @@ class RequestQueue:
         model: str,
         has_room: Callable[[], bool],
         *,
+        tenant: str = "",
         hold_s: float,
         why: str,
         wake_s: Callable[[], float | None] = lambda: None,
     ) -> float:
         """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
-        Raises Overloaded at once if the queue is full, and Unavailable after `hold_s`. `why`: the reason in the errors.
-        `wake_s`: seconds that the model takes to get a replica, None if that is unknown or if it has one.
+        Raises Overloaded at once if the queue or the tenant's share is full, and Unavailable after `hold_s`. `why`: the
+        reason in the errors. `wake_s`: seconds that the model takes to get a replica, None if that is
+        unknown or if it has one.
         """
+        self._shares.record_request(tenant)
         if not self.has_waiting(model) and has_room():
             return 0.0
-        if len(self._waiting) >= self._max_waiting:
+        refusal = self._refusal(tenant)
+        if refusal is not None:
             self._observe("refused", 0.0)
-            message = f"{why}; waiting requests: {len(self._waiting)}, limit: {self._max_waiting} (--max-queued-reqs)."
-            raise Overloaded(f"{message} Send the request again later.", retry_after_s=self._retry_after_s())
+            raise Overloaded(f"{why}; {refusal}. Send the request again later.", retry_after_s=self._retry_after_s())
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        waiting = _Waiting(model, has_room, loop.create_future())
+        waiting = _Waiting(model, tenant, has_room, loop.create_future())
         self._add(waiting)
         outcome = "left"
         try:
@@ -103,8 +118,17 @@ class RequestQueue:
                     self._admitted.add(waiting.model)
                     waiting.future.set_result(None)
 
+    def _refusal(self, tenant: str) -> str | None:
+        if len(self._waiting) >= self._max_waiting:
+            return f"waiting requests: {len(self._waiting)}, limit: {self._max_waiting} (--max-queued-reqs)"
+        held, share = self._shares.held(tenant), self._shares.limit(tenant)
+        if share is not None and held >= share:
+            return f"waiting requests of this API key: {held}, limit while others wait: {share} (--max-queued-reqs / 2)"
+        return None
+
     def _add(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
+        self._shares.add(waiting.tenant, 1)
         self._num_by_model[waiting.model] += 1
         if self._num_by_model[waiting.model] == 1:
             self.on_change(waiting.model)
@@ -112,6 +136,7 @@ class RequestQueue:
     def _remove(self, waiting: _Waiting) -> None:
         if waiting in self._waiting:
             self._waiting.remove(waiting)
+            self._shares.add(waiting.tenant, -1)
             self._num_by_model[waiting.model] -= 1
             if not self._num_by_model[waiting.model]:
                 del self._num_by_model[waiting.model]

@@ -79,8 +79,7 @@ class ProxyHandler:
         self.lifecycle.begin_request()
         self.in_flight.add(downstream)
         try:
-            with self.budget.reserve() as reservation:
-                await self._serve(downstream, observer, receive, reservation)
+            await self._serve(downstream, observer, receive)
             observer.record_end(downstream.status or CLIENT_LEFT, "finished")
         except asyncio.CancelledError:
             if downstream.ended_by is None:
@@ -99,7 +98,7 @@ class ProxyHandler:
         while True:
             try:
                 async with self.balancer.acquire(
-                    request.model, request.prompt, exclude=retries.tried, hold_s=hold_s
+                    request.model, request.prompt, tenant=request.tenant, exclude=retries.tried, hold_s=hold_s
                 ) as lease:
                     hold_s -= lease.waited_s
                     request.observer.record_decision(request.prompt, lease.decision, lease.decision_s)
@@ -126,12 +125,17 @@ class ProxyHandler:
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
         await relay(response, headers, downstream)
 
-    async def _serve(
-        self, downstream: Downstream, observer: RequestObserver, receive: Receive, reservation: BodyReservation
-    ) -> None:
+    async def _serve(self, downstream: Downstream, observer: RequestObserver, receive: Receive) -> None:
         await self.lifecycle.check_accepting(receive)
         scope = downstream.scope
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
+        with self.budget.reserve(tenant) as reservation:
+            await self._serve_body(downstream, observer, reservation)
+
+    async def _serve_body(
+        self, downstream: Downstream, observer: RequestObserver, reservation: BodyReservation
+    ) -> None:
+        scope, tenant = downstream.scope, reservation.tenant
         raw = await downstream.read_body(self.settings.limits, reservation)
         downstream.watch_disconnect()
         kind = KINDS.get(scope["path"])
@@ -143,6 +147,7 @@ class ProxyHandler:
             headers=downstream.headers,
             body=raw,
             model=model,
+            tenant=tenant,
             prompt=prompt,
             observer=observer,
             without=without,
@@ -162,7 +167,7 @@ class ProxyHandler:
             raise MalformedRequest(MALFORMED)  # no reason to hold it, or to start a replica
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
             del fields
-            await self.balancer.wait_resolved(name, hold_s=self._hold_s(downstream))
+            await self.balancer.wait_resolved(name, tenant=tenant, hold_s=self._hold_s(downstream))
             fields = await self.prompts.parse(raw)
         model = self.balancer.resolve(name)
         observer.record_model(model)

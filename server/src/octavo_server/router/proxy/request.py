@@ -41,6 +41,7 @@ class ProxyRequest:
     headers: Headers
     body: bytes
     model: str
+    tenant: str
     prompt: "Prompt"
     observer: "RequestObserver"
     without: Collection[bytes]
