@@ -98,6 +98,21 @@ def test_a_rollout_that_exceeds_its_deadline_stops_the_rest_until_another_image(
     assert fleet.reasons == ["Complete"] * 4
 
 
+def test_a_service_that_serves_nothing_delays_no_other_service() -> None:
+    """Its spec can be wrong, or its namespace full: it would keep its turn until the deadline, and then stop the rest."""
+    fleet = Fleet(4)
+    broken = fleet.clusters["default", "llm-0"]
+    broken.broken |= {engine_revision(_service(), settings) for settings in (SETTINGS, NEWER)}
+    for name in [*broken.pods]:
+        broken.kill_pod(name)
+    fleet.run(2)
+    fleet.settings = NEWER
+    fleet.run(30)
+    assert fleet.reasons[1:] == ["Complete"] * 3
+    assert fleet.images[1:] == [{"engine:2", "router:2"}] * 3
+    assert fleet.most == 2
+
+
 def test_a_return_to_the_old_image_needs_no_turn() -> None:
     fleet = Fleet(3)
     for cluster in fleet.clusters.values():

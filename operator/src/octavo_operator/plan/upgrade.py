@@ -16,11 +16,14 @@ HELD_EVERY_S = 30.0
 
 
 def is_upgrade(service: InferenceService, observed: Observed, wanted: str) -> bool:
-    """Return whether another revision is wanted for a spec that the operator had processed before."""
+    """Return whether another revision is wanted for a spec that the operator had processed before.
+
+    A service of which no pod serves needs no turn: its rollout can interrupt nothing, and it may never complete.
+    """
     status = observed.status
     if status.get("revision", {}).get("updated") == wanted:
         return bool(status.get("rollout", {}).get("upgrade"))
-    return status.get("observedGeneration") == service.generation
+    return status.get("observedGeneration") == service.generation and any(pod.serves for pod in observed.pods)
 
 
 def upgrade_reason(status: Mapping[str, Any]) -> str:
