@@ -99,7 +99,7 @@ def test_a_rollout_that_exceeds_its_deadline_stops_the_rest_until_another_image(
 
 
 def test_a_service_that_serves_nothing_delays_no_other_service() -> None:
-    """Its spec can be wrong, or its namespace full: it would keep its turn until the deadline, and then stop the rest."""
+    """Its spec can be wrong, or its namespace full: it would keep its turn until the deadline, and stop the rest."""
     fleet = Fleet(4)
     broken = fleet.clusters["default", "llm-0"]
     broken.broken |= {engine_revision(_service(), settings) for settings in (SETTINGS, NEWER)}

@@ -161,7 +161,7 @@ def test_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "MAX_RENDER_S", -1.0)
+    monkeypatch.setattr("octavo_engine.text.template_meter.MAX_CPU_S", -1.0)
     with pytest.raises(InvalidRequest, match="takes longer"):
         ChatTemplate("x").render(USER)
 

@@ -1,19 +1,19 @@
 """The Jinja environment of chat templates: Jinja's immutable sandbox with the functions of transformers.
 
-A template comes with the weights and is not trusted: it cannot access attributes, files or modules, and `RangeBudget`
-bounds its loops, so that a bad template fails a request, not the server. Its output is for a model, so nothing is
-HTML-escaped.
+A template comes with the weights and is not trusted: it cannot access attributes, files or modules, and its work is
+bounded (`template_meter`, `RangeBudget`), so that a bad template fails a request, not the server. Its output is for a
+model, so nothing is HTML-escaped.
 """
 
-import json
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo_engine.text.template_meter import MeteredEnvironment
 
 
 class RaisedByTemplate(TemplateRuntimeError):
@@ -44,28 +44,10 @@ class RangeBudget:
         return items
 
 
-Kind = TypeVar("Kind", bound=ImmutableSandboxedEnvironment)
-
-
-def template_environment() -> ImmutableSandboxedEnvironment:
-    return environment_of(ImmutableSandboxedEnvironment)
-
-
-def environment_of(kind: type[Kind]) -> Kind:
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
-    environment.filters["tojson"] = _to_json
+def template_environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -6,23 +6,21 @@ template is no more trustworthy than the weights that it came with.
 """
 
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import Environment
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text.messages import normalise_messages
 from octavo_engine.text.sandbox import RaisedByTemplate, RangeBudget, template_environment
+from octavo_engine.text.template_meter import METER, Meter, meter_tree
 from octavo_engine.text.tokenizer import Tokenizer, token_content
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
 NO_TEMPLATE = "This model has no chat template: start the server with --chat-template, or use /v1/completions."
 MAX_CHARS = 16 << 20
-MAX_RENDER_S = 10.0
 MAX_RANGE_ITEMS = 1_000_000
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -47,12 +45,10 @@ class EdgeTokens(Protocol):
 class ChatTemplate:
     """A thread-safe template. `special_tokens`: variables that the template may use, e.g. `bos_token`."""
 
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, *, environment: Environment | None = None
-    ) -> None:
-        environment = environment or template_environment()
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        environment = template_environment()
         try:
-            self._template = environment.from_string(environment.parse(source))
+            self._template = environment.from_string(meter_tree(environment.parse(source)))
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
             raise InvalidRequest(message, param="chat_template") from error
@@ -93,14 +89,12 @@ class ChatTemplate:
         return _up_to_mark(text) if continue_final_message else text
 
     def _pieces(self, given: dict[str, Any]) -> Iterator[str]:
-        deadline, num_chars = time.monotonic() + MAX_RENDER_S, 0
+        num_chars, limits = 0, {"range": RangeBudget(MAX_RANGE_ITEMS), METER: Meter()}
         try:
-            for piece in self._template.generate(given, range=RangeBudget(MAX_RANGE_ITEMS)):
+            for piece in self._template.generate(given, **limits):
                 num_chars += len(piece)
                 if num_chars > MAX_CHARS:
                     raise SecurityError(f"the prompt has more than {MAX_CHARS} characters")
-                if time.monotonic() > deadline:
-                    raise SecurityError(f"it takes longer than {MAX_RENDER_S:.0f} s")
                 yield piece
         except RaisedByTemplate as error:
             raise InvalidRequest(f"The chat template rejected these messages: {error}", param="messages") from error

@@ -12,7 +12,7 @@ PRESENCE_S = 60.0
 
 
 class TenantShares:
-    """What each tenant holds of a resource. `size`: all of it, in the resource's unit."""
+    """Amounts of a resource by tenant. `size`: all of it, in the resource's unit."""
 
     def __init__(self, size: int, fraction: float, clock: Callable[[], float]) -> None:
         self._share = int(size * fraction)
@@ -31,7 +31,7 @@ class TenantShares:
         return self._held[tenant]
 
     def limit(self, tenant: str) -> int | None:
-        """What the tenant may hold now; None if it is alone."""
+        """Return the amount that the tenant may hold now; None if it is alone."""
         seen_s = self._other_s if tenant == self._latest else self._latest_s
         is_alone = self._num_held == self._held[tenant] and self._clock() - seen_s > PRESENCE_S
         return None if is_alone else self._share

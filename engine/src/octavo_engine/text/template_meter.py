@@ -1,0 +1,315 @@
+"""Bounds the time and the memory of a chat template while it runs.
+
+`meter_tree` adds calls to a parsed template: at each item of a loop, and at each value that is written, joined, sliced
+or listed. `MeteredEnvironment` intercepts operators, calls and filters. All of them take steps and bytes from the
+`Meter` of the rendering: bytes before an operation whose result can be much larger than its operands, and after others.
+Every value that the template makes counts, also after it is freed.
+"""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from functools import partial, wraps
+from typing import Any, cast
+
+from jinja2 import nodes, pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+METER = "octavo meter"  # a variable that no template can name
+MAX_STEPS = 1_000_000
+MAX_BYTES = 48 << 20
+MAX_CPU_S = 1.0
+_MAX_INT_BITS = 4096
+_PIECE_BYTES = 64  # of a short string or an entry of a list
+_SHARED_FRACTION = 64  # bytes of a list's strings that count as one, as operations on the list may read all of them
+_SCALARS = (int, float, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+#: Filters that do not make a text of a list, and so read less of it than all its items.
+_LIST_FILTERS = frozenset(
+    (
+        *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "join", "last", "length"),
+        *("list", "map", "max", "min", "random", "reject", "rejectattr", "reverse", "round", "select", "selectattr"),
+        *("slice", "sort", "sum", "unique"),
+    )
+)
+_WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")
+
+
+class Meter:
+    """What one rendering may still use. `cpu_end_s`: of the thread's CPU time."""
+
+    def __init__(self) -> None:
+        self.steps_left = MAX_STEPS
+        self.bytes_left = MAX_BYTES
+        self.cpu_end_s = time.thread_time() + MAX_CPU_S
+
+    def step(self, count: int = 1) -> None:
+        self.steps_left -= count
+        if self.steps_left < 0:
+            raise SecurityError(f"it takes more than {MAX_STEPS} steps")
+        if self.steps_left % 16 == 15 and time.thread_time() > self.cpu_end_s:  # reading this clock is a system call
+            raise SecurityError(f"it takes longer than {MAX_CPU_S:g} s")
+
+    def charge(self, num_bytes: int) -> None:
+        self.bytes_left -= num_bytes
+        if self.bytes_left < 0:
+            raise SecurityError(f"its values take more than {MAX_BYTES >> 20} MiB")
+
+    def keep(self, value: Any) -> Any:
+        """Charge a value that was made, and return it."""
+        if isinstance(value, (str, bytes)):
+            self.charge(sys.getsizeof(value))
+        elif isinstance(value, _CONTAINERS):
+            texts = sum(len(item) for item in value if isinstance(item, (str, bytes)))
+            self.charge(sys.getsizeof(value) + texts // _SHARED_FRACTION)
+        return value
+
+    def text(self, value: Any) -> str:
+        """Charge the text of a value, before it is made."""
+        self.step()
+        self.charge(self.text_size(value))
+        return str(value)
+
+    def text_size(self, value: Any) -> int:
+        if isinstance(value, (str, bytes)):
+            return len(value)
+        if isinstance(value, Namespace):
+            value = getattr(value, "_Namespace__attrs")  # noqa: B009
+        if isinstance(value, (*_SCALARS, range)) or not isinstance(value, Collection):
+            return _PIECE_BYTES
+        self.step(len(value))
+        items: Iterable[Any] = (*value.keys(), *value.values()) if isinstance(value, Mapping) else value
+        return sum(map(self.text_size, items))
+
+
+class MeteredEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's immutable sandbox, with metered operations. Constants are not folded, as that would happen at load."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%", "//"))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(optimized=False, **options)
+        del self.globals["lipsum"]
+        self.filters |= {"tojson": _to_json, "join": _join}
+        self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()}
+        self.filters |= {"octavo_iterate": _iterate, "octavo_keep": _keep, "octavo_write": _write}
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = _meter(context)
+        meter.step()
+        meter.charge(_operator_growth(operator, left, right, meter))
+        return meter.keep(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter(__context)
+        meter.step()
+        method = getattr(__obj, "__wrapped__", __obj)  # of str.format, which the sandbox wraps
+        owner = getattr(method, "__self__", None)
+        if not isinstance(owner, (str, bytes, int, *_CONTAINERS)):
+            return super().call(__context, __obj, *args, **kwargs)
+        if method.__name__ == "join" and args:
+            return _join(__context, args[0], owner)
+        meter.charge(_growth(method.__name__, owner, (*args, *kwargs.values()), meter))
+        return meter.keep(super().call(__context, __obj, *args, **kwargs))
+
+
+def meter_tree(tree: nodes.Template) -> nodes.Template:
+    """Add calls of the meter to a parsed template."""
+    return _Metering().visit(tree)  # type: ignore[no-any-return]
+
+
+class _Metering(NodeTransformer):
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "octavo_iterate")
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_filtered(child, "octavo_write") for child in node.nodes]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
+        return _filtered(parts, "join")
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return self.visit_List(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep") if node.ctx == "load" else node
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+def _meter(context: Context) -> Meter:
+    meter: Meter = context.parent[METER]
+    return meter
+
+
+class _MeteredItems:
+    """An iterable of which each item takes a step, with the length of the original."""
+
+    def __init__(self, items: Any, meter: Meter) -> None:
+        self._items = items
+        self._meter = meter
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._meter.step()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@pass_context
+def _iterate(context: Context, items: Any) -> _MeteredItems:
+    return _MeteredItems(items, _meter(context))
+
+
+@pass_context
+def _keep(context: Context, value: Any) -> Any:
+    return _meter(context).keep(value)
+
+
+@pass_context
+def _write(context: Context, value: Any) -> Any:
+    meter = _meter(context)
+    meter.step()
+    meter.charge(meter.text_size(value))
+    return value
+
+
+@pass_context
+def _join(context: Context, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
+    meter, separator = _meter(context), str(d)
+    if attribute is not None:
+        value = context.environment.call_filter("map", value, kwargs={"attribute": attribute}, context=context)
+    parts = []
+    for item in value:
+        meter.charge(len(separator))
+        parts.append(meter.text(item))
+    return separator.join(parts)
+
+
+@pass_context
+def _to_json(
+    context: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON as transformers does. An indentation can be much larger than the value, so pieces are charged."""
+    make = partial(json.JSONEncoder, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    meter, pieces = _meter(context), []
+    if indent is None:
+        return make().encode(value)
+    meter.charge(_int_size(indent))
+    for piece in make(indent=indent).iterencode(value):
+        meter.charge(len(piece))
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    passed = getattr(function, "jinja_pass_arg", None)
+
+    @pass_context
+    @wraps(function)
+    def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter(context)
+        meter.step()
+        meter.charge(_growth(name, value, (*args, *kwargs.values()), meter))
+        if name not in _LIST_FILTERS and not isinstance(value, (str, bytes)):
+            meter.charge(meter.text_size(value))
+        given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
+        first = () if passed is None else (given[passed.name],)
+        result = function(*first, value, *args, **kwargs)
+        return result if result is value else meter.keep(result)
+
+    return run
+
+
+def _operator_growth(operator: str, left: Any, right: Any, meter: Meter) -> int:
+    """Bytes of the result of an operator, where they can be much more than those of its operands."""
+    if operator == "%":
+        return _growth("format", left, (right,), meter) if isinstance(left, (str, bytes)) else 0
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+        return MAX_BYTES + 1 if bits > _MAX_INT_BITS else 0
+    if operator == "*":
+        number, items = (left, right) if isinstance(left, int) else (right, left)
+        if isinstance(number, int) and isinstance(items, Sized):
+            size = meter.text_size(items) // _SHARED_FRACTION if isinstance(items, _CONTAINERS) else 0
+            return max(number, 0) * (sys.getsizeof(items) + size)
+    return 0
+
+
+def _growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
+    """Bytes of the result of a filter or method, where they can be much more than those of its arguments."""
+    if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes", "round"):
+        return sum(map(_int_size, args))
+    if name == "from_bytes" or (name == "sum" and any(isinstance(arg, _CONTAINERS) for arg in args)):
+        raise SecurityError(f"{name} of these arguments is not supported")
+    if name in ("format", "format_map"):
+        return _format_growth(value, args, meter)
+    return _text_growth(name, value, args) if isinstance(value, (str, bytes)) else 0
+
+
+def _text_growth(name: str, value: Any, args: tuple[Any, ...]) -> int:
+    size = len(value)
+    count: Callable[[Any], int] = value.count
+    if name == "int":
+        return 0 if size < _MAX_INT_BITS else MAX_BYTES + 1
+    if name == "expandtabs":
+        return count("\t" if isinstance(value, str) else b"\t") * max(map(_int_size, args), default=8)
+    if name == "indent":
+        return (count("\n") + 1) * max((_int_size(arg) + _longest(arg) for arg in args), default=4)
+    if name == "replace" and len(args) > 1:
+        return count(args[0]) * len(args[1])
+    if name in ("split", "rsplit", "splitlines"):
+        separator = args[0] if args and isinstance(args[0], type(value)) else None
+        return _PIECE_BYTES * (count(separator) if separator else size // 2)
+    if name in ("list", "wordwrap", "wordcount", "translate", "urlize", "title"):
+        return size * (_PIECE_BYTES + max(map(_longest, args), default=0))
+    return 5 * size if name in ("e", "escape", "forceescape") else 0
+
+
+def _format_growth(value: Any, args: tuple[Any, ...], meter: Meter) -> int:
+    text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    if _WIDE_FORMAT.search(text):
+        raise SecurityError("a format has a width of more than four digits, or one that is an argument")
+    num_fields, widths = text.count("%") + text.count("{"), map(int, re.findall(r"[0-9]+", text))
+    return num_fields * sum(map(meter.text_size, args)) + sum(widths)
+
+
+def _longest(value: Any) -> int:
+    """Length of the longest text in an argument."""
+    if isinstance(value, dict):
+        return max(map(_longest, value.values()), default=0)
+    return len(value) if isinstance(value, (str, bytes)) else 0
+
+
+def _int_size(value: Any) -> int:
+    return min(abs(value), MAX_BYTES + 1) if isinstance(value, int) else 0

@@ -1,0 +1,112 @@
+"""Templates whose work or values grow without a bound: each ends with an error, without the memory that it asks for."""
+
+import resource
+
+import pytest
+from octavo_engine.text.template import ChatTemplate
+from octavo_engine.wire.errors import InvalidRequest
+
+STEPS, BYTES = "more than 1000000 steps|takes longer than 1 s", "more than 48 MiB"
+DOUBLED = "{% for i in range(60) %}{% set ns.x = ns.x OPERATOR ns.x %}{% endfor %}"
+NESTED = "{% set r = range(1000) %}{% for a in r %}{% for b in r %}BODY{% endfor %}{% endfor %}"
+WIDE = "{% set x = 'a' * 10000000 %}"
+BOMBS = {
+    "nested loops": (NESTED.replace("BODY", "{% for c in r %}{% endfor %}"), STEPS),
+    "loops with a filter": ("{% set r = range(1000) %}" + "{% for a in r if a < 0 %}{% endfor %}" * 1001, STEPS),
+    "macro that calls itself": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+        STEPS,
+    ),
+    "recursive loop": (
+        "{% for a in [[1] * 999] * 999 recursive %}{{ loop([a] * 2) if loop.depth < 40 }}{% endfor %}",
+        STEPS,
+    ),
+    "filters in a loop": (NESTED.replace("BODY", "{% set x = 'a'|upper|lower %}"), STEPS),
+    "generator": ("{% set r = range(1000) %}{% for i in r %}{% set x = r|map('string')|list %}{% endfor %}", STEPS),
+    "text times number": ("{% set x = 'a' * 3000000000 %}", BYTES),
+    "number times list": ("{% set x = 3000000000 * [1] %}", BYTES),
+    "power": ("{% set x = 10 ** 30000000 %}", BYTES),
+    "powers of powers": (
+        "{% set ns = namespace(x=7) %}{% for i in range(30) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        BYTES,
+    ),
+    "% with a width": ("{{ '%3000000000d' % 1 }}", "four digits"),
+    "% with a width in a tuple": ("{{ '%*d' % (3000000000, 1) }}", "four digits"),
+    "% with a precision": ("{{ '%.3000000000f' % 1 }}", "four digits"),
+    "% with a key": ("{{ '%(a(b))3000000000d' % {'a(b)': 1} }}", "four digits"),
+    "filter format": ("{{ '%3000000000d'|format(1) }}", "four digits"),
+    "str.format": ("{{ '{:3000000000}'.format(1) }}", "four digits"),
+    "str.format, nested": ("{{ '{:{}}'.format(1, 3000000000) }}", "four digits"),
+    "str.format_map": ("{{ '{a:3000000000}'.format_map({'a': 1}) }}", "four digits"),
+    "repeated field": (WIDE + "{{ ('{0}' * 999).format(x) }}", BYTES),
+    "ljust": ("{{ 'a'.ljust(3000000000) }}", BYTES),
+    "zfill": ("{{ 'a'.zfill(3000000000) }}", BYTES),
+    "center": ("{{ 'a'|center(3000000000) }}", BYTES),
+    "to_bytes": ("{{ (1).to_bytes(3000000000, 'big') }}", BYTES),
+    "expandtabs": ("{{ ('\t' * 1000000).expandtabs(1000000) }}", BYTES),
+    "indent": ("{{ ('a\n' * 1000000)|indent(1000000) }}", BYTES),
+    "indent with a text": (WIDE + "{{ ('a\n' * 1000)|indent(x) }}", BYTES),
+    "wordwrap": ("{{ ('a' * 5000000)|wordwrap(1) }}", BYTES),
+    "replace": (WIDE + "{{ ('a' * 1000)|replace('a', x) }}", BYTES),
+    "str.replace": (WIDE + "{{ ('a' * 1000).replace('', x) }}", BYTES),
+    "translate": (WIDE + "{{ ('a' * 1000).translate({97: x}) }}", BYTES),
+    "split": ("{{ ('a ' * 8000000).split(' ')|length }}", BYTES),
+    "list of a text": (WIDE + "{{ x|list|length }}", BYTES),
+    "join": (WIDE + "{{ range(1000)|join(x) }}", BYTES),
+    "join of one text": (WIDE + "{{ ([x] * 1000)|join }}", BYTES),
+    "str.join": (WIDE + "{{ x.join('abcdefgh') }}", BYTES),
+    "tojson with an indent": ("{{ (range(1000)|list)|tojson(indent=1000000) }}", BYTES),
+    "tojson of one text": (WIDE + "{{ ([x] * 1000)|tojson }}", BYTES),
+    "batch": ("{{ [1]|batch(3000000000, 1)|list }}", BYTES),
+    "sum of lists": ("{{ ([[1] * 1000] * 1000)|sum(start=[]) }}", "not supported"),
+    "text of a list": (WIDE + "{{ [x] * 1000 }}", BYTES),
+    "text of a namespace": (WIDE + "{% set ns = namespace(l=[x, x, x, x, x]) %}{{ ns }}", BYTES),
+    "string of a list": (WIDE + "{% set y = [x, x, x, x, x]|string %}", BYTES),
+    "doubled text": ("{% set ns = namespace(x='ab') %}" + DOUBLED.replace("OPERATOR", "+"), BYTES),
+    "doubled text, joined": ("{% set ns = namespace(x='ab') %}" + DOUBLED.replace("OPERATOR", "~"), BYTES),
+    "doubled list": ("{% set ns = namespace(x=[1]) %}" + DOUBLED.replace("OPERATOR", "+"), BYTES),
+    "block": (WIDE + "{% set y %}" + "{{ x }}" * 9 + "{% endset %}", BYTES),
+    "literal text in a macro": (
+        "{% macro f() %}" + "a" * 100000 + "{% endmacro %}{% for i in range(999) %}{% set x = f() %}{% endfor %}",
+        BYTES,
+    ),
+    "slices": (WIDE + "{% set l = [" + "x[1:]," * 9 + "] %}", BYTES),
+    "integer of digits": ("{% set x = ('f' * 1000000)|int(base=16) %}", BYTES),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_ends_with_an_error(name: str) -> None:
+    source, message = BOMBS[name]
+    template = ChatTemplate(source)  # nothing is computed while it loads
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidRequest, match=message):
+        template.render([{"role": "user", "content": "x"}])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+ORDINARY = {
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '' if loop.last else ',' }}{% endfor %}": "1/2,2/2",
+    "{% for m in messages if m.role == 'user' %}{{ m.content|trim }}{% endfor %}": "hi",
+    "{% for k, v in messages[0].items() %}{{ k ~ '=' ~ v }};{% endfor %}": "role=user;content= hi ;",
+    "{{ '%5.1f|%s' % (2.25, 'x') }}{{ '{:>4}'.format(7) }}": "  2.2|x   7",
+    "{{ messages[1:]|map(attribute='content')|join('-', attribute=None) }}": "yo",
+    "{{ messages|join(',', attribute='role') }}": "user,assistant",
+    "{{ {'a': [1, 'é']}|tojson }}{{ {'a': 1}|tojson(indent=2) }}": '{"a": [1, "é"]}{\n  "a": 1\n}',
+    "{% set x %}a{{ 1 + 1 }}{% endset %}{{ x * 3 }}": "a2a2a2",
+    "{% macro f(a, b=2) %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{% call f(1) %}!{% endcall %}": "12!",
+    "{{ 'a\nb'|indent(2) }}{{ 'a</t>b'.split('</t>')[-1].lstrip('b') }}": "a\n  b",
+    "{{ 7 // 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ (3, 4)|last }}": "310243[1, 2]4",
+    "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}": "3",
+}
+
+
+@pytest.mark.parametrize("source", ORDINARY)
+def test_ordinary_templates_are_rendered_as_by_jinja(source: str) -> None:
+    messages = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "yo"}]
+    assert ChatTemplate(source).render(messages) == ORDINARY[source]
+
+
+def test_a_variable_of_the_request_does_not_replace_the_meter() -> None:
+    with pytest.raises(InvalidRequest, match=BYTES):
+        ChatTemplate("{{ 'a' * 3000000000 }}").render([{"role": "user", "content": "x"}], **{"octavo meter": None})
