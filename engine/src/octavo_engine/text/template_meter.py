@@ -42,7 +42,7 @@ _WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")
 
 
 class Meter:
-    """What one rendering may still use. `cpu_end_s`: of the thread's CPU time."""
+    """The steps, bytes and CPU time that one rendering has left. `cpu_end_s` counts the CPU time of its thread."""
 
     def __init__(self) -> None:
         self.steps_left = MAX_STEPS
