@@ -150,3 +150,13 @@ def test_internal_headers_are_for_routers_and_administrators(keys):
 def test_cors_headers_follow_the_allowed_origins(allowed, origin, expected):
     headers = [] if origin is None else [(b"origin", origin)]
     assert dict(CorsPolicy(allowed).response_headers(headers)) == expected
+
+
+@pytest.mark.parametrize("admin_port", [None, 9000])
+def test_a_router_takes_the_secret_of_its_replicas_on_administrators_routes_only(keys, admin_port):
+    policy = AccessPolicy(keys=keys, secrets=ApiKeys(["s1"]), is_router=True, admin_port=admin_port)
+    for headers in (secret(b"s1"), secret(b"wrong")):
+        with pytest.raises(Unauthorized):
+            policy.identify("POST", "/v1/completions", headers, 8000)
+    assert policy.identify("POST", "/v1/completions", [*secret(b"s1"), *bearer(b"boss")], 8000).is_router is False
+    assert policy.identify("GET", "/state/events", secret(b"s1"), admin_port or 8000).is_router

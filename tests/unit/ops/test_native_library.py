@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from octavo_engine.ops import native_library as native_library_module
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_backend import cpu_backend
@@ -36,6 +37,34 @@ def test_a_failing_compiler_leaves_torch(
     assert isinstance(cpu_backend(SPECS, 16, torch.float32), CpuBackend)
     assert "no room" in caplog.text
     assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["mode of the file", "mode of the folder", "owner of the folder"])
+def test_a_library_that_others_can_change_is_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr(native_library_module, "_open", lambda path: opened.append(path))
+    monkeypatch.setattr(native_library_module, "_compile", lambda command, path: path.write_text("compiled"))
+    load_library("g++", LEVEL)
+    (path,) = opened
+    path.write_text("planted")
+    if change == "mode of the file":
+        path.chmod(0o775)
+    elif change == "mode of the folder":
+        path.chmod(0o777)
+        cache.chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+        if not cache.stat().st_uid:
+            os.chown(cache, 54321, -1)  # files of root are trusted
+
+    load_library("g++", LEVEL)
+
+    assert len(opened) == 2
+    assert (opened[1] == path) == (change != "owner of the folder")
+    assert ("for this process only" in caplog.text) == (change == "owner of the folder")
+    assert path.read_text() == ("planted" if change == "owner of the folder" else "compiled")
 
 
 def test_no_compiler_leaves_torch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -72,17 +73,29 @@ def load_library(compiler: str, level: Level) -> ctypes.CDLL:
     """Load the library for a level that this CPU has, compiled before or now. Raises OSError, SubprocessError."""
     command = compile_command(compiler, level.flags)
     path = cache_folder() / f"kernels-{_key(command)}.so"
-    with contextlib.suppress(OSError):  # if the file is absent or broken, it is compiled again
-        return _open(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if path.parent.stat().st_uid == os.geteuid():
+            path.parent.chmod(0o755)
+        check_owner(path.parent)
+        with contextlib.suppress(OSError):  # if the file is absent, broken or another user's, it is compiled again
+            check_owner(path)
+            return _open(path)
         _compile(command, path)
         return _open(path)
-    except OSError:  # the cache is not writable: compile for this process only
+    except OSError as error:  # the cache is not writable, or not safe
+        _LOGGER.warning("the native kernels are compiled for this process only: %s", error)
         with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
             path = Path(folder) / path.name
             _compile(command, path)
             return _open(path)
+
+
+def check_owner(path: Path) -> None:
+    """Check that only this user and root can change a file or folder of code. Raises PermissionError."""
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path} can be changed by other users: chown it, and run chmod go-w")
 
 
 def compile_command(compiler: str, machine: Sequence[str]) -> list[str]:
@@ -117,6 +130,7 @@ def _compile(command: list[str], path: Path) -> None:
         target = Path(file.name)
     try:
         subprocess.run([*command, "-o", str(target)], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        target.chmod(0o755)
         target.replace(path)
     finally:
         target.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """Access to routes: one table and one policy for the engine's server and the router.
 
 A caller is anonymous, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
-secret that routers and replicas share). A server without keys and without a secret is open. Clients are denied every
+secret that routers and replicas share; every engine pod has it, so a router takes it on administrators' routes only,
+and never as any tenant's key). A server without keys and without a secret is open. Clients are denied every
 route that the table doesn't list, so a new route is closed until the table lists it. A test calls every route of both
 servers and writes docs/reference/access.md.
 """
@@ -90,6 +91,7 @@ class AccessPolicy:
         *,
         keys: ApiKeys | None = None,
         secrets: ApiKeys | None = None,
+        is_router: bool = False,
         is_router_only: bool = False,
         admin_port: int | None = None,
         cors: CorsPolicy | None = None,
@@ -98,6 +100,7 @@ class AccessPolicy:
         self._keys = keys
         self._secrets = secrets
         self._is_open = keys is None and secrets is None
+        self._serves_as_router = is_router
         self._is_router_only = is_router_only
         self._admin_port = admin_port
         self._cors = cors or CorsPolicy(("*",))
@@ -111,6 +114,8 @@ class AccessPolicy:
         if self._is_open and kind == "client":
             return ANONYMOUS
         sent = _read_headers(headers)
+        if self._serves_as_router and kind in ("client", "public"):
+            sent.pop(_SECRET, None)
         if is_messages_path(path) and _AUTHORIZATION not in sent:
             sent[_AUTHORIZATION] = b"Bearer " + sent.get(_X_API_KEY, b"")
         if self._is_router(sent):
@@ -167,11 +172,12 @@ class AccessPolicy:
 
 
 def access_policy(
-    settings: HttpSettings, *, is_router_only: bool = False, admin_port: int | None = None
+    settings: HttpSettings, *, is_router: bool = False, is_router_only: bool = False, admin_port: int | None = None
 ) -> AccessPolicy:
     return AccessPolicy(
         keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
         secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
+        is_router=is_router,
         is_router_only=is_router_only,
         admin_port=admin_port,
         cors=CorsPolicy.from_settings(settings),
