@@ -11,6 +11,8 @@ CRD = "inferenceservices.serving.octavo.dev"
 SELECTOR = "app.kubernetes.io/name=octavo-operator"
 ACCOUNT = f"{SYSTEM}:octavo-operator"
 UP_S = 600
+#: Some tests keep weights on the node.
+_POD_TEMPLATES = ("--set", "podTemplates=any")
 
 
 class Release:
@@ -30,12 +32,12 @@ class Release:
                 self.remove()
         self._clear_leftover_crd()
         command = ("install", NAME, "charts/octavo", "-n", SYSTEM, "--create-namespace")
-        self._cluster.helm(*command, *_image_values(), *values)
+        self._cluster.helm(*command, *_image_values(), *_POD_TEMPLATES, *values)
         return command
 
     def upgrade(self, *values: str) -> Sequence[str]:
         command = ("upgrade", NAME, "charts/octavo", "-n", SYSTEM)
-        self._cluster.helm(*command, *_image_values(), *values)
+        self._cluster.helm(*command, *_image_values(), *_POD_TEMPLATES, *values)
         self._cluster.kubectl("rollout", "restart", "-n", SYSTEM, "deployment", "-l", SELECTOR)
         return command
 

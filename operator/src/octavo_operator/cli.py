@@ -91,6 +91,13 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
     )
+    add(
+        "--pod-templates",
+        choices=("restricted", "any"),
+        default="restricted",
+        help="whether specs may give pods rights on their node, such as hostPath volumes and privileged containers "
+        "(default: %(default)s)",
+    )
     add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
 
 
@@ -180,6 +187,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         scraped_from=tuple(args.scraped_from),
         scrape_peers=tuple(args.scrape_peers),
         has_fixed_user=not args.no_fixed_user,
+        restricts_pods=args.pod_templates == "restricted",
         has_gateway_api=args.gateway_api,
     )
 

@@ -30,6 +30,7 @@ class Settings:
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers
     scrape_peers: tuple[Mapping[str, Any], ...] = ()  # other collectors that NetworkPolicies admit, as their peers
     has_fixed_user: bool = True  # False: the platform assigns the user of pods, as OpenShift does
+    restricts_pods: bool = False  # refuses specs that give pods rights on their node; on by default in `cli.py`
     has_gateway_api: bool = False
     has_metrics_api: bool = False  # the operator serves the metrics by which HPAs scale services
 

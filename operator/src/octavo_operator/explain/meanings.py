@@ -54,6 +54,11 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "The message names the fields. Leave them out; `engine.image`, `engine.extraArgs` and `drain` are the "
             "fields of the spec for them.",
         ),
+        "PodTemplateRefused": Meaning(
+            "A `podTemplate` or `model.cache` contains fields that give a pod rights on its node, such as `hostPath` "
+            "or `privileged`, and the chart's `podTemplates` is `restricted`. Pods that run stay as they are.",
+            "Leave the fields out that the message names, or let the administrator set `podTemplates: any`.",
+        ),
         "UnusedGpus": Meaning(
             "Each replica requests more GPUs than its engine computes on. Without `parallelism` this is one.",
             "Request one GPU (`nvidia.com/gpu: 1`), and raise `replicas` to use more.",

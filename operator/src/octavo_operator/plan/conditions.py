@@ -23,6 +23,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "ModelNameTaken": "False",
         "NoGatewayApi": "False",
         "PodTemplateConflict": "False",
+        "PodTemplateRefused": "False",
         "UnusedGpus": "False",
     },
     "ChildrenApplied": {
