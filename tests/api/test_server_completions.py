@@ -6,6 +6,7 @@ import pytest
 from octavo_engine.wire.hashing import tenant_salt
 from octavo_testing.scripted import text_ids, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
+from openai import BadRequestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,6 +94,15 @@ async def test_logprobs_have_four_columns(served):
     columns = answer.choices[0].logprobs
     assert (columns.tokens, columns.token_logprobs, columns.text_offset) == (["H", "e"], [-0.3, -0.3], [0, 1])
     assert columns.top_logprobs[0] == {"H": -0.3, "I": -0.25, "J": -9999.0}
+
+
+async def test_log_probabilities_count_by_sequences_and_tokens(served, monkeypatch):
+    monkeypatch.setattr("octavo_server.openai.limits.MAX_LOGPROBS", 24)
+    assert (await complete(served, ["a", "b"], logprobs=2, max_tokens=3, n=2)).usage.completion_tokens == 12
+    for fields in ({"max_tokens": 4}, {"n": 3}, {"logprobs": 3}, {"max_tokens": None}):
+        with pytest.raises(BadRequestError, match="log-probabilities") as refused:
+            await complete(served, ["a", "b"], **({"logprobs": 2, "max_tokens": 3, "n": 2} | fields))
+        assert refused.value.param == "logprobs"
 
 
 async def test_echoed_logprobs_start_with_null(served):

@@ -6,7 +6,14 @@ import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.json_bounds import check_json
-from octavo_server.openai.limits import MAX_FIELDS, check_chars, check_counts, check_fits
+from octavo_server.openai.limits import (
+    MAX_FIELDS,
+    MAX_LOGPROBS,
+    check_chars,
+    check_counts,
+    check_fits,
+    check_logprobs,
+)
 from octavo_testing.hostile_bodies import BATCH, PRODUCTS, product_body
 
 LIMITS = RequestLimits(
@@ -199,6 +206,12 @@ def test_text_too_long_to_tokenise_is_rejected():
     check_chars("x" * 10, limits)
     with pytest.raises(InvalidRequest, match=r"has 11 characters, the limit is 10: .*--max-prompt-chars"):
         check_chars("x" * 11, limits)
+
+
+def test_too_many_log_probabilities_are_rejected():
+    check_logprobs(MAX_LOGPROBS)
+    with pytest.raises(InvalidRequest, match=r"up to 10000001 log-probabilities .*, more than 10000000, the limit"):
+        check_logprobs(MAX_LOGPROBS + 1)
 
 
 def test_body_with_too_many_fields_is_rejected():

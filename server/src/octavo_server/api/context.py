@@ -158,12 +158,9 @@ class ApiContext:
             return self.client.resolve(params, priority=priority)
         return await self.threads.run(partial(self.client.resolve, params, priority=priority), num_bytes=0)
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text."""
-        return await self.threads.run(partial(self._tokenize, text, add_special_tokens), num_bytes=len(text))
-
     async def encode_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
-        """Tokenise a prompt in a thread. Raises ContextLengthExceeded, at once, if the text can't fit the context.
+        """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text, and
+        ContextLengthExceeded, at once, if it can't fit the context.
 
         `may_exceed`: accept such a text, since the caller truncates the prompt.
         """
@@ -174,9 +171,6 @@ class ApiContext:
         """The same as `encode_prompt`, for callers that already run in a thread."""
         if not may_exceed:
             check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
-        return self._tokenize(text, add_special_tokens)
-
-    def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         check_chars(text, self.config.limits)
         return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 

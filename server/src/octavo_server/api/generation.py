@@ -20,6 +20,7 @@ from octavo_server.api.admission import Admission, AdmittedPrompt
 from octavo_server.api.beam_search import BeamRun
 from octavo_server.api.client import EngineClient
 from octavo_server.openai.errors import GenerationFailed
+from octavo_server.openai.limits import check_logprobs
 
 if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput
@@ -74,9 +75,12 @@ class Generation:
         return [self.client.fit(prompt.token_ids, self._fitted(prompt)) for prompt in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
-        """Run the request. Raises the engine's errors, GenerationFailed for a sequence that ended with an error,
-        Overloaded if the queue is full, and Unavailable for a prompt that waited too long in the queue.
+        """Run the request. Raises the engine's errors, InvalidRequest for too many log-probabilities, GenerationFailed
+        for a sequence that ended with an error, Overloaded if the queue is full, and Unavailable for a prompt that
+        waited too long in the queue.
         """
+        if self.params.logprobs is not None or self.params.prompt_logprobs is not None:
+            check_logprobs(sum(map(self._num_logprobs, self.prompts)))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
@@ -129,6 +133,15 @@ class Generation:
             max_output_tokens=self.max_output_tokens,
         )
         return replace(resolved, params=params)
+
+    def _num_logprobs(self, prompt: PromptInput) -> int:
+        """The most log-probabilities that the outputs of a prompt can have."""
+        params, vocab_size = self._fitted(prompt).params, self.client.tokenizer.vocab_size
+        generated, given = (
+            0 if asked is None else vocab_size if asked == -1 else max(asked, 1)
+            for asked in (params.logprobs, params.prompt_logprobs)
+        )
+        return generated * params.n * (params.max_tokens or 0) + given * len(prompt.token_ids)
 
     def _outputs(
         self, index: int, engine_id: str, resolved: ResolvedParams, turn: float

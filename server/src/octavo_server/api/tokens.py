@@ -67,7 +67,7 @@ async def _token_ids(context: ApiContext, body: TokenizeRequest, *, num_bytes: i
         raise InvalidRequest("send either prompt or messages.", param="prompt")
     if body.prompt is not None:
         special = True if body.add_special_tokens is None else body.add_special_tokens
-        return await context.encode(body.prompt, add_special_tokens=special)
+        return await context.encode_prompt(body.prompt, add_special_tokens=special)
     asked = {name: getattr(body, name) for name in ChatCompletionRequest.model_fields.keys() & body.model_fields_set}
     chat = ChatCompletionRequest.model_validate(asked)
     chat.check()

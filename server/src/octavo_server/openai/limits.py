@@ -32,6 +32,8 @@ _COPIED = (
 )
 #: Most fields of a body; the API defines about 100. Validation keeps two copies of each unknown field.
 MAX_FIELDS = 1024
+#: Most log-probabilities of a response: each takes over 100 bytes of memory until the response is sent.
+MAX_LOGPROBS = 10_000_000
 
 
 def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
@@ -65,6 +67,16 @@ def check_fits(text: str, *, max_model_len: int, longest_token: int) -> None:
     if len(text) > max_model_len * longest_token:
         at_least = -(-len(text) // longest_token)
         raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=1, num_input=at_least)
+
+
+def check_logprobs(num_logprobs: int) -> None:
+    """Check the log-probabilities of all tokens that a request may generate or has in its prompts."""
+    if num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"The request asks for up to {num_logprobs} log-probabilities (logprobs times sequences times tokens), "
+            f"more than {MAX_LOGPROBS}, the limit: send fewer prompts, or a smaller logprobs, n or max_tokens.",
+            param="logprobs",
+        )
 
 
 def _num_entries(name: str, value: Any) -> int:
