@@ -111,7 +111,8 @@ class Admission:
 
 
 class AdmittedPrompt:
-    """One prompt in the engine: it waits until `start` is called, and has ended when its `with` block ends."""
+    """One prompt in the engine: it waits until `start` is called, and has ended when `leave` is called, or its `with`
+    block ends."""
 
     def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
         self.tenant = tenant
@@ -119,6 +120,7 @@ class AdmittedPrompt:
         self.num_seqs = num_seqs
         self.num_tokens = num_tokens
         self.has_started = False
+        self._has_left = False
         self._admission = admission
 
     def start(self) -> None:
@@ -126,14 +128,19 @@ class AdmittedPrompt:
             self.has_started = True
             self._admission._start(self)
 
+    def leave(self) -> None:
+        self.start()
+        if not self._has_left:
+            self._has_left = True
+            self._admission._leave(self)
+
     def __enter__(self) -> "AdmittedPrompt":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.start()
-        self._admission._leave(self)
+        self.leave()
 
 
 def _full(what: str, limit: int, flag: str) -> str:

@@ -84,12 +84,18 @@ class Generation:
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
-    async def _prompt_deltas(self, index: int) -> AsyncGenerator[GenerationDelta, None]:
+    def _admit(self, index: int) -> AdmittedPrompt:
+        num_tokens = len(self.prompts[index].token_ids)
+        return self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens)
+
+    async def _prompt_deltas(
+        self, index: int, admitted: AdmittedPrompt | None = None
+    ) -> AsyncGenerator[GenerationDelta, None]:
         resolved = self._fitted(self.prompts[index])
         track = self.track(self.prompts[index], resolved.params)
-        engine_id, num_tokens = f"{self.request_id}-{index}", len(self.prompts[index].token_ids)
+        engine_id = f"{self.request_id}-{index}"
         try:
-            with self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens) as admitted:
+            with admitted or self._admit(index) as admitted:
                 for _ in range(index // STARTED_AT_ONCE):
                     await asyncio.sleep(0)
                 async with aclosing(self._outputs(index, engine_id, resolved, admitted.turn)) as outputs:
@@ -172,7 +178,9 @@ class Generation:
 
     async def _merged(self) -> AsyncGenerator[GenerationDelta, None]:
         queue: asyncio.Queue[GenerationDelta | asyncio.Task[None]] = asyncio.Queue()
-        readers = {asyncio.create_task(self._feed(index, queue)) for index in range(len(self.prompts))}
+        # All prompts are admitted at once: no other request may take the places that `deltas` has found free.
+        admitted = [self._admit(index) for index in range(len(self.prompts))]
+        readers = {asyncio.create_task(self._feed(index, queue, entry)) for index, entry in enumerate(admitted)}
         num_open = len(readers)
         try:
             for reader in readers:
@@ -188,9 +196,13 @@ class Generation:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
+            for entry in admitted:  # of a reader that was cancelled before it began
+                entry.leave()
 
-    async def _feed(self, index: int, queue: "asyncio.Queue[GenerationDelta | asyncio.Task[None]]") -> None:
-        async with aclosing(self._prompt_deltas(index)) as source:
+    async def _feed(
+        self, index: int, queue: "asyncio.Queue[GenerationDelta | asyncio.Task[None]]", admitted: AdmittedPrompt
+    ) -> None:
+        async with aclosing(self._prompt_deltas(index, admitted)) as source:
             async for delta in source:
                 queue.put_nowait(delta)
 
