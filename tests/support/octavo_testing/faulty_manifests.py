@@ -74,7 +74,7 @@ TYPED_WRONGLY = (
     FaultyManifest("words for a quantity", {"resources": {"limits": {"memory": "8 GiB"}}}, "memory"),
     FaultyManifest("object for terms", _affinity(**{_NODES: {"nodeSelectorTerms": {}}}), "nodeSelectorTerms", REFUSED),
     FaultyManifest("text for skew", {"topologySpreadConstraints": [_ZONE | {"maxSkew": "1"}]}, "maxSkew", REFUSED),
-    FaultyManifest("text for a boolean", _engine_pod(hostNetwork="yes"), "hostNetwork", REFUSED),
+    FaultyManifest("text for a boolean", _engine_pod(shareProcessNamespace="yes"), "shareProcessNamespace", REFUSED),
     FaultyManifest("name for a user", _engine_pod(securityContext={"runAsUser": "root"}), "runAsUser", REFUSED),
     FaultyManifest("number for a value", _engine_container(env=[{"name": "A", "value": 5}]), "value", REFUSED),
     FaultyManifest("text for a selector", _peers({"podSelector": "app"}), "podSelector", REFUSED),
@@ -206,6 +206,7 @@ CONTRADICTORY = (
         "env[OCTAVO_ROUTER_SECRET]",
         "PodTemplateConflict",
     ),
+    FaultyManifest("the node's network", _engine_pod(hostNetwork=True), "hostNetwork", "PodTemplateRefused"),
     FaultyManifest(
         "claim for one node",
         {"replicas": 2, "model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}},
@@ -225,5 +226,5 @@ MANIFESTS = (*TYPED_WRONGLY, *DUPLICATE, *UNKNOWN, *CONTRADICTORY)
 FAULTY_EDITS = tuple(
     manifest
     for manifest in MANIFESTS
-    if manifest.reason in (REFUSED, "InvalidSpec", "PodTemplateConflict", "NoGatewayApi")
+    if manifest.reason in (REFUSED, "InvalidSpec", "PodTemplateConflict", "PodTemplateRefused", "NoGatewayApi")
 )
