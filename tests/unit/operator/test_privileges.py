@@ -27,6 +27,7 @@ def _container(**fields: Any) -> dict[str, Any]:
     return _engine(containers=[{"name": "engine", **fields}])
 
 
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/engine"
 POD, MAIN = "engine.podTemplate.spec", "engine.podTemplate.spec.containers[engine]"
 REFUSED = [
     (_engine(hostNetwork=True), f"{POD}.hostNetwork"),
@@ -35,10 +36,10 @@ REFUSED = [
     (_engine(nodeName="control-plane"), f"{POD}.nodeName"),
     (_engine(volumes=[{"name": "root", "hostPath": {"path": "/"}}]), f"{POD}.volumes[root].hostPath"),
     (_engine(volumes=[{"name": "root", "hostPath": {}}]), f"{POD}.volumes[root].hostPath"),
-    (_engine(securityContext={"sysctls": [{"name": "a", "value": "1"}]}), f"{POD}.securityContext.sysctls"),
+    (_engine(securityContext={"sysctls": [{"name": "a", "value": "1"}]}), f"{POD}.securityContext.sysctls[a]"),
     (
         _engine(securityContext={"seccompProfile": {"type": "Unconfined"}}),
-        f"{POD}.securityContext.seccompProfile",
+        f"{POD}.securityContext.seccompProfile.type",
     ),
     (
         _engine(securityContext={"windowsOptions": {"hostProcess": True}}),
@@ -51,6 +52,21 @@ REFUSED = [
         f"{MAIN}.securityContext.allowPrivilegeEscalation",
     ),
     (_container(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}), f"{MAIN}.securityContext.capabilities.add"),
+    (_container(securityContext={"seLinuxOptions": {"type": "spc_t"}}), f"{MAIN}.securityContext.seLinuxOptions.type"),
+    (_container(securityContext={"seLinuxOptions": {"user": "u"}}), f"{MAIN}.securityContext.seLinuxOptions.user"),
+    (_container(securityContext={"seLinuxOptions": {"role": "r"}}), f"{MAIN}.securityContext.seLinuxOptions.role"),
+    (
+        _container(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
+        f"{MAIN}.securityContext.appArmorProfile.type",
+    ),
+    (
+        _container(lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1", "port": 80}}}),
+        f"{MAIN}.lifecycle.preStop.httpGet.host",
+    ),
+    (
+        _engine(containers=[{"name": "own", "livenessProbe": {"tcpSocket": {"host": "10.0.0.1", "port": 80}}}]),
+        f"{POD}.containers[own].livenessProbe.tcpSocket.host",
+    ),
     (_container(ports=[{"containerPort": 9, "hostPort": 9}]), f"{MAIN}.ports[9].hostPort"),
     (
         _engine(initContainers=[{"name": "own", "image": "i", "securityContext": {"privileged": True}}]),
@@ -60,6 +76,7 @@ REFUSED = [
         {"router": {"podTemplate": {"spec": {"hostNetwork": True}}}},
         "router.podTemplate.spec.hostNetwork",
     ),
+    ({"podMetadata": {"annotations": {APPARMOR: "unconfined"}}}, f"podMetadata.annotations[{APPARMOR}]"),
     (
         {
             "engine": {
@@ -86,6 +103,22 @@ def test_a_field_with_rights_on_the_node_is_refused_by_its_path(spec: dict[str, 
     assert accepted["message"].startswith(f"{path}: ")
     (accepted, *_) = plan(service, PlanCluster().observe(), SETTINGS, now="", new_secret="s").status["conditions"]
     assert accepted["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        _engine(hostNetwork=False, hostPID=None, securityContext={"runAsUser": 0}),
+        _engine(securityContext={"sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}]}),
+        _container(securityContext={"seLinuxOptions": {"type": "container_t", "level": "s0:c1"}}),
+        _container(securityContext={"procMount": "Default", "privileged": False, "capabilities": {"drop": ["ALL"]}}),
+        _container(securityContext={"seccompProfile": {"type": "Localhost", "localhostProfile": "a"}}),
+        {"podMetadata": {"annotations": {APPARMOR: "runtime/default"}}},
+    ],
+    ids=str,
+)
+def test_fields_that_the_baseline_allows_are_accepted(spec: dict[str, Any]) -> None:
+    assert privileges(_service(**spec)) == []
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
