@@ -97,7 +97,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, else 2048
     long_prefill_token_threshold: int = 0
     max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
     scheduling_policy: SchedulingPolicy = "fcfs"
@@ -120,6 +120,11 @@ class EngineConfig:
     kv_cache_metrics_sample: float = 0.01
     trace: str | None = None
     debug_invariants: bool = False
+
+
+def batched_tokens(config: EngineConfig, device: str) -> int:
+    """Return the user's `max_num_batched_tokens`, or the default of the device."""
+    return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig
+from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
@@ -59,8 +59,8 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     """Load the executor and create the engine core around it. Raises StartupError."""
     trace = None if config.trace is None else TraceFile(Path(config.trace))
     executor, ready = load(config)
-    warn_if_steps_are_small(config)
     limits = scheduler_config(config, ready)
+    warn_if_steps_are_small(limits)
     publishing = {"kv_events": config.kv_stream, "kv_tokens": config.kv_events_config is not None}
     scheduler = (
         Scheduler(limits, **publishing) if trace is None else TracingScheduler(limits, trace.write, **publishing)
@@ -69,7 +69,7 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
 
 
-def warn_if_steps_are_small(config: EngineConfig) -> None:
+def warn_if_steps_are_small(config: SchedulerConfig) -> None:
     """Log a warning if a step has room for fewer sequences than may run: each needs at least one token of it."""
     if config.max_num_batched_tokens < config.max_num_seqs:
         _LOGGER.warning(
@@ -93,7 +93,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         num_host_blocks=ready.num_host_blocks,
         block_size=ready.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=batched_tokens(config, ready.device),
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,

@@ -165,7 +165,7 @@ def test_every_field_of_the_engine_has_a_flag_with_help():
 
 def test_help_shows_every_default():
     text = " ".join(help_of_serve().split())
-    for expected in ("Default: 16.", "Default: 2048.", "Default: 256.", "Default: 0.01.", "Default: fcfs."):
+    for expected in ("Default: 16.", "8192 on a GPU, else 2048.", "Default: 256.", "Default: 0.01.", "Default: fcfs."):
         assert expected in text
 
 

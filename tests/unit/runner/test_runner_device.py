@@ -110,6 +110,7 @@ def test_prepare_sets_the_number_of_threads() -> None:
     torch.set_num_threads(before)
 
 
-def test_an_unsupported_device_is_refused() -> None:
-    with pytest.raises(StartupError, match="--device cuda"):
+def test_a_missing_gpu_is_refused_with_a_code() -> None:
+    with pytest.raises(StartupError, match="--device cuda") as raised:
         open_device("cuda")
+    assert raised.value.code == "NoDevice"

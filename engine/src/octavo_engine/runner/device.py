@@ -1,9 +1,10 @@
 """`Device`: the interface to everything that differs between a CPU and an accelerator.
 
 No other module depends on the kind of device. Supporting an accelerator takes another class with the same members and
-one line in `open_device`.
+a line in `open_device`.
 """
 
+import logging
 import os
 from typing import Protocol
 
@@ -17,15 +18,30 @@ from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
+from octavo_engine.runner.cuda_device import CudaDevice, find_cuda_problem
 from octavo_engine.runner.dtype import choose_cpu_dtype
-from octavo_engine.runner.memory import GIB, KV_SPACE_VARIABLES, NUM_ENGINES_VARIABLE, MemoryInfo, host_memory
+from octavo_engine.runner.memory import (
+    GIB,
+    KV_SPACE_VARIABLES,
+    NUM_ENGINES_VARIABLE,
+    PROCESS_BYTES,
+    MemoryInfo,
+    host_memory,
+)
 from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
 from octavo_engine.wire.errors import StartupError
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class Device(Protocol):
+    """`packs_weights`: linears are stored in a layout of this device. `compiles_late`: kernels compile when a step
+    first needs them."""
+
     name: str
     torch_device: torch.device
+    packs_weights: bool
+    compiles_late: bool
 
     def prepare(self, config: EngineConfig) -> None:
         """Set up compute threads, device context and kernels; call it once per process, before any computation."""
@@ -37,6 +53,10 @@ class Device(Protocol):
 
     def memory(self) -> MemoryInfo: ...
 
+    def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+        """Return the memory that an engine needs beside weights, KV cache and swap space."""
+        ...
+
     def kv_space_bytes(self) -> int | None:
         """Return the size of the KV cache that the environment sets; None if it sets none. Raises StartupError."""
         ...
@@ -45,13 +65,25 @@ class Device(Protocol):
         """Allocate [num_blocks, bytes_per_block] uint8 in host memory, suited to fast copies by this device."""
         ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait until the device has finished all submitted work."""
+        ...
+
+    def release_unused_memory(self) -> None:
+        """Give memory back that the device's allocator keeps for later use."""
+        ...
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return True if the device can compute nothing after this error."""
+        ...
 
 
 class CpuDevice:
     def __init__(self) -> None:
         self.name = "cpu"
         self.torch_device = torch.device("cpu")
+        self.packs_weights = True
+        self.compiles_late = False
 
     def prepare(self, config: EngineConfig) -> None:
         affinity = os.sched_getaffinity(0)
@@ -71,6 +103,9 @@ class CpuDevice:
     def memory(self) -> MemoryInfo:
         return host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
 
+    def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+        return PROCESS_BYTES
+
     def kv_space_bytes(self) -> int | None:
         """Return `*_CPU_KVCACHE_SPACE`, which is in GiB, in bytes; None if it is not set or 0."""
         name = next((n for n in KV_SPACE_VARIABLES if os.environ.get(n)), None)
@@ -88,9 +123,21 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Do nothing: CPU calls return when their work is done."""
 
+    def release_unused_memory(self) -> None:
+        """Do nothing: `return_freed_memory` has returned it."""
+
+    def is_lost(self, error: Exception) -> bool:
+        return False
+
 
 def open_device(kind: str) -> Device:
-    """Open a device. `kind`: `EngineConfig.device`. Raises StartupError for an unsupported kind."""
-    if kind in ("auto", "cpu"):
+    """Open a device. `kind`: `EngineConfig.device`. Raises StartupError for "cuda" where CUDA does not work."""
+    if kind == "cpu":
         return CpuDevice()
-    raise StartupError(f"--device {kind} is not supported by this version: use cpu.", code="NoDevice")
+    problem = find_cuda_problem()
+    if problem is None:
+        return CudaDevice()
+    if kind == "cuda":
+        raise StartupError(f"--device cuda: {problem}, or use --device cpu.", code="NoDevice")
+    _LOGGER.info("--device auto: computing on the CPU; no GPU is usable: %s", problem)
+    return CpuDevice()

@@ -28,20 +28,33 @@ _WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one ki
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInfo:
-    """`total_bytes`: the limit. `available_bytes`: free now. `num_engines`: engines that `octavo up` runs on both."""
+    """Memory for weights and KV cache. `total_bytes`: the limit. `available_bytes`: free now. `num_engines`: engines
+    that `octavo up` runs on both.
+
+    A GPU sets the other two. `utilization`: default of --gpu-memory-utilization. `host_available_bytes`: free memory of
+    the host, from which it takes swap space; None: swap space takes the same memory as the KV cache.
+    """
 
     total_bytes: int
     available_bytes: int
     num_engines: int = 1
+    utilization: float | None = None
+    host_available_bytes: int | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.utilization is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default."""
+    """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
+    `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space."""
 
     weights_bytes: int
     bytes_per_block: int
     set_kv_bytes: int | None = None
+    reserve_bytes: int = PROCESS_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +112,7 @@ def fits_limit(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, 
 
     If the length is not set, the request must fit into the part of the memory that `fitting_len` gives the KV cache.
     """
-    taken, limit = PROCESS_BYTES + model.weights_bytes + _swap_bytes(config), memory.total_bytes // memory.num_engines
+    taken, limit = _taken_bytes(config, model, memory), memory.total_bytes // memory.num_engines
     if model.set_kv_bytes is not None:
         return taken + model.set_kv_bytes <= limit
     needed = -(-max_model_len // config.block_size) * model.bytes_per_block
@@ -113,7 +126,8 @@ def size_kv(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, max
     Raises StartupError if a request of `max_model_len` tokens, or the size that was set, does not fit.
     """
     blocks_per_seq = -(-max_model_len // config.block_size)
-    free = max(0, memory.available_bytes - model.weights_bytes - _swap_bytes(config))
+    free = _free_bytes(config, model, memory)
+    _check_host(config, memory)
     if model.set_kv_bytes is not None:
         num_blocks = model.set_kv_bytes // model.bytes_per_block
         if num_blocks < blocks_per_seq:
@@ -133,16 +147,47 @@ def size_kv(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, max
 
 def kv_bytes_by_limit(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
     """Return the size of the KV cache on a machine where nothing else runs, if it is not set."""
-    taken = PROCESS_BYTES + model.weights_bytes + _swap_bytes(config)
-    if config.gpu_memory_utilization is not None:
-        return max(0, int(config.gpu_memory_utilization * memory.total_bytes) - taken)
+    taken = _taken_bytes(config, model, memory)
+    share = _utilization(config, memory)
+    if share is not None:
+        return max(0, int(share * memory.total_bytes) - taken)
     return default_kv_bytes(memory.total_bytes - taken, memory.num_engines)
 
 
 def _kv_bytes_by_free(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, free: int) -> int:
+    if memory.utilization is not None:
+        unused = (1 - (config.gpu_memory_utilization or memory.utilization)) * memory.total_bytes
+        return max(0, min(kv_bytes_by_limit(config, model, memory), int(free - unused)))
     if config.gpu_memory_utilization is not None:
         return min(kv_bytes_by_limit(config, model, memory), int(_MOST_OF_FREE * free))
     return default_kv_bytes(free, memory.num_engines)
+
+
+def _utilization(config: EngineConfig, memory: MemoryInfo) -> float | None:
+    """Return the share of the memory limit for this engine; engines that share a GPU divide the default."""
+    if config.gpu_memory_utilization is None and memory.utilization is not None:
+        return memory.utilization / memory.num_engines
+    return config.gpu_memory_utilization
+
+
+def _taken_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
+    return model.reserve_bytes + model.weights_bytes + (0 if memory.is_gpu else _swap_bytes(config))
+
+
+def _free_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
+    """Return the free memory beside the weights and, on a GPU, the largest step, or on a CPU, the swap space."""
+    beside = model.reserve_bytes if memory.is_gpu else _swap_bytes(config)
+    return max(0, memory.available_bytes - model.weights_bytes - beside)
+
+
+def _check_host(config: EngineConfig, memory: MemoryInfo) -> None:
+    host = memory.host_available_bytes
+    if host is not None and _swap_bytes(config) > host:
+        raise StartupError(
+            f"--swap-space {config.swap_space:g} takes {size(_swap_bytes(config))} of the host's memory, but only "
+            f"{size(host)} are available: lower it to at most {host // MIB / 1024:.2f}.",
+            code="OutOfMemory",
+        )
 
 
 def _swap_bytes(config: EngineConfig) -> int:
@@ -150,14 +195,15 @@ def _swap_bytes(config: EngineConfig) -> int:
 
 
 def _no_room(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv_bytes: int) -> str:
-    share = config.gpu_memory_utilization
+    share = _utilization(config, memory)
     limited = f"{size(memory.total_bytes)} of memory" + (f" times --gpu-memory-utilization {share:g}" if share else "")
     shared = f" for {memory.num_engines} engines" if memory.num_engines > 1 else ""
-    swap = f", its swap space {size(_swap_bytes(config))}" if config.swap_space else ""
+    swap = f", its swap space {size(_swap_bytes(config))}" if config.swap_space and not memory.is_gpu else ""
+    other, remedy = ("largest step", ", lower --max-num-batched-tokens") if memory.is_gpu else ("processes", "")
     return (
         f"the model does not fit: of {limited}{shared}, its weights take {size(model.weights_bytes)}{swap} and its "
-        f"processes {size(PROCESS_BYTES)}; {size(kv_bytes)} of the rest are for the KV cache, less than "
-        f"{_LEAST_TOKENS} tokens: use a smaller model, give it more memory, or set a short --max-model-len."
+        f"{other} {size(model.reserve_bytes)}; {size(kv_bytes)} of the rest are for the KV cache, less than "
+        f"{_LEAST_TOKENS} tokens: use a smaller model, give it more memory{remedy}, or set a short --max-model-len."
     )
 
 
@@ -179,15 +225,16 @@ def _too_small(config: EngineConfig, num_blocks: int, max_model_len: int, model:
 def _too_little_free(
     config: EngineConfig, model: ModelMemory, memory: MemoryInfo, num_blocks: int, max_model_len: int
 ) -> str:
-    free = memory.available_bytes - model.weights_bytes - _swap_bytes(config)
-    fits = max(0, free) // model.bytes_per_block * config.block_size
+    fits = _free_bytes(config, model, memory) // model.bytes_per_block * config.block_size
     swap = f", swap space {size(_swap_bytes(config))}" if config.swap_space else ""
+    swap = f", largest step {size(model.reserve_bytes)}" if memory.is_gpu else swap
     if model.set_kv_bytes is not None:
         kv, remedy = "KV cache", "lower --kv-cache-memory-bytes, --num-gpu-blocks-override or --swap-space"
     else:
         kv = f"KV cache of one request of {max_model_len} tokens"
         remedy = f"set --max-model-len to at most {fits}" if fits else "use a smaller model"
-    needed = model.weights_bytes + _swap_bytes(config) + num_blocks * model.bytes_per_block
+    beside = model.reserve_bytes if memory.is_gpu else _swap_bytes(config)
+    needed = model.weights_bytes + beside + num_blocks * model.bytes_per_block
     remedy = f"end other programs, or {remedy}" if needed <= memory.total_bytes else remedy
     return (
         f"the model does not fit into the free memory: weights {size(model.weights_bytes)}{swap} and {kv} "

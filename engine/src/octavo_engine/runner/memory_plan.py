@@ -92,8 +92,9 @@ def _model_memory(
     model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
-        weights_bytes=planned_weights_bytes(model),
+        weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),
         bytes_per_block=bytes_per_block,
+        reserve_bytes=device.reserve_bytes(config, model_config, dtype),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
 

@@ -179,9 +179,10 @@ def _metavar(kind: Any) -> str:
 _UNSET = {
     "chat_template": "the model's",
     "download_dir": "the cache of the hub",
-    "gpu_memory_utilization": "see --kv-cache-memory-bytes",
-    "kv_cache_memory_bytes": "half of the free memory up to 4 GiB, a quarter of it if that is more",
+    "gpu_memory_utilization": "0.9 on a GPU, else see --kv-cache-memory-bytes",
+    "kv_cache_memory_bytes": "on a CPU, half of the free memory up to 4 GiB, a quarter of it if that is more",
     "max_model_len": "auto",
+    "max_num_batched_tokens": "8192 on a GPU, else 2048",
     "max_step_ms": "200 on a CPU, else 0",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per CPU core that this process may use",

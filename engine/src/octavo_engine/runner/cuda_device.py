@@ -1,0 +1,177 @@
+"""`CudaDevice`: one NVIDIA GPU by torch and Triton. No other module names `torch.cuda`.
+
+Decisions are pure functions of figures: `describe_problem` of what a machine has, `step_bytes` of a model's sizes.
+"""
+
+import importlib.util
+import logging
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo_engine.config import EngineConfig, ModelConfig, batched_tokens
+from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
+from octavo_engine.runner.cgroup import read_limits
+from octavo_engine.runner.dtype import layer_shapes
+from octavo_engine.runner.memory import MIB, NUM_ENGINES_VARIABLE, MemoryInfo, host_memory, size
+
+_LOGGER = logging.getLogger(__name__)
+UTILIZATION = 0.9
+_LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
+_LEAST_FREE_BYTES = 512 * MIB
+_LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
+_LOGIT_COPIES = 3  # logits, the sampler's copy of them, and its sorted values
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """What this machine has for CUDA. `device_error`: torch's reason why it finds no GPU; empty if it finds one."""
+
+    is_cuda_build: bool = True
+    device_error: str = ""
+    capability: tuple[int, int] = _LEAST_CAPABILITY
+    free_bytes: int = 1 << 40
+    has_triton: bool = True
+    has_compiler: bool = True
+    has_python_h: bool = True
+    kernel_cache: Path = Path()
+    is_cache_writable: bool = True
+
+
+def describe_problem(facts: CudaFacts) -> str | None:
+    """Return cause and remedy, without a full stop, if an engine can't compute with CUDA here; else None."""
+    needed = ".".join(map(str, _LEAST_CAPABILITY))
+    problems = (
+        (not facts.is_cuda_build, f"torch {torch.__version__} is built without CUDA: install torch for CUDA"),
+        (bool(facts.device_error), f"torch finds no GPU ({facts.device_error}): check the driver with nvidia-smi"),
+        (
+            facts.capability < _LEAST_CAPABILITY,
+            f"the GPU has compute capability {'.'.join(map(str, facts.capability))}, less than {needed}: use a GPU of "
+            "the Ampere generation or later",
+        ),
+        (
+            facts.free_bytes < _LEAST_FREE_BYTES,
+            f"the GPU has {size(facts.free_bytes)} of free memory, less than {size(_LEAST_FREE_BYTES)}: end other "
+            "programs on it",
+        ),
+        (not facts.has_triton, "the Python package triton is not installed: pip install 'octavo-engine[cuda]'"),
+        (not facts.has_compiler, "Triton finds no C compiler: install gcc or set CC"),
+        (not facts.has_python_h, "Triton's launcher needs Python.h: install Python's headers, such as python3-dev"),
+        (
+            not facts.is_cache_writable,
+            f"Triton can't write compiled kernels to {facts.kernel_cache}: set TRITON_CACHE_DIR to a writable folder",
+        ),
+    )
+    return next((text for is_true, text in problems if is_true), None)
+
+
+def find_cuda_problem() -> str | None:
+    """Return why CUDA can't be used on this machine, with the remedy; None if it can."""
+    if torch.version.cuda is None:
+        return describe_problem(CudaFacts(is_cuda_build=False))
+    try:
+        capability, free = torch.cuda.get_device_capability(), torch.cuda.mem_get_info()[0]
+    except (RuntimeError, AssertionError) as error:  # no driver, no device, or no memory for a context
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return describe_problem(CudaFacts(device_error=lines[0].rstrip(".")))
+    cache = kernel_cache_folder()
+    return describe_problem(
+        CudaFacts(
+            capability=capability,
+            free_bytes=free,
+            has_triton=importlib.util.find_spec("triton") is not None,
+            has_compiler=bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
+            has_python_h=(Path(sysconfig.get_paths()["include"]) / "Python.h").exists(),
+            kernel_cache=cache,
+            is_cache_writable=is_writable(cache),
+        )
+    )
+
+
+def kernel_cache_folder() -> Path:
+    """Return Triton's cache folder, by its own rules."""
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    return Path(folder) if folder else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def is_writable(folder: Path) -> bool:
+    """Return True if this process may write files to the folder, or create it."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the memory of the largest step: inputs and outputs of one layer's linears and four hidden states for each
+    of `max_num_batched_tokens` tokens, three times the fp32 logits of `max_num_seqs` rows, and a fixed part."""
+    values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
+    activations = batched_tokens(config, "cuda") * values * dtype.itemsize
+    logits = _LOGIT_COPIES * config.max_num_seqs * model.vocab_size * torch.float32.itemsize
+    return activations + logits + _LIBRARY_BYTES
+
+
+def is_cuda_failure(error: Exception) -> bool:
+    """Return True for a CUDA error other than memory that ran out: kernels launched after it fail as well."""
+    if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", None) == _OUT_OF_MEMORY:
+        return False
+    is_cuda_text = isinstance(error, RuntimeError) and ("CUDA error" in str(error) or "[CUDA]" in str(error))
+    return isinstance(error, torch.AcceleratorError) or is_cuda_text
+
+
+class CudaDevice:
+    def __init__(self) -> None:
+        self.name = "cuda"
+        self.torch_device = torch.device("cuda", 0)
+        self.packs_weights = False
+        self.compiles_late = True
+
+    def prepare(self, config: EngineConfig) -> None:
+        torch.cuda.set_device(self.torch_device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+
+    def default_dtype(self, model: ModelConfig) -> torch.dtype:
+        return torch.float16 if model.dtype == "float16" else torch.bfloat16
+
+    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack
+
+        return CudaBackend(specs, block_size, dtype, self.torch_device)
+
+    def memory(self) -> MemoryInfo:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return MemoryInfo(
+            total_bytes=total,
+            available_bytes=free,
+            num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")),
+            utilization=UTILIZATION,
+            host_available_bytes=host_memory(read_limits()).available_bytes,
+        )
+
+    def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+        return step_bytes(config, model, dtype)
+
+    def kv_space_bytes(self) -> int | None:
+        """Return None: the variables that set it are for CPUs."""
+
+    def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
+        """Allocate pinned memory, or pageable memory where the system refuses it, which is slower to copy."""
+        try:
+            return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", str(error).splitlines()[0])
+            return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def release_unused_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+    def is_lost(self, error: Exception) -> bool:
+        return is_cuda_failure(error)
