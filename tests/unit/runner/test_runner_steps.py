@@ -8,11 +8,14 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.cuda_device import is_cuda_failure
+from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.sampler import NOT_FINITE
+from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor
@@ -25,12 +28,13 @@ class Counting:
 
     def __init__(self) -> None:
         self.fail_on = -1
+        self.failure: Exception = RuntimeError("the kernel broke")
         self.poison = -1
         self.head_rows: list[int] = []
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         if (inputs == self.fail_on).any():
-            raise RuntimeError("the kernel broke")
+            raise self.failure
         return inputs[:, None].float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -60,6 +64,23 @@ class Journal:
         self.calls.append(("in", pairs))
 
 
+class RecordingDevice(CpuDevice):
+    """A CPU that classifies errors as a GPU does, and records calls in the backend's journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def synchronize(self) -> None:
+        self._journal.calls.append("synchronize")
+
+    def release_unused_memory(self) -> None:
+        self._journal.calls.append("release")
+
+    def is_lost(self, error: Exception) -> bool:
+        return is_cuda_failure(error)
+
+
 def no_vocabulary() -> Vocabulary:
     raise AssertionError("nothing here has a grammar")
 
@@ -73,7 +94,8 @@ class Rig:
         host = torch.zeros(4, 8, dtype=torch.uint8)
         self.compiler = GrammarCompiler(no_vocabulary)
         masks = GrammarMasks(self.compiler, vocab_size=VOCAB)
-        self.runner = Runner(self.model, self.backend, self.batch, masks, host=host)  # type: ignore[arg-type]
+        self.device = RecordingDevice(self.backend)
+        self.runner = Runner(self.model, self.backend, self.batch, masks, self.device, host=host)  # type: ignore[arg-type]
 
     def run(self, *steps: SeqStep, **plan: Any) -> StepResult:
         return self.runner.run(StepPlan(step_id=7, seqs=list(steps), **plan))
@@ -147,7 +169,8 @@ def test_a_step_runs_its_work_in_order(rig: Rig) -> None:
         swap_in=[(1, 2)],
         copies=[(2, 3)],
     )
-    assert rig.backend.calls == [("out", [(0, 1)]), ("in", [(1, 2)]), ("copy", [(2, 3)]), "forward"]
+    moves = [("out", [(0, 1)]), ("in", [(1, 2)]), "synchronize", ("copy", [(2, 3)])]
+    assert rig.backend.calls == [*moves, "forward", "synchronize"]
 
 
 def test_dropped_sequences_make_room_for_new_ones(rig: Rig) -> None:
@@ -215,6 +238,7 @@ def test_the_local_executor_runs_plans_until_shutdown(rig: Rig) -> None:
     memory = EngineMemory(
         rig.runner,
         rig.backend,  # type: ignore[arg-type]
+        rig.device,
         num_blocks=1,
         load_model=Counting,
         make_host=lambda: None,
@@ -225,3 +249,48 @@ def test_the_local_executor_runs_plans_until_shutdown(rig: Rig) -> None:
     executor.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         executor.submit(plan).result(timeout=0)
+
+
+def test_costs_are_measured_when_the_device_has_finished(rig: Rig) -> None:
+    rig.run(step(1, 0, 2, sample=False), new_seqs=[new(1, 5, 6, 7)], swap_in=[(0, 1)])
+    assert rig.backend.calls == [("in", [(0, 1)]), "synchronize", "forward", "synchronize"]
+
+
+def test_a_step_without_memory_fails_alone_and_memory_is_released(rig: Rig) -> None:
+    rig.model.fail_on, rig.model.failure = 5, torch.OutOfMemoryError("CUDA out of memory.")
+    failed = rig.run(step(1, 0, 1), new_seqs=[new(1, 5)])
+    assert "OutOfMemoryError" in (failed.error or "")
+    assert rig.backend.calls == ["forward", "release"]
+    assert tokens(rig.run(step(2, 0, 1), new_seqs=[new(2, 8)], dropped_seqs=[1])) == {2: [9]}
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [torch.AcceleratorError("CUDA error: unspecified launch failure"), RuntimeError("Triton Error [CUDA]: bad")],
+)
+def test_a_lost_device_ends_the_engine(rig: Rig, failure: Exception) -> None:
+    rig.model.fail_on, rig.model.failure = 5, failure
+    with pytest.raises(EngineDead, match="device is lost"):
+        rig.run(step(1, 0, 1), new_seqs=[new(1, 5)])
+
+
+def test_a_sleeping_engine_releases_the_memory_of_its_device(rig: Rig) -> None:
+    memory = EngineMemory(
+        rig.runner,
+        rig.backend,  # type: ignore[arg-type]
+        rig.device,
+        num_blocks=1,
+        load_model=Counting,
+        make_host=lambda: None,
+    )
+    memory.release("weights")
+    assert rig.backend.calls == ["release"]
+
+
+def test_warming_up_counts_no_costs_and_raises_errors(rig: Rig) -> None:
+    plan = StepPlan(step_id=0, new_seqs=[new(1, *range(200))], seqs=[step(1, 0, 200)])
+    rig.runner.warm_up([plan, StepPlan(step_id=0, dropped_seqs=[1])])
+    assert rig.run(step(2, 0, 1), new_seqs=[new(2, 5)]).costs.prefill_token_s == 0
+    rig.model.fail_on = 5
+    with pytest.raises(RuntimeError, match="broke"):
+        rig.runner.warm_up([StepPlan(step_id=0, new_seqs=[new(3, 5)], seqs=[step(3, 0, 1)])])

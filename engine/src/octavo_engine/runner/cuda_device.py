@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What this machine has for CUDA. `device_error`: torch's reason why it finds no GPU; empty if it finds one."""
+    """The machine's parts for CUDA. `device_error`: torch's reason why it finds no GPU; empty if it finds one."""
 
     is_cuda_build: bool = True
     device_error: str = ""

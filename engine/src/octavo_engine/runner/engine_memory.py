@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBackend
+from octavo_engine.runner.device import Device
 from octavo_engine.runner.runner import RunnableModel, Runner
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -19,6 +20,7 @@ class EngineMemory:
         self,
         runner: Runner,
         backend: AttentionBackend,
+        device: Device,
         *,
         num_blocks: int,
         load_model: Callable[[], RunnableModel],
@@ -26,6 +28,7 @@ class EngineMemory:
     ) -> None:
         self._runner = runner
         self._backend = backend
+        self._device = device
         self._num_blocks = num_blocks
         self._load_model = load_model
         self._make_host = make_host
@@ -38,6 +41,7 @@ class EngineMemory:
             self._backend.release()
             self._runner.host = None
         return_freed_memory()
+        self._device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
         """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released."""

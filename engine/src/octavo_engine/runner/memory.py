@@ -22,6 +22,7 @@ PROCESS_BYTES = 384 * MIB
 _HALF_UP_TO_BYTES = 4 * GIB
 _MOST_OF_FREE = 0.9  # share that --gpu-memory-utilization may take of the free memory
 _MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
+_LESS = 0.05  # share that the remedy gives back when a start runs out of memory
 _LEAST_TOKENS = 512  # a shorter length that only memory dictates is an error
 _WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one kind differ by some MiB
 
@@ -192,6 +193,18 @@ def _check_host(config: EngineConfig, memory: MemoryInfo) -> None:
 
 def _swap_bytes(config: EngineConfig) -> int:
     return int(config.swap_space * GIB)
+
+
+def describe_lack_at_start(config: EngineConfig, memory: MemoryInfo) -> str:
+    """Return the error of a GPU whose memory ran out although the plan fitted, with a flag to lower and by how much."""
+    if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None:
+        flag = "--num-gpu-blocks-override" if config.num_gpu_blocks_override is not None else "--kv-cache-memory-bytes"
+        given = config.num_gpu_blocks_override or config.kv_cache_memory_bytes or 0
+        remedy = f"{flag} from {given} to {int(given * (1 - _LESS))}"
+    else:
+        share = _utilization(config, memory) or 1.0
+        remedy = f"--gpu-memory-utilization from {share:g} to {max(0.01, round(share - _LESS, 2)):g}"
+    return f"the GPU ran out of memory while the engine started: lower {remedy}, or lower --max-num-batched-tokens."
 
 
 def _no_room(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv_bytes: int) -> str:

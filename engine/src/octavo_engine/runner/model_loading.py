@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
-from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo, batched_tokens
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
@@ -16,8 +18,10 @@ from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
+from octavo_engine.runner.memory import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_config import load_model_config
@@ -43,7 +47,8 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     files = resolve_files(config)
     model_config = load_model_config(files)
     plan = plan_memory(config, device, model_config)
-    model = load_model(device, files, model_config, plan, progress)
+    with as_startup_error(config, plan):
+        model = load_model(device, files, model_config, plan, progress)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
     dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files)
@@ -52,7 +57,12 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         check_unchanged(files, fingerprint)
         return load_model(device, files, model_config, plan)
 
-    runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model)
+    loaded_s = time.perf_counter()
+    with as_startup_error(config, plan):
+        runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model)
+        if device.compiles_late:
+            runner.warm_up(warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name)))
+    ready_s = time.perf_counter()
     info = ReadyInfo(
         max_model_len=plan.max_model_len,
         num_blocks=plan.kv.num_blocks,
@@ -65,10 +75,19 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         hash_root=root_hash(fingerprint, dtype, config.block_size),
         weights_bytes=model.weights_bytes(),
         kv_bytes=plan.kv.kv_bytes,
-        startup_s={"compile": prepared_s - began_s, "weights": time.perf_counter() - prepared_s},
+        startup_s={"compile": prepared_s - began_s + ready_s - loaded_s, "weights": loaded_s - prepared_s},
         revision=fetched_revision(files.root),
     )
     return LocalExecutor(runner, compiler, memory), info
+
+
+@contextmanager
+def as_startup_error(config: EngineConfig, plan: MemoryPlan) -> Iterator[None]:
+    """Turn a lack of GPU memory into a StartupError that names a flag: the plan's reserve was too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise StartupError(describe_lack_at_start(config, plan.memory), code="OutOfMemory") from error
 
 
 def load_model(
@@ -132,6 +151,7 @@ def make_runner(
         num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
-    runner = Runner(model, backend, batch, grammars, host=make_host(), logprobs_mode=config.logprobs_mode)
+    runner = Runner(model, backend, batch, grammars, device, host=make_host(), logprobs_mode=config.logprobs_mode)
     blocks = plan.kv.num_blocks
-    return runner, EngineMemory(runner, backend, num_blocks=blocks, load_model=reload_model, make_host=make_host)
+    memory = EngineMemory(runner, backend, device, num_blocks=blocks, load_model=reload_model, make_host=make_host)
+    return runner, memory

@@ -3,7 +3,8 @@
 Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, forward, sampling, prompt
 log-probabilities. Only rows that are sampled or need log-probabilities go through the model's head, a bounded number of
 logits at a time. An exception becomes an error result for the whole step; the batch arrays stay consistent, as they are
-changed before any computation, and tokens are appended after all computations succeeded.
+changed before any computation, and tokens are appended after all computations succeeded. Only a lost device raises
+EngineDead. Work is measured until the device has finished it.
 """
 
 import logging
@@ -19,9 +20,11 @@ from octavo_engine.config import LogprobsMode
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.device import Device
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.sampler import Sampler, SampleRows
+from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 
@@ -49,6 +52,7 @@ class Runner:
         backend: AttentionBackend,
         batch: PersistentBatch,
         grammars: GrammarMasks,
+        device: Device,
         *,
         host: Tensor | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
@@ -57,19 +61,32 @@ class Runner:
         self._backend = backend
         self._batch = batch
         self._grammars = grammars
+        self._device = device
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
         self._costs = CostMeter()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        """Run a plan. Raises EngineDead if the device is lost."""
         try:
             results = self._run(plan)
         except Exception as error:  # a failed step must not end the engine
+            if self._device.is_lost(error):
+                raise EngineDead(f"the {self._device.name} device is lost: {error}") from error
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
-            return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
-        return StepResult(step_id=plan.step_id, seqs=results, costs=self._costs.current())
+        else:
+            return StepResult(step_id=plan.step_id, seqs=results, costs=self._costs.current())
+        self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
+        return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
+
+    @torch.inference_mode()
+    def warm_up(self, plans: list[StepPlan]) -> None:
+        """Run plans whose time, with compilation, does not count as a cost. Raises any error of a step."""
+        for plan in plans:
+            self._run(plan)
+        self._costs = CostMeter()
 
     @property
     def _model(self) -> RunnableModel:
@@ -96,6 +113,7 @@ class Runner:
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
+        self._device.synchronize()
         self._costs.record_forward(inputs.num_rows, inputs.start, time.perf_counter() - started)
         return list(results.values())
 
@@ -107,6 +125,7 @@ class Runner:
                 self._backend.swap_out(plan.swap_out, self.host)
             if plan.swap_in:
                 self._backend.swap_in(plan.swap_in, self.host)
+            self._device.synchronize()
             self._costs.record_swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
         if plan.copies:
             self._backend.copy_blocks(plan.copies)
