@@ -40,10 +40,12 @@ def test_a_pod_that_asks_for_a_gpu_gets_a_node_that_has_one(bounded: str, cluste
     assert "Paris" in cluster.ask(HOST, NAME)
 
 
-def test_a_service_on_a_gpu_says_that_no_engine_computes_there(bounded: str, cluster: Cluster) -> None:
+def test_a_pod_without_a_usable_gpu_says_why(bounded: str, cluster: Cluster) -> None:
     cluster.serve(bounded, "on-gpu", resources={"limits": {GPU: 1}})
     found = cluster.until_reason(bounded, "on-gpu", "NoGpuSupport")
-    assert "--device cuda" in condition(found, "Ready")["message"]
+    message = condition(found, "Ready")["message"]
+    assert "--device cuda" in message
+    assert "without CUDA" in message
     cluster.kubectl("delete", "infsvc", "on-gpu", "-n", bounded)
 
 

@@ -94,9 +94,9 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "more.",
         ),
         "NoGpuSupport": Meaning(
-            "The engine can't compute on the accelerator that `resources` requests: this version computes on CPUs "
-            "only.",
-            "Request no accelerator. `engine.device: cpu` computes on the CPU of a node that has one.",
+            "The engine found no usable NVIDIA GPU in its pod, or `resources` requests an accelerator of another kind.",
+            "The message has the cause, such as a missing driver, too old a GPU, or an image without CUDA, and the "
+            "remedy. `engine.device: cpu` computes on the CPU of a node that has a GPU.",
         ),
     },
     "ModelReady": {
