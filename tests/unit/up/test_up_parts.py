@@ -11,7 +11,7 @@ from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory import GIB, MemoryInfo, ModelMemory, default_kv_bytes, size_kv
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
-from octavo_server.cli.up import check, route_args, serve_args
+from octavo_server.cli.up import check, route_args, serve_args, visible_gpus
 from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
@@ -50,6 +50,33 @@ def machine(env=None, *, cpus=8, limits=None):
 )
 def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, expected):
     assert split_resources(given, around, num) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "expected"),
+    [
+        (ResourceSettings(), ("0", "1", "2"), [("0", "1"), ("1", "1"), ("2", "1")]),
+        (ResourceSettings(device="cuda"), ("GPU-a", "GPU-b"), [("GPU-a", "2"), ("GPU-b", "1"), ("GPU-a", "2")]),
+        (ResourceSettings(), ("0",), [("0", "3"), ("0", "3"), ("0", "3")]),
+        (ResourceSettings(device="cpu"), ("0", "1"), [(None, None)] * 3),
+        (ResourceSettings(), (), [(None, None)] * 3),
+    ],
+)
+def test_each_engine_gets_a_gpu(given, gpus, expected):
+    resources = MachineResources(env={}, affinity=frozenset({0}), limits=CgroupLimits(), gpus=gpus)
+    share = split_resources(given, resources, 3)
+    found = [share.env(i) for i in range(3)]
+    assert [(env.get("CUDA_VISIBLE_DEVICES"), env.get("OCTAVO_ENGINES_PER_GPU")) for env in found] == expected
+    assert {env["OCTAVO_NUM_ENGINES"] for env in found} == {"3"}
+
+
+def test_gpus_are_those_that_cuda_sees(tmp_path):
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,GPU-a"}, tmp_path) == ("2", "GPU-a")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
 
 
 def test_share_becomes_environment_variables(monkeypatch):

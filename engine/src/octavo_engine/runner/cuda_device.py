@@ -18,7 +18,14 @@ from octavo_engine.config import EngineConfig, ModelConfig, batched_tokens
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.dtype import layer_shapes
-from octavo_engine.runner.memory import MIB, NUM_ENGINES_VARIABLE, MemoryInfo, host_memory, size
+from octavo_engine.runner.memory import (
+    ENGINES_PER_GPU_VARIABLE,
+    MIB,
+    NUM_ENGINES_VARIABLE,
+    MemoryInfo,
+    host_memory,
+    size,
+)
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
@@ -148,7 +155,7 @@ class CudaDevice:
         return MemoryInfo(
             total_bytes=total,
             available_bytes=free,
-            num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")),
+            num_engines=int(os.environ.get(ENGINES_PER_GPU_VARIABLE) or os.environ.get(NUM_ENGINES_VARIABLE, "1")),
             utilization=UTILIZATION,
             host_available_bytes=host_memory(read_limits()).available_bytes,
         )

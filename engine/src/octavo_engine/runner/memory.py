@@ -17,6 +17,8 @@ MIB = 1 << 20
 KV_SPACE_VARIABLES = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
 #: The number of engines that `octavo up` runs beside each other; it sets the variable for each of them.
 NUM_ENGINES_VARIABLE = "OCTAVO_NUM_ENGINES"
+#: The number of engines on this engine's GPU, where `octavo up` knows the GPUs.
+ENGINES_PER_GPU_VARIABLE = "OCTAVO_ENGINES_PER_GPU"
 #: Memory of Python, torch and activations in the engine core, plus the API process, measured with SmolLM2.
 PROCESS_BYTES = 384 * MIB
 _HALF_UP_TO_BYTES = 4 * GIB

@@ -14,10 +14,11 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import uvloop
 from octavo_engine.log_format import JsonFormatter, TextFormatter
@@ -34,7 +35,7 @@ from octavo_server.up.console import Console
 from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
 from octavo_server.up.ports import LOOPBACK, ReservedPorts
-from octavo_server.up.resource_split import MachineResources, ResourceSettings, split_resources
+from octavo_server.up.resource_split import GPU_VARIABLE, MachineResources, ResourceSettings, split_resources
 from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
@@ -186,11 +187,26 @@ def route_args(args: argparse.Namespace) -> list[str]:
 
 
 def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
-    return ResourceSettings(num_threads=args.num_threads, gpu_memory_utilization=args.gpu_memory_utilization)
+    return ResourceSettings(
+        num_threads=args.num_threads, gpu_memory_utilization=args.gpu_memory_utilization, device=args.device
+    )
 
 
 def this_machine() -> MachineResources:
-    return MachineResources(env=os.environ, affinity=frozenset(os.sched_getaffinity(0)), limits=read_limits())
+    return MachineResources(
+        env=os.environ,
+        affinity=frozenset(os.sched_getaffinity(0)),
+        limits=read_limits(),
+        gpus=visible_gpus(os.environ, Path("/dev")),
+    )
+
+
+def visible_gpus(env: Mapping[str, str], devices: Path) -> tuple[str, ...]:
+    """Return the names of the GPUs that `CUDA_VISIBLE_DEVICES` allows, or numbers of those that have a device file."""
+    if GPU_VARIABLE in env:
+        return tuple(name for name in env[GPU_VARIABLE].split(",") if name and name != "-1")
+    found = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return tuple(map(str, range(len(found))))
 
 
 def has_colour() -> bool:

@@ -1,8 +1,8 @@
-"""Splits threads and KV cache memory of one machine between several engines. Pure.
+"""Splits threads, KV cache memory and GPUs of one machine between several engines. Pure.
 
 Each engine gets an equal part of the threads and of the memory that one engine would use for its KV cache, unless the
 user has set the value for each engine. An engine computes its part itself from the number of engines, because only the
-engine knows the size of its weights.
+engine knows the size of its weights. Each engine gets one GPU; engines share GPUs if there are fewer of them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.runner.cpu_threads import BIND_VARIABLES, plan_threads
-from octavo_engine.runner.memory import NUM_ENGINES_VARIABLE
+from octavo_engine.runner.memory import ENGINES_PER_GPU_VARIABLE, NUM_ENGINES_VARIABLE
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +21,17 @@ class ResourceSettings:
 
     num_threads: int | None = None
     gpu_memory_utilization: float | None = None
+    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineResources:
+    """`gpus`: values of `CUDA_VISIBLE_DEVICES`, one for each GPU."""
+
     env: Mapping[str, str]
     affinity: frozenset[int]
     limits: CgroupLimits
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,7 @@ class ResourceShare:
     num_threads: int | None
     num_engines: int = 1
     bind: tuple[str, ...] | None = None  # CPUs of each engine, such as "0-3"
+    gpus: tuple[str, ...] | None = None  # GPU of each engine, such as "0"
 
     def env(self, position: int) -> dict[str, str]:
         found = {}
@@ -45,6 +52,9 @@ class ResourceShare:
             found[NUM_ENGINES_VARIABLE] = str(self.num_engines)
         if self.bind is not None:
             found[BIND_VARIABLES[0]] = self.bind[position]
+        if self.gpus is not None:
+            found[GPU_VARIABLE] = self.gpus[position]
+            found[ENGINES_PER_GPU_VARIABLE] = str(self.gpus.count(self.gpus[position]))
         return found
 
 
@@ -54,6 +64,7 @@ def split_resources(given: ResourceSettings, machine: MachineResources, num_engi
         num_threads=_threads(given, machine, num_engines),
         num_engines=num_engines if given.gpu_memory_utilization is None else 1,
         bind=_bind(machine, num_engines),
+        gpus=_gpus(given, machine, num_engines),
     )
 
 
@@ -71,3 +82,9 @@ def _bind(machine: MachineResources, num_engines: int) -> tuple[str, ...] | None
     value = next((machine.env[name] for name in BIND_VARIABLES if machine.env.get(name)), "")
     parts = tuple(value.split("|"))
     return parts if len(parts) == num_engines > 1 else None
+
+
+def _gpus(given: ResourceSettings, machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
+    if given.device == "cpu" or not machine.gpus:
+        return None
+    return tuple(machine.gpus[i % len(machine.gpus)] for i in range(num_engines))
