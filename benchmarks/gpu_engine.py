@@ -1,0 +1,68 @@
+"""Models of known shapes with dummy weights, and timed generation from token ids by an engine core in this process."""
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.engine import EngineCore
+from octavo_engine.engine_start import start_core
+from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.sampling import SamplingParams
+
+_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "max_position_embeddings": 4096}
+
+
+def shape(architecture: str, hidden: int, width: int, layers: int, heads: tuple[int, int, int], vocab: int) -> Any:
+    """Return a `config.json`. `heads`: query heads, KV heads, size of a head."""
+    return {
+        **_COMMON,
+        "architectures": [f"{architecture}ForCausalLM"],
+        "model_type": architecture.lower(),
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "vocab_size": vocab,
+        "tie_word_embeddings": architecture == "Qwen3",
+        "torch_dtype": "bfloat16",
+    }
+
+
+SHAPES = {
+    "tiny-llama": shape("Llama", 64, 128, 2, (4, 2, 16), 512),
+    "tiny-qwen3": shape("Qwen3", 64, 128, 2, (4, 1, 64), 512),
+    "Qwen3-0.6B": shape("Qwen3", 1024, 3072, 28, (16, 8, 128), 151936),
+    "Llama-3-8B": shape("Llama", 4096, 14336, 32, (32, 8, 128), 128256),
+}
+
+
+def open_engine(name: str, folder: Path, **settings: Any) -> tuple[EngineCore, ReadyInfo]:
+    """Start an engine core with dummy weights of this shape; its `config.json` is written below `folder`."""
+    model = folder / "models" / name
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SHAPES[name]))
+    config = EngineConfig(model=str(model), load_format="dummy", enable_prefix_caching=False, **settings)
+    return start_core(config, load_executor)
+
+
+def generate(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> tuple[list[list[int]], float]:
+    """Generate greedily for (prompt tokens, output tokens) pairs at once; return the outputs and the seconds."""
+    draw = random.Random(0)
+    outputs: dict[str, list[int]] = {str(i): [] for i in range(len(sizes))}
+    for i, (num_in, num_out) in enumerate(sizes):
+        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
+        prompt = [draw.randrange(vocab) for _ in range(num_in)]
+        core.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params))
+    began = time.perf_counter()
+    while core.has_work():
+        for out in core.step().outputs:
+            if out.error is not None:
+                raise RuntimeError(out.error.message)
+            outputs[out.request_id] += out.token_ids
+    return list(outputs.values()), time.perf_counter() - began
