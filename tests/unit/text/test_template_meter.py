@@ -71,6 +71,7 @@ BOMBS = {
         BYTES,
     ),
     "slices": (WIDE + "{% set l = [" + "x[1:]," * 9 + "] %}", BYTES),
+    "generated text": ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
     "integer of digits": ("{% set x = ('f' * 1000000)|int(base=16) %}", BYTES),
 }
 

@@ -139,8 +139,7 @@ class PromptHasher:
 def is_nondeterministic(template_source: str) -> bool:
     """True for a chat template that renders a different text each time, so that no two of its prompts are equal."""
     tree = template_environment().parse(template_source)
-    filters, names = tree.find_all(nodes.Filter), tree.find_all(nodes.Name)
-    return any(node.name == "random" for node in filters) or any(node.name == "lipsum" for node in names)
+    return any(node.name == "random" for node in tree.find_all(nodes.Filter))
 
 
 def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> str:
