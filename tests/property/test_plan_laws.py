@@ -273,6 +273,25 @@ def test_a_revision_that_never_serves_is_given_up(seed: int, replicas: int, room
     assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
 
 
+@LONG
+@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3))
+def test_two_edits_a_second_for_a_minute_end_at_the_last(seed: int, replicas: int) -> None:
+    world = _rolled_out(seed, replicas, room=replicas + 1)
+    for number in range(120):
+        spec = {"replicas": replicas, "engine": {"maxModelLen": 301 + number}}
+        world.service = read_service(stored(Case("", spec, name="llm"), generation=2 + number))
+        world.operate(least=replicas)
+        for event in world.rng.choices(("pods", "endpoints"), k=2):
+            world.happen(event)
+        if number % 20 == 19:
+            world.happen("serve")  # ten seconds
+        assert world.cluster.num_serving >= replicas
+        assert len(world.cluster.pods) <= replicas + 1
+    world.converge()
+    assert world.cluster.num_cut == 0
+    assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
+
+
 def _reasons(world: World) -> dict[str, str]:
     return {row["type"]: row["reason"] for row in world.cluster.status["conditions"]}
 
