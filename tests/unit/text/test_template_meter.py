@@ -8,6 +8,12 @@ from octavo_engine.wire.errors import InvalidRequest
 
 STEPS, BYTES = "more than 1000000 steps|takes longer than 1 s", "more than 48 MiB"
 DOUBLED = "{% for i in range(60) %}{% set ns.x = ns.x OPERATOR ns.x %}{% endfor %}"
+NEST = "{{% for i in range(40) %}}{{% set ns.x = {0}ns.x, ns.x{1} %}}{{% set ns.y = {0}ns.y, ns.y{1} %}}{{% endfor %}}"
+KEPT = (
+    "{% set d = {}.fromkeys(('a' * 20000)|list|map('string')|list) %}{% set d = {'k': range(9999)|list} %}"
+    "{% set d = dict(range(9999)|map('string')|batch(2, 'x')|list) %}{% set ns = namespace(l=[]) %}"
+    "{% for i in range(999) %}{% set ns.l = ns.l + [COPY] %}{% endfor %}"
+)
 NESTED = "{% set r = range(1000) %}{% for a in r %}{% for b in r %}BODY{% endfor %}{% endfor %}"
 WIDE = "{% set x = 'a' * 10000000 %}"
 BOMBS = {
@@ -19,7 +25,7 @@ BOMBS = {
     ),
     "recursive loop": (
         "{% for a in [[1] * 999] * 999 recursive %}{{ loop([a] * 2) if loop.depth < 40 }}{% endfor %}",
-        STEPS,
+        f"{STEPS}|{BYTES}",
     ),
     "filters in a loop": (NESTED.replace("BODY", "{% set x = 'a'|upper|lower %}"), STEPS),
     "generator": ("{% set r = range(1000) %}{% for i in r %}{% set x = r|map('string')|list %}{% endfor %}", STEPS),
@@ -71,6 +77,26 @@ BOMBS = {
         BYTES,
     ),
     "slices": (WIDE + "{% set l = [" + "x[1:]," * 9 + "] %}", BYTES),
+    "equal nested lists": (
+        "{% set ns = namespace(x=[1], y=[1]) %}" + NEST.format("[", "]") + "{{ ns.x == ns.y }}",
+        BYTES,
+    ),
+    "nested list in a list": (
+        "{% set ns = namespace(x=[1], y=[1]) %}" + NEST.format("[", "]") + "{{ ns.x in [ns.y] }}",
+        BYTES,
+    ),
+    "hash of nested tuples": (
+        "{% set ns = namespace(x=(1,), y=(1,)) %}" + NEST.format("(", ")") + "{{ {ns.x: 1} }}",
+        BYTES,
+    ),
+    "backward search": ("{% set x = 'a' * 6000000 %}{{ x.rfind('b' + 'a' * 3000000) }}", BYTES),
+    "backward partition": ("{% set x = 'a' * 6000000 %}{{ x.rpartition('b' + 'a' * 3000000) }}", BYTES),
+    "backward split": ("{% set x = 'a' * 6000000 %}{{ x.rsplit('b' + 'a' * 3000000) }}", BYTES),
+    "copies of a dictionary": (KEPT.replace("COPY", "dict(d)"), BYTES),
+    "dictionaries from keys": (KEPT.replace("COPY", "{}.fromkeys(d)"), BYTES),
+    "namespaces": (KEPT.replace("COPY", "namespace(d)"), BYTES),
+    "lists of one": ("{% set x = ('a' * 700000)|list|batch(1)|list|batch(1)|list %}", BYTES),
+    "sorted long texts": ("{% set x = [('a' * 6000)] * 100000 %}{{ x|sort }}", BYTES),
     "generated text": ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
     "integer of digits": ("{% set x = ('f' * 1000000)|int(base=16) %}", BYTES),
 }

@@ -27,7 +27,11 @@ MAX_BYTES = 48 << 20
 MAX_CPU_S = 1.0
 _MAX_INT_BITS = 4096
 _PIECE_BYTES = 64  # of a short string or an entry of a list
-_SHARED_FRACTION = 64  # bytes of a list's strings that count as one, as operations on the list may read all of them
+_ENTRY_BYTES = 160  # of a container in `Meter._weights`
+_ENTRY_WEIGHT = 256  # characters that are read as fast as one more object
+_WEIGHT_PER_BYTE = 64  # weight of a container that counts as a byte, as one operation on it may read all that it holds
+_WEIGHT_PER_SORTED_BYTE = 4
+_MAX_REVERSE_SEARCH = 1 << 28  # text length times needle length: Python searches backwards in quadratic time
 _SCALARS = (int, float, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 #: Filters that do not make a text of a list, and so read less of it than all its items.
@@ -38,6 +42,7 @@ _LIST_FILTERS = frozenset(
         *("slice", "sort", "sum", "unique"),
     )
 )
+_SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 _WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")
 
 
@@ -48,12 +53,15 @@ class Meter:
         self.steps_left = MAX_STEPS
         self.bytes_left = MAX_BYTES
         self.cpu_end_s = time.thread_time() + MAX_CPU_S
+        self._weights: dict[int, tuple[Any, int]] = {}  # by `id` of a container, which is kept so that the id stays its
 
     def step(self, count: int = 1) -> None:
         self.steps_left -= count
         if self.steps_left < 0:
             raise SecurityError(f"it takes more than {MAX_STEPS} steps")
-        if self.steps_left % 16 == 15 and time.thread_time() > self.cpu_end_s:  # reading this clock is a system call
+        # Reading this clock is a system call; with large values, few steps can take long.
+        must_read = self.steps_left % 16 == 15 or self.bytes_left < MAX_BYTES * 3 // 4
+        if must_read and time.thread_time() > self.cpu_end_s:
             raise SecurityError(f"it takes longer than {MAX_CPU_S:g} s")
 
     def charge(self, num_bytes: int) -> None:
@@ -63,12 +71,30 @@ class Meter:
 
     def keep(self, value: Any) -> Any:
         """Charge a value that was made, and return it."""
-        if isinstance(value, (str, bytes)):
-            self.charge(sys.getsizeof(value))
-        elif isinstance(value, _CONTAINERS):
-            texts = sum(len(item) for item in value if isinstance(item, (str, bytes)))
-            self.charge(sys.getsizeof(value) + texts // _SHARED_FRACTION)
+        made = getattr(value, "_Namespace__attrs") if isinstance(value, Namespace) else value  # noqa: B009
+        if isinstance(made, (str, bytes)):
+            self.charge(sys.getsizeof(made))
+        elif isinstance(made, _CONTAINERS):
+            self.charge(self.weight(made) // _WEIGHT_PER_BYTE)
         return value
+
+    def weight(self, value: Any) -> int:
+        """Return how much an operation may read that visits all nested items of a value, shared ones each time.
+
+        Each container is charged once.
+        """
+        if isinstance(value, (str, bytes)):
+            return len(value)
+        if not isinstance(value, _CONTAINERS):
+            return 0
+        known = self._weights.get(id(value))
+        if known is not None:
+            return known[1]
+        self.charge(sys.getsizeof(value) + _ENTRY_BYTES)
+        items: Iterable[Any] = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+        weight = sum(_ENTRY_WEIGHT + self.weight(item) for item in items)
+        self._weights[id(value)] = value, weight
+        return weight
 
     def text(self, value: Any) -> str:
         """Charge the text of a value, before it is made."""
@@ -95,7 +121,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(optimized=False, **options)
-        del self.globals["lipsum"]
+        del self.globals["lipsum"], self.filters["pprint"]
         self.filters |= {"tojson": _to_json, "join": _join}
         self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()}
         self.filters |= {"octavo_iterate": _iterate, "octavo_keep": _keep, "octavo_write": _write}
@@ -111,11 +137,10 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         meter.step()
         method = getattr(__obj, "__wrapped__", __obj)  # of str.format, which the sandbox wraps
         owner = getattr(method, "__self__", None)
-        if not isinstance(owner, (str, bytes, int, *_CONTAINERS)):
-            return super().call(__context, __obj, *args, **kwargs)
-        if method.__name__ == "join" and args:
-            return _join(__context, args[0], owner)
-        meter.charge(_growth(method.__name__, owner, (*args, *kwargs.values()), meter))
+        if isinstance(owner, (str, bytes, int, *_CONTAINERS)):
+            if method.__name__ == "join" and args:
+                return _join(__context, args[0], owner)
+            meter.charge(_growth(method.__name__, owner, (*args, *kwargs.values()), meter))
         return meter.keep(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -243,6 +268,8 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         meter.charge(_growth(name, value, (*args, *kwargs.values()), meter))
         if name not in _LIST_FILTERS and not isinstance(value, (str, bytes)):
             meter.charge(meter.text_size(value))
+        if name in _SORTING_FILTERS:
+            meter.charge(meter.weight(value) // _WEIGHT_PER_SORTED_BYTE)
         given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         first = () if passed is None else (given[passed.name],)
         result = function(*first, value, *args, **kwargs)
@@ -261,7 +288,7 @@ def _operator_growth(operator: str, left: Any, right: Any, meter: Meter) -> int:
     if operator == "*":
         number, items = (left, right) if isinstance(left, int) else (right, left)
         if isinstance(number, int) and isinstance(items, Sized):
-            size = meter.text_size(items) // _SHARED_FRACTION if isinstance(items, _CONTAINERS) else 0
+            size = meter.weight(items) // _WEIGHT_PER_BYTE
             return max(number, 0) * (sys.getsizeof(items) + size)
     return 0
 
@@ -288,6 +315,11 @@ def _text_growth(name: str, value: Any, args: tuple[Any, ...]) -> int:
         return (count("\n") + 1) * max((_int_size(arg) + _longest(arg) for arg in args), default=4)
     if name == "replace" and len(args) > 1:
         return count(args[0]) * len(args[1])
+    if (
+        name in ("rfind", "rindex", "rpartition", "rsplit")
+        and size * _longest(args[0] if args else "") > _MAX_REVERSE_SEARCH
+    ):
+        return MAX_BYTES + 1
     if name in ("split", "rsplit", "splitlines"):
         separator = args[0] if args and isinstance(args[0], type(value)) else None
         return _PIECE_BYTES * (count(separator) if separator else size // 2)
