@@ -75,8 +75,9 @@ def load_library(compiler: str, level: Level) -> ctypes.CDLL:
     path = cache_folder() / f"kernels-{_key(command)}.so"
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        if path.parent.stat().st_uid == os.geteuid():
-            path.parent.chmod(0o755)
+        folder = path.parent.stat()
+        if folder.st_uid == os.geteuid():
+            path.parent.chmod(stat.S_IMODE(folder.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
         check_owner(path.parent)
         with contextlib.suppress(OSError):  # if the file is absent, broken or another user's, it is compiled again
             check_owner(path)
@@ -85,8 +86,8 @@ def load_library(compiler: str, level: Level) -> ctypes.CDLL:
         return _open(path)
     except OSError as error:  # the cache is not writable, or not safe
         _LOGGER.warning("the native kernels are compiled for this process only: %s", error)
-        with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
-            path = Path(folder) / path.name
+        with tempfile.TemporaryDirectory(prefix="octavo-") as temporary:
+            path = Path(temporary) / path.name
             _compile(command, path)
             return _open(path)
 
