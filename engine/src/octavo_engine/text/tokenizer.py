@@ -6,6 +6,7 @@ gives exactly the same text as the whole. Bytes that are not UTF-8 become U+FFFD
 """
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,16 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
+from octavo_engine.text.split_points import SafeSplitter
 from octavo_engine.text.token_bytes import alphabet_of
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
 #: Texts that have at most so many characters together are encoded without threads, which is faster.
 FEW_CHARS = 128
+#: Longer texts are encoded in pieces, as the library holds some 150 bytes a character until the whole text is done.
+MANY_CHARS = 64 * 1024
+#: Pieces of a long text in one call of the library, about `LONG_CHARS` characters each.
+PIECES_AT_ONCE = 64
 
 
 class Tokenizer:
@@ -61,6 +67,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encode a text without the GIL. The text of special tokens (`<|im_end|>`) becomes those tokens."""
+        if len(text) > MANY_CHARS:
+            return self._encode_long(text, add_special_tokens=add_special_tokens)
         return self.encode_each([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_each(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -70,6 +78,30 @@ class Tokenizer:
             return [self._backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def special_frame(self) -> tuple[list[int], list[int]] | None:
+        """Return the special tokens added before and after each text; None if adding them changes other tokens."""
+        frames = [
+            _split_around(self.encode(text), self.encode(text, add_special_tokens=False)) for text in ("a", "b c")
+        ]
+        return frames[0] if frames[0] == frames[1] else None
+
+    def _encode_long(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Encode in pieces where the text can be cut safely, with one object for all occurrences of an id."""
+        frame = self.special_frame() if add_special_tokens else ([], [])
+        if frame is None:
+            return self.encode_each([text])[0]
+        pieces = self._splitter.split(text)
+        objects: dict[int, int] = {}
+        ids = list(frame[0])
+        for start in range(0, len(pieces), PIECES_AT_ONCE):
+            for piece in self.encode_each(pieces[start : start + PIECES_AT_ONCE], add_special_tokens=False):
+                ids += [objects.setdefault(token_id, token_id) for token_id in piece]
+        return ids + frame[1]
+
+    @cached_property
+    def _splitter(self) -> SafeSplitter:
+        return SafeSplitter.from_tokenizer(self.to_json(), near="")
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         data = b"".join(self.visible_bytes(ids, skip_special_tokens=skip_special_tokens))
@@ -107,6 +139,13 @@ class Tokenizer:
             return b""
         spell = self._alphabet.added_token_bytes if token_id in self._added else self._alphabet.token_bytes
         return spell(token)
+
+
+def _split_around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
+    for start in range(len(whole) - len(inner) + 1):
+        if whole[start : start + len(inner)] == inner:
+            return whole[:start], whole[start + len(inner) :]
+    return None
 
 
 def _check_encodable(text: str) -> None:

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo_engine.text.split_points import SafeSplitter
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import HASH_BYTES, SHORT_BYTES, chained_hashes
 
-from octavo_server.router.prompts.split_points import SafeSplitter
 from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
 #: Memory in bytes that a node takes for each block that its piece completes.
@@ -93,7 +93,7 @@ class PromptHashCache:
         self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
         self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
         self._known_parts: dict[str, list[int]] = {}
-        self._frame = _special_frame(tokenizer)
+        self._frame = tokenizer.special_frame()
 
     @property
     def num_bytes(self) -> int:
@@ -175,18 +175,3 @@ class PromptHashCache:
         (node,) = extend_node(node, [token_ids], self._block_size)
         hashes += node.hashes
         return node
-
-
-def _special_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Special tokens that the tokenizer adds before and after each text. None if adding them changes other tokens."""
-    frames = [
-        _split_around(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b c")
-    ]
-    return frames[0] if frames[0] == frames[1] else None
-
-
-def _split_around(whole: list[int], inner: list[int]) -> tuple[list[int], list[int]] | None:
-    for start in range(len(whole) - len(inner) + 1):
-        if whole[start : start + len(inner)] == inner:
-            return whole[:start], whole[start + len(inner) :]
-    return None

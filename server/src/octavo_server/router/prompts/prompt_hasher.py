@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import nodes
 from octavo_engine.text.sandbox import template_environment
+from octavo_engine.text.split_points import SafeSplitter
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
@@ -28,7 +29,6 @@ from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.chat_fields import ChatFields
 from octavo_server.router.prompts.hash_chain import PromptHashCache
 from octavo_server.router.prompts.prompt import Kind, Prompt, affinity_of, estimate, num_outputs, output_limit
-from octavo_server.router.prompts.split_points import SafeSplitter
 
 DEFAULT_LIMITS = RequestLimits()
 #: Kinds of requests that become chat requests.

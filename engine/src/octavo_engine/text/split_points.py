@@ -23,11 +23,12 @@ from typing import Any
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 
 MIN_CHARS = 64
-#: A stretch without special tokens is cut between words after this many characters.
+#: A stretch without special tokens is cut between words or digits after this many characters.
 LONG_CHARS = 1024
 _NEVER = re.compile(r"(?!)")
 _WORD_GAP = re.compile(r" (?<=[a-z] )(?=[A-Za-z])")  # begins with a literal, which is found fast
 _DIGIT = re.compile(r"([0-9])")
+_GAP_OR_DIGIT = re.compile(rf"{_WORD_GAP.pattern}|(?=[0-9])")
 
 
 def _top_level(pattern: str) -> list[str]:
@@ -82,7 +83,9 @@ class SafeSplitter:
         return cls(special, cuts_words, cuts_words and not has_digits and _splits_digits(spec), reach)
 
     def split(self, text: str) -> list[str]:
-        """Cut before special tokens, at least `MIN_CHARS` characters apart, and between words of long stretches."""
+        """Cut before special tokens, at least `MIN_CHARS` characters apart, and between words and digits of long
+        stretches.
+        """
         pieces: list[str] = []
         start = 0
         for match in self.special.finditer(text):
@@ -103,8 +106,9 @@ class SafeSplitter:
         return [word for stretch in stretches for word in (_words(stretch) if " " in stretch else (stretch,))]
 
     def _cut_stretch(self, text: str, start: int, end: int, pieces: list[str]) -> int:
+        place = _GAP_OR_DIGIT if self.cuts_digits else _WORD_GAP
         while self.cuts_words and end - start > LONG_CHARS:
-            gap = _WORD_GAP.search(text, start + LONG_CHARS, end)
+            gap = place.search(text, start + LONG_CHARS, end)
             if gap is None:
                 break
             pieces.append(text[start : gap.start()])

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
-from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.text.split_points import LONG_CHARS, MIN_CHARS, SafeSplitter
+from octavo_engine.text.tokenizer import MANY_CHARS, Tokenizer
 from octavo_engine.wire.errors import StartupError
-from octavo_server.router.prompts.split_points import LONG_CHARS, MIN_CHARS, SafeSplitter
 from octavo_testing.chat_shapes import TOKENIZERS, TOKENS
 
 NEAR = " ".join(TOKENS)
-FILL = ("x" * MIN_CHARS, "1 " * MIN_CHARS, "ab a b " * (LONG_CHARS // 4), "\n" * MIN_CHARS)
+FILL = ("x" * MIN_CHARS, "1 " * MIN_CHARS, "ab a b " * (LONG_CHARS // 4), "12é" * LONG_CHARS, "\n" * MIN_CHARS)
 FRAGMENTS = (
     *("a", "b", " ", "\n", " a", "b a", "c", "é", "b<|im_start|>", "c</s>", "<|im_end|>\n", "1", "12", " 3"),
     *TOKENS,
@@ -86,6 +86,22 @@ def test_long_stretches_are_cut_between_words():
     pieces = cuts.split(text)
     assert all(LONG_CHARS <= len(piece) < LONG_CHARS + 20 for piece in pieces[:-1])
     assert all(piece.startswith(" ") for piece in pieces[1:])
+
+
+def test_long_stretches_of_digits_are_cut_between_them():
+    (_, known_digits), (_, other) = known("byte level, digits"), known("byte level")
+    text = "1234567890" * LONG_CHARS
+    assert [len(piece) for piece in known_digits.split(text)] == [LONG_CHARS] * 10
+    assert other.split(text) == [text]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_long_text_has_the_tokens_that_the_library_gives_it(name):
+    tokenizer, _ = known(name)
+    text = "In 1999 it was <|im_start|>said</s> é that " * (2 * MANY_CHARS // 40)
+    for add_special_tokens in (True, False):
+        (whole,) = tokenizer.encode_each([text], add_special_tokens=add_special_tokens)
+        assert tokenizer.encode(text, add_special_tokens=add_special_tokens) == whole
 
 
 def test_special_tokens_absent_from_prompts_are_not_searched():
