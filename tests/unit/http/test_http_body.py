@@ -105,6 +105,14 @@ async def test_the_only_body_of_a_tenant_may_exceed_its_share():
         assert await read_body(*request(b"0" * 5, b"1" * 5), LIMITS, reservation) == b"0" * 5 + b"1" * 5
 
 
+async def test_an_answer_keeps_to_its_tenants_share_from_its_first_byte():
+    budget = BodyBudget(20, clock=Clock())
+    with budget.reserve("bob"), budget.reserve("alice", is_answer=True) as answer:
+        answer.add(5)
+        with pytest.raises(Overloaded, match=r"share of 5 .* Send the request again later, or stream the answer\."):
+            answer.add(1)
+
+
 class Deadlines:
     """Records to which times a deadline is moved."""
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from octavo_server.openai.answer import CompletionDetails, RequestTimes, Usage, count_usage, request_times
 
 if TYPE_CHECKING:
-    from octavo_engine.outputs import CompletionOutput, PositionLogprobs
+    from octavo_engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
     from octavo_engine.wire.records import Timing
 
     from octavo_server.api.generation import GenerationDelta
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 CACHED_TOKENS = b"x-octavo-cached-tokens"
+#: Memory in bytes that an answer takes for each token, and for each entry and each position of its log-probabilities.
+TOKEN_BYTES = 40
+LOGPROB_BYTES = 200
 
 
 @dataclass(slots=True)
@@ -117,3 +120,13 @@ class AnswerState:
 
     def _sum_cached(self) -> int:
         return sum(count for count in self._num_cached if count is not None)
+
+
+def answer_bytes(output: "RequestOutput") -> int:
+    """Estimate the memory in bytes that keeping an output takes until the answer is whole."""
+    positions = [*(output.prompt_logprobs or ())]
+    num_bytes = 0
+    for sequence in output.outputs:
+        num_bytes += len(sequence.text.encode()) + TOKEN_BYTES * len(sequence.token_ids)
+        positions += sequence.logprobs or ()
+    return num_bytes + LOGPROB_BYTES * sum(1 + len(position or ()) for position in positions)

@@ -146,6 +146,7 @@ class ApiContext:
             cache_salt=tenant_salt(meta.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
             tenant=meta.tenant,
             admission=self.admission,
+            budget=self.body_budget,
             track=track,
             max_output_tokens=self.max_output_tokens,
             length_penalty=body.length_penalty if body.use_beam_search else None,

@@ -17,8 +17,10 @@ from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, U
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, AdmittedPrompt
+from octavo_server.api.answer_state import answer_bytes
 from octavo_server.api.beam_search import BeamRun
 from octavo_server.api.client import EngineClient
+from octavo_server.http.body import BodyBudget, BodyReservation
 from octavo_server.openai.errors import GenerationFailed
 from octavo_server.openai.limits import check_logprobs
 
@@ -57,6 +59,7 @@ class Generation:
     cache_salt: str
     tenant: str
     admission: Admission
+    budget: BodyBudget
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
     max_output_tokens: int | None = None
     length_penalty: float | None = None  # of a beam search, else None
@@ -83,6 +86,19 @@ class Generation:
             check_logprobs(sum(map(self._num_logprobs, self.prompts)))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
+
+    def reserve_answer(self) -> BodyReservation:
+        return self.budget.reserve(self.tenant, is_answer=True)
+
+    async def add_all(self, add: Callable[[GenerationDelta], object], reservation: BodyReservation) -> None:
+        """Run the request for an answer that is kept until it is whole: reserve the memory of each delta, then add it.
+
+        Raises the errors of `deltas`, Unavailable beyond the memory budget, and Overloaded beyond the tenant's share.
+        """
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                reservation.add(answer_bytes(delta.output))
+                add(delta)
 
     def _admit(self, index: int) -> AdmittedPrompt:
         num_tokens = len(self.prompts[index].token_ids)

@@ -37,15 +37,14 @@ class MessagesWriter:
         self._blocks = BlockStream()
 
     async def body(self) -> bytes:
-        async with aclosing(self._generation.deltas()) as deltas:
-            async for delta in deltas:
-                self.state.add(delta)
-        parts = self._take_parts()
-        message = self._message()
-        message.content = whole_blocks(parts)
-        stop = self._stop(has_calls=any(isinstance(part, ToolCallStart) for part in parts))
-        message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
-        return msgspec.json.encode(message)
+        with self._generation.reserve_answer() as reservation:
+            await self._generation.add_all(self.state.add, reservation)
+            parts = self._take_parts()
+            message = self._message()
+            message.content = whole_blocks(parts)
+            stop = self._stop(has_calls=any(isinstance(part, ToolCallStart) for part in parts))
+            message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+            return msgspec.json.encode(message)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Each item holds the frames of one engine output. The first output has the number of cached tokens."""

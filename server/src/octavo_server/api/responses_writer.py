@@ -53,12 +53,11 @@ class ResponsesWriter:
         self._sequence_number = 0
 
     async def body(self) -> bytes:
-        async with aclosing(self._generation.deltas()) as deltas:
-            async for delta in deltas:
-                self._add(delta)
-        self._advance()
-        self._output.finish(is_complete=self._is_complete)
-        return msgspec.json.encode(self._last())
+        with self._generation.reserve_answer() as reservation:
+            await self._generation.add_all(self._add, reservation)
+            self._advance()
+            self._output.finish(is_complete=self._is_complete)
+            return msgspec.json.encode(self._last())
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield the stream: each item holds the frames for one engine output."""

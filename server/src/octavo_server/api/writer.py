@@ -40,13 +40,12 @@ class BaseResponseWriter(ABC):
         )
 
     async def body(self) -> bytes:
-        async with aclosing(self.generation.deltas()) as deltas:
-            async for delta in deltas:
-                self.state.add(delta)
-        response = self.full_response()
-        if self._reports_times:
-            response.metrics = self.state.latest.times or None
-        return msgspec.json.encode(response)
+        with self.generation.reserve_answer() as reservation:
+            await self.generation.add_all(self.state.add, reservation)
+            response = self.full_response()
+            if self._reports_times:
+                response.metrics = self.state.latest.times or None
+            return msgspec.json.encode(response)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield the stream: each item holds the frames for one engine output."""

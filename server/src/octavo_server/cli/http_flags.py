@@ -126,8 +126,8 @@ def add_body_memory_flag(group: Any) -> None:
         type=size,
         default=default,
         metavar="N",
-        help="Largest number of bytes of all request bodies in memory; a request beyond it gets status 503. Default: "
-        f"{default}.",
+        help="Largest number of bytes of all request bodies in memory, and of answers that are not streamed; a request "
+        f"beyond it gets status 503. Default: {default}.",
     )
 
 

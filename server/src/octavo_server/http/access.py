@@ -18,6 +18,7 @@ from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER, is_me
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
 from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.request_threads import TENANT
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, router_secrets
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
@@ -213,6 +214,7 @@ class AccessMiddleware:
             await error_reply(error, path=scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = identity.tenant
+        TENANT.set(identity.tenant)
         await self._app(scope, receive, send if self._policy.shows_internals(identity) else _without_internals(send))
 
 

@@ -1,9 +1,10 @@
 """Reads the body of a request, for the engine's server and for the router, on bare ASGI.
 
 The size is checked while the bytes arrive, so that a body of any length, declared or chunked, takes no more memory than
-the limit. `BodyBudget` bounds all bodies of a process together: each request reserves its bytes as they arrive and
-releases them when it no longer holds the body. A request never waits for the budget, so slow senders can't block each
-other; a request beyond the budget is refused with 503, one beyond its tenant's share with 429.
+the limit. `BodyBudget` bounds all bodies of a process together, and the answers that are kept until they are whole:
+each request reserves its bytes as they arrive and releases them when it no longer holds them. A request never waits for
+the budget, so slow senders can't block each other; one beyond the budget ends with 503, one beyond its tenant's share
+with 429.
 """
 
 import asyncio
@@ -37,18 +38,19 @@ class BodyBudget:
         self.num_bytes = 0
         self.shares = TenantShares(max_bytes, TENANT_FRACTION, clock)
 
-    def reserve(self, tenant: str = "") -> "BodyReservation":
+    def reserve(self, tenant: str = "", *, is_answer: bool = False) -> "BodyReservation":
         self.shares.record_request(tenant)
-        return BodyReservation(self, tenant)
+        return BodyReservation(self, tenant, is_answer=is_answer)
 
 
 class BodyReservation:
-    """The bytes of one request's body. Leaving the `with` block releases them."""
+    """The bytes of one request's body, or of its answer. Leaving the `with` block releases them."""
 
-    __slots__ = ("_budget", "num_bytes", "tenant")
+    __slots__ = ("_budget", "_is_answer", "num_bytes", "tenant")
 
-    def __init__(self, budget: BodyBudget, tenant: str) -> None:
+    def __init__(self, budget: BodyBudget, tenant: str, *, is_answer: bool) -> None:
         self._budget = budget
+        self._is_answer = is_answer
         self.tenant = tenant
         self.num_bytes = 0
 
@@ -60,18 +62,23 @@ class BodyReservation:
         budget = self._budget
         if budget.num_bytes + num_bytes > budget.max_bytes:
             raise Unavailable(
-                f"The server is busy: request bodies take {budget.num_bytes} bytes of memory, and {num_bytes} more "
-                f"exceed the limit of {budget.max_bytes} (--max-body-memory). Send the request again later.",
+                f"The server is busy: request bodies and answers take {budget.num_bytes} bytes of memory, and "
+                f"{num_bytes} more exceed the limit of {budget.max_bytes} (--max-body-memory). {self._remedy}",
                 retry_after_s=RETRY_AFTER_S,
             )
         held, limit = budget.shares.held(self.tenant), budget.shares.limit(self.tenant)
-        if limit is not None and held > self.num_bytes and held + num_bytes > limit:
+        is_only_body = held == self.num_bytes and not self._is_answer
+        if limit is not None and not is_only_body and held + num_bytes > limit:
             raise Overloaded(
-                f"Request bodies of this API key take {held} bytes of memory, and {num_bytes} more exceed its share "
-                f"of {limit} while others use the server (--max-body-memory / 4). Send the request again later.",
+                f"Request bodies and answers of this API key take {held} bytes of memory, and {num_bytes} more exceed "
+                f"its share of {limit} while others use the server (--max-body-memory / 4). {self._remedy}",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._change(num_bytes)
+
+    @property
+    def _remedy(self) -> str:
+        return f"Send the request again later{', or stream the answer' if self._is_answer else ''}."
 
     def release(self) -> None:
         self._change(-self.num_bytes)

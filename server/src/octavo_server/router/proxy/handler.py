@@ -20,6 +20,7 @@ from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import request_id_of
+from octavo_server.http.request_threads import TENANT
 from octavo_server.http.responses import log_failure
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, describe
@@ -129,6 +130,7 @@ class ProxyHandler:
         await self.lifecycle.check_accepting(receive)
         scope = downstream.scope
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
+        TENANT.set(tenant)
         with self.budget.reserve(tenant) as reservation:
             await self._serve_body(downstream, observer, reservation)
 

@@ -1,0 +1,57 @@
+"""Answers that are kept until they are whole count in the memory of request bodies; streamed ones don't."""
+
+import asyncio
+
+import pytest
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import ScriptedClient, serving
+
+LIMIT = 20_000
+PATHS = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 400, "logprobs": 5},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 5},
+    "/v1/responses": {"input": "a", "include": ["message.output_text.logprobs"], "top_logprobs": 5},
+}
+
+
+@pytest.fixture
+async def served(tmp_path):
+    engine = ScriptedClient(write_byte_model(tmp_path), max_model_len=1000)
+    async with serving(engine, max_body_memory_bytes=LIMIT) as started:
+        yield started
+
+
+def held_bytes(served):
+    return served.server.config.app.state.context.body_budget.num_bytes
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer_that_takes_too_much_memory_ends(served, path):
+    served.engine.replies = ["x" * 400]
+    answer = await served.http.post(path, json=PATHS[path])
+    assert answer.status_code == 503
+    message = answer.json()["error"]["message"]
+    assert f"limit of {LIMIT} (--max-body-memory). Send the request again later, or stream the answer." in message
+    assert await served.engine.aborted.get()
+    assert held_bytes(served) == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_streamed_answer_of_any_size_is_whole(served, path):
+    served.engine.replies = ["x" * 400]
+    answer = await served.http.post(path, json={**PATHS[path], "stream": True})
+    assert answer.status_code == 200
+    assert "--max-body-memory" not in answer.text
+    assert held_bytes(served) == 0
+
+
+async def test_text_and_messages_count_until_the_answer_is_written(served):
+    served.engine.replies = ["x" * 50]
+    served.engine.hold_at = 40
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 100}
+    sent = [asyncio.create_task(served.http.post(path, json=body)) for path in ("/v1/messages", "/v1/chat/completions")]
+    await served.engine.held.wait()
+    assert held_bytes(served) > 0
+    served.engine.resumed.set()
+    assert [(await answer).status_code for answer in sent] == [200, 200]
+    assert held_bytes(served) == 0
