@@ -14,8 +14,8 @@ from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-BEHIND = b"GET /behind HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+BEHIND = b"GET /behind HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Echo:
@@ -107,7 +107,7 @@ def post(path, body, *, more=b"", is_chunked=False):
         more, body = more + b"Transfer-Encoding: chunked\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     else:
         more += b"Content-Length: %d\r\n" % len(body)
-    return b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n" % (path, more), body
+    return b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (path, more), body
 
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
@@ -147,7 +147,7 @@ def test_only_upgrade_headers_are_removed_from_the_head():
 
 
 async def test_connect_is_refused_in_its_turn_and_bytes_behind_it_are_ignored():
-    head = b"CONNECT a:80 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    head = b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
     async with connected() as connection:
         await connection.send(b"GET /held HTTP/1.1\r\n\r\n" + head + SMUGGLED, SMUGGLED)
         connection.app.resumed.set()

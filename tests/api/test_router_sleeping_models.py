@@ -91,7 +91,7 @@ async def test_the_shorter_limit_of_router_and_service_ends_a_hold(file, router_
 async def test_the_hold_counts_from_the_first_byte_of_the_request(file):
     """The client's and proxies' limits count from there, too: a slow upload must not be followed by a whole hold."""
     content = json.dumps(body()).encode()
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(content))
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(content))
     async with routing(services_file=file(), forward={"max_hold_s": 3600.0}) as routed:
         router, server = routed.router, routed.server
         async with await RawConnection.open(int(routed.url.rpartition(":")[2])) as client:

@@ -18,7 +18,7 @@ CHANGING = (b"date:", b"x-request-id:")
 
 
 def head(body=BODY, *more, path=CHAT):
-    lines = (f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *more)
+    lines = (f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *more)
     return "\r\n".join((*lines, "", "")).encode()
 
 

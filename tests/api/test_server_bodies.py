@@ -10,7 +10,7 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
 
 TEXT = "/v1/completions"
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 UNFINISHED = HEAD + b"Content-Length: 100\r\n\r\n{"
 LIMIT = 100_000
 

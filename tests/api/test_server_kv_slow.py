@@ -41,7 +41,7 @@ async def not_reading(url):
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     address = urllib.parse.urlsplit(url)
     sock.connect((address.hostname, address.port))
-    sock.sendall(b"GET /kv/events HTTP/1.1\r\nhost: octavo\r\n\r\n")
+    sock.sendall(b"GET /kv/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
     sock.setblocking(False)
     return sock
 

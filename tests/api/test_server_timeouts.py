@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 LIMITS = RequestLimits(request_timeout_s=0.2)
 MAX_BACKLOG_BYTES = 256 * 1024
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def large_stream():
 
 def post(path, fields):
     body = json.dumps(fields).encode()
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     return head % (path.encode(), len(body)) + body
 
 
@@ -187,7 +187,7 @@ async def test_a_body_that_trickles_after_its_response_closes_the_connection(eng
 async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
     async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
         reader, writer = await connect(served)
-        writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" in await reader.readuntil(b"\r\n")
         writer.write(b"\r\n")
         await reader.read()
@@ -205,7 +205,7 @@ async def test_the_timeouts_do_not_end_a_running_request(engine):
 
 
 async def ping(reader, writer):
-    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
 

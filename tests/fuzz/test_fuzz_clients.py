@@ -34,7 +34,7 @@ def impatient(tmp_path_factory):
 
 def request(**fields):
     body = json.dumps({"prompt": "abc", "max_tokens": 400, "ignore_eos": True, "temperature": 1, **fields}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 

@@ -45,7 +45,7 @@ def contention():
 
 
 async def standstill_s(server, path, body):
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % path.encode()
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path.encode()
     async with HealthProbe(server.port) as probe, await RawConnection.open(server.port) as connection:
         await connection.send(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         answers = await connection.read_answers(1, timeout_s=ANSWER_TIMEOUT_S)

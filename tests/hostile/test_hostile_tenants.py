@@ -49,7 +49,7 @@ async def _unfinished_bodies(url: str) -> AsyncIterator[None]:
     """Send most of many large bodies, and then nothing more."""
     address = httpx.URL(url)
     head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-mallory\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sk-mallory\r\n"
         f"content-type: application/json\r\ncontent-length: {UPLOAD_BYTES + 1}\r\n\r\n"
     )
 

@@ -65,6 +65,7 @@ class HttpSettings:
     slow_client_timeout_s: float = 60.0
     max_connections: int = 4096
     otlp_traces_endpoint: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()  # for CORS
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)

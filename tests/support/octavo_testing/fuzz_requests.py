@@ -200,4 +200,4 @@ class Fuzzer:
 
 
 def _head(method: str, path: str) -> bytes:
-    return f"{method} {path.replace('{model}', 'tiny')} HTTP/1.1\r\nHost: fuzz\r\nConnection: close\r\n".encode()
+    return f"{method} {path.replace('{model}', 'tiny')} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode()

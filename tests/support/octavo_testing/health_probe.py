@@ -7,7 +7,7 @@ from typing import Self
 
 PROBE_EVERY_S = 0.005
 ANSWER_TIMEOUT_S = 60.0
-_PROBE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+_PROBE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class HealthProbe:

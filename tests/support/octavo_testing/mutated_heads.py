@@ -86,7 +86,7 @@ class HeadMutator:
         content = chunks(body, trailers=self._dice.choice((b"", b"x: y\r\n"))) if is_chunked else body
         if is_plain:
             upgrade = self._dice.choice(UPGRADES)
-            return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + upgrade + framing + b"\r\n\r\n", content
+            return b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + upgrade + framing + b"\r\n\r\n", content
         before = self._lines(self._dice.randint(0, 2))
         after = self._lines(self._dice.randint(0, 1))
         start = self._dice.choice(START_LINES) + self._end(is_last=not before)

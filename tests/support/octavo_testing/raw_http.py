@@ -47,7 +47,8 @@ def request_bytes(
 ) -> bytes:
     """`lines`: header lines without their ends."""
     framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b"Content-Length: %d\r\n" % len(body)
-    head = method + b" " + PATH + b" HTTP/1.1\r\nHost: x\r\n" + JSON_TYPE + b"".join(line + b"\r\n" for line in lines)
+    head = method + b" " + PATH + b" HTTP/1.1\r\nHost: localhost\r\n" + JSON_TYPE
+    head += b"".join(line + b"\r\n" for line in lines)
     return head + framing + b"\r\n" + (chunks(body) if is_chunked else body)
 
 

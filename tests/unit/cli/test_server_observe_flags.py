@@ -37,7 +37,7 @@ def test_shared_flags_set_the_same_fields_in_both_commands(command):
     assert http_settings_of(parse(*timeouts, *traces, *logs, *address, *connections, command=command)) == {
         "host": "::1", "port": 0, "uvicorn_log_level": "error", "log_format": "json", "logs_access": False,
         "api_keys": ("k",), "api_key_files": (), "router_secrets": (), "router_secret_file": None,
-        "otlp_traces_endpoint": "http://x", "allowed_origins": (), "allowed_methods": ("*",),
+        "otlp_traces_endpoint": "http://x", "allowed_hosts": (), "allowed_origins": (), "allowed_methods": ("*",),
         "allowed_headers": ("*",), "allow_credentials": False,
         "drain_timeout_s": 1.0, "shutdown_delay_s": 2.0, "keep_alive_s": 3, "slow_client_timeout_s": 4.0,
         "max_connections": 5,

@@ -22,6 +22,7 @@ def http_settings_of(args: Namespace) -> dict[str, Any]:
         "port": args.port,
         "uvicorn_log_level": args.uvicorn_log_level,
         **keys_of(args),
+        "allowed_hosts": tuple(args.allowed_hosts),
         "allowed_origins": tuple(args.allowed_origins or ()),
         "allowed_methods": tuple(args.allowed_methods),
         "allowed_headers": tuple(args.allowed_headers),
@@ -57,6 +58,14 @@ def add_address_flags(group: Any) -> None:
 
 
 def add_cors_flags(group: Any) -> None:
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="Names under which clients may call a server without API keys, besides IP addresses, localhost and the "
+        "name of this machine; *: all names. Default: none.",
+    )
     group.add_argument(
         *("--allowed-origins",),
         type=json_list,

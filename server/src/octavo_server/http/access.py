@@ -2,9 +2,9 @@
 
 A caller is anonymous, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
 secret that routers and replicas share; every engine pod has it, so a router takes it on administrators' routes only,
-and never as any tenant's key). A server without keys and without a secret is open. Clients are denied every
-route that the table doesn't list, so a new route is closed until the table lists it. A test calls every route of both
-servers and writes docs/reference/access.md.
+and never as any tenant's key). A server without keys and without a secret is open to requests that name a host of
+`AllowedHosts`. Clients are denied every route that the table doesn't list, so a new route is closed until the table
+lists it. A test calls every route of both servers and writes docs/reference/access.md.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER, is_messages_path
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
+from octavo_server.http.allowed_hosts import ANY, AllowedHosts
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.request_threads import TENANT
 from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, router_secrets
@@ -59,6 +60,11 @@ ROUTERS_ONLY = (
     f"router's secret in the header {SECRET_HEADER}."
 )
 FOREIGN_ORIGIN = "Pages of other origins may not call this route: start the server with an API key to administer it."
+FOREIGN_HOST = (
+    "The Host {host!r} is unknown. A server without API keys answers only under IP addresses, localhost, the machine's "
+    "name and the names of --allowed-hosts, as web pages could call it under a name of their own (DNS rebinding)."
+)
+MAX_HOST_CHARS = 100
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
 _ORIGIN, _HOST, _X_API_KEY = b"origin", b"host", b"x-api-key"
 
@@ -96,6 +102,7 @@ class AccessPolicy:
         is_router_only: bool = False,
         admin_port: int | None = None,
         cors: CorsPolicy | None = None,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self.has_keys = keys is not None
         self._keys = keys
@@ -105,16 +112,19 @@ class AccessPolicy:
         self._is_router_only = is_router_only
         self._admin_port = admin_port
         self._cors = cors or CorsPolicy(("*",))
+        self._hosts = hosts or AllowedHosts((ANY,))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
         """Return the caller. Raises Unauthorized, Forbidden, or HTTPException(404) for a route hidden from it."""
         kind = kind_of(path)
         self._check_port(kind, port)
-        if kind in ("probe", "metrics") or (kind == "public" and not self._is_router_only):
-            return ANONYMOUS
-        if self._is_open and kind == "client":
+        if kind in ("probe", "metrics"):
             return ANONYMOUS
         sent = _read_headers(headers)
+        if self._is_open:
+            self._check_host(sent.get(_HOST), port)
+        if (kind == "public" and not self._is_router_only) or (kind == "client" and self._is_open):
+            return ANONYMOUS
         if self._serves_as_router and kind in ("client", "public"):
             sent.pop(_SECRET, None)
         if is_messages_path(path) and _AUTHORIZATION not in sent:
@@ -136,6 +146,10 @@ class AccessPolicy:
             return
         if (port == self._admin_port) is (kind in ("client", "public")):
             raise HTTPException(404)
+
+    def _check_host(self, host: bytes | None, port: int | None) -> None:
+        if port is not None and not self._hosts.allows(host):
+            raise Forbidden(FOREIGN_HOST.format(host=(host or b"").decode("latin-1")[:MAX_HOST_CHARS]))
 
     def _is_router(self, sent: Mapping[bytes, bytes]) -> bool:
         """True if the router's secret was sent. Raises Unauthorized for a wrong one: caches of tenants would mix."""
@@ -182,6 +196,7 @@ def access_policy(
         is_router_only=is_router_only,
         admin_port=admin_port,
         cors=CorsPolicy.from_settings(settings),
+        hosts=AllowedHosts(settings.allowed_hosts),
     )
 
 
