@@ -18,12 +18,13 @@ BEGIN, END = (
     "<!-- The tables are made by tests/api/test_access_matrix.py --update-golden -->\n",
     "<!-- end of tables -->",
 )
-SECRET = "between-us"
+SECRET, ADMIN_SECRET = "between-us", "of-the-operator"
 CALLERS = {
     "anonymous": {},
     "client": {"authorization": "Bearer sk-a"},
     "admin": {"authorization": "Bearer boss"},
     "router": {"x-octavo-secret": SECRET},
+    "operator": {"x-octavo-secret": ADMIN_SECRET},
 }
 #: Type of the error for a hidden route, in the forms of OpenAI's and Anthropic's API.
 NOT_FOUND = ("Not Found", "not_found_error")
@@ -97,7 +98,7 @@ async def servers(tmp_path):
         for is_router_only in (False, True):
             engine = ScriptedClient(write_byte_model(tmp_path))
             engines.append(await stack.enter_async_context(serving(engine, **guards, router_only=is_router_only)))
-        for settings in ({}, {"admin_port": 0}):
+        for settings in ({}, {"admin_port": 0, "admin_secrets": (ADMIN_SECRET,)}):
             routed = await stack.enter_async_context(routing(engines[0].url, **guards, **settings))
             await routed.routable(MODEL, 1)
             routers.append(routed)
@@ -121,8 +122,8 @@ async def test_who_may_call_each_route(servers, pytestconfig):
         *await outcome_rows("`octavo serve`", of_engine, engines[0].http),
         *await outcome_rows("`octavo serve --router-only`", of_engine, engines[1].http),
         *await outcome_rows("`octavo route`", of_router, routers[0].http),
-        *await outcome_rows("`octavo route --admin-port`: main port", of_router, routers[1].http),
-        *await outcome_rows("`octavo route --admin-port`: admin port", of_router, admin),
+        *await outcome_rows("`octavo route --admin-port --admin-secret`: main port", of_router, routers[1].http),
+        *await outcome_rows("`octavo route --admin-port --admin-secret`: admin port", of_router, admin),
         "",
     ]
     tables = [route_table(of_engine, of_router), *outcomes]

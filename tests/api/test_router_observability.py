@@ -55,10 +55,19 @@ def test_the_command_names_the_required_key(route, capsys):
     assert "admin" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("secret", "code"), [("shared", 0), ("another", 1)])
-def test_the_routers_secret_in_the_environment_is_enough(route, secret, code, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({"OCTAVO_ROUTER_SECRET": "shared"}, 0),
+        ({"OCTAVO_ROUTER_SECRET": "another"}, 1),
+        ({"OCTAVO_ROUTER_SECRET": "another", "OCTAVO_ADMIN_SECRET": "shared"}, 0),
+    ],
+    ids=str,
+)
+def test_a_secret_of_the_router_in_the_environment_is_enough(route, variables, code, monkeypatch, capsys):
     """The router's container on Kubernetes may have no API key at all."""
-    monkeypatch.setenv("OCTAVO_ROUTER_SECRET", secret)
+    for name, secret in variables.items():
+        monkeypatch.setenv(name, secret)
     assert main(["explain", "decisions", "--url", route.url, "-n", "1"]) == code
     assert ("200 finished" in capsys.readouterr().out) == (code == 0)
 

@@ -10,7 +10,7 @@ from octavo_server.cli.route_flags import add_route_flags, settings_of
 
 @pytest.fixture(autouse=True)
 def _without_variables(monkeypatch):
-    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET"):
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET", "OCTAVO_ADMIN_SECRET"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -21,19 +21,19 @@ def settings(*given):
 
 
 @pytest.mark.parametrize("value", ["", " ", "\n"])
-@pytest.mark.parametrize("flag", ["--api-key", "--router-secret", "--replica-key"])
+@pytest.mark.parametrize("flag", ["--api-key", "--router-secret", "--admin-secret", "--replica-key"])
 def test_empty_flag_is_rejected(flag, value):
     with pytest.raises(StartupError, match=f"{flag} is empty"):
         settings(flag, value)
 
 
-@pytest.mark.parametrize("flag", ["--api-key", "--router-secret"])
+@pytest.mark.parametrize("flag", ["--api-key", "--router-secret", "--admin-secret"])
 def test_empty_value_among_several_is_rejected(flag):
     with pytest.raises(StartupError, match=flag):
         settings(flag, "good", "")
 
 
-@pytest.mark.parametrize("name", ["OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET"])
+@pytest.mark.parametrize("name", ["OCTAVO_API_KEY", "VLLM_API_KEY", "OCTAVO_ROUTER_SECRET", "OCTAVO_ADMIN_SECRET"])
 def test_empty_variable_is_rejected(monkeypatch, name):
     monkeypatch.setenv(name, "")
     with pytest.raises(StartupError, match=f"{name} is empty"):
@@ -50,6 +50,9 @@ def test_flags_take_precedence_over_variables(monkeypatch):
     assert settings().api_keys == ("of-the-variable",)
     assert settings("--api-key", "a", "b", "a").api_keys == ("a", "b")
     assert settings("--replica-key", "r").replica_key == "r"
+    monkeypatch.setenv("OCTAVO_ADMIN_SECRET", "of-the-variable")
+    assert settings().admin_secrets == ("of-the-variable",)
+    assert settings("--admin-secret", "a", "b").admin_secrets == ("a", "b")
 
 
 def test_admin_port_must_differ_from_port():

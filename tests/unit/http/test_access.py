@@ -2,9 +2,10 @@
 
 import pytest
 from octavo_server.api_keys import ApiKeys
-from octavo_server.http.access import AccessPolicy, Identity, kind_of
+from octavo_server.http.access import AccessPolicy, Identity, access_policy, kind_of
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.openai.errors import Forbidden, Unauthorized
+from octavo_server.router.settings import RouterSettings
 from starlette.exceptions import HTTPException
 
 ADMIN_PORT = 9000
@@ -160,3 +161,13 @@ def test_a_router_takes_the_secret_of_its_replicas_on_administrators_routes_only
             policy.identify("POST", "/v1/completions", headers, 8000)
     assert policy.identify("POST", "/v1/completions", [*secret(b"s1"), *bearer(b"boss")], 8000).is_router is False
     assert policy.identify("GET", "/state/events", secret(b"s1"), admin_port or 8000).is_router
+
+
+def test_a_router_with_an_admin_secret_takes_no_secret_of_its_replicas():
+    """Every engine pod has the router secret: it must not open the routes by which the operator follows the router."""
+    settings = RouterSettings(router_secrets=("shared",), admin_secrets=("new", "old"))
+    policy = access_policy(settings, is_router=True, admin_secrets=settings.admin_secrets)
+    assert identify(policy, "/state/events", secret(b"shared")) == 401
+    assert identify(policy, "/drain", secret(b"shared"), method="POST") == 401
+    for admin_secret in (b"new", b"old"):
+        assert identify(policy, "/state/events", secret(admin_secret)).is_router

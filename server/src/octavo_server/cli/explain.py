@@ -18,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
-from octavo_server.cli.secret_flags import SECRET_VARIABLE
+from octavo_server.cli.secret_flags import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
 from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
@@ -46,7 +46,7 @@ def explain_decisions(args: argparse.Namespace) -> int:
 async def _show(args: argparse.Namespace) -> None:
     url = urlsplit(normalise_url(args.url))._replace(path="/debug/decisions").geturl()
     table = Table(args.candidates)
-    secret = os.environ.get(SECRET_VARIABLE)
+    secret = os.environ.get(ADMIN_SECRET_VARIABLE) or os.environ.get(SECRET_VARIABLE)
     headers = {SECRET_HEADER: secret} if secret else {}
     async with ApiClient(args.url, key=key_of(args), headers=headers) as api:
         if args.follow:
@@ -101,7 +101,8 @@ def _remedy(error: ApiFailure) -> str:
     if isinstance(error, Unreachable):
         return " Start a router with `octavo route`, or name another with --url."
     if error.status in (401, 403):
-        return f" Give the API key named `admin` with --api-key or $OPENAI_API_KEY, or set ${SECRET_VARIABLE}."
+        secrets = f"${ADMIN_SECRET_VARIABLE} or ${SECRET_VARIABLE}"
+        return f" Give the API key named `admin` with --api-key or $OPENAI_API_KEY, or set {secrets}."
     remedy = " Give the URL of a router with --url, with the port of --admin-port if the router has one."
     return remedy if error.status == 404 else ""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo_server.cli.arg_types import positive_count
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
-from octavo_server.cli.secret_flags import SECRET_VARIABLE
+from octavo_server.cli.secret_flags import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 
 MAX_DECISIONS = 1000  # in one response of the router
 
@@ -23,7 +23,10 @@ def _add_decisions(subjects: Any) -> None:
     text = f"URL of the router, with the port of its --admin-port if it has one. Default: {DEFAULT_URL}."
     decisions.add_argument("--url", default=DEFAULT_URL, help=text)
     variables = " or ".join(f"${name}" for name in KEY_VARIABLES)
-    text = f"API key named `admin`; not needed if ${SECRET_VARIABLE} has the router's secret. Default: {variables}."
+    text = (
+        f"API key named `admin`; not needed if ${ADMIN_SECRET_VARIABLE} or, for a router without one, "
+        f"${SECRET_VARIABLE} is set. Default: {variables}."
+    )
     decisions.add_argument("--api-key", metavar="KEY", help=text)
     decisions.add_argument(
         "-n", type=_decisions, default=10, metavar="N", help="Number of latest decisions to show. Default: 10."

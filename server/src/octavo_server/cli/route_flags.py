@@ -23,7 +23,7 @@ from octavo_server.cli.http_flags import (
     upload_limits_of,
 )
 from octavo_server.cli.limit_flags import LIMIT_HELP
-from octavo_server.cli.secret_flags import checked
+from octavo_server.cli.secret_flags import add_admin_secret_flag, admin_secrets_of, checked
 from octavo_server.config import RequestLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
@@ -80,7 +80,7 @@ def add_route_flags(parser: argparse.ArgumentParser) -> None:
     _add_server_flags(parser)
     add_discovery_flags(parser)
     _add_replica_flags(parser)
-    add_key_flags(parser)
+    add_admin_secret_flag(add_key_flags(parser))
     _add_forward_flags(parser)
     add_connection_flags(parser)
     add_lifecycle_flags(parser)
@@ -93,6 +93,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
     return RouterSettings(
         **http_settings_of(args),
         admin_port=args.admin_port,
+        admin_secrets=admin_secrets_of(args),
         routing_headers=args.routing_headers,
         root_path=args.root_path.rstrip("/"),
         services_file=args.services_file,

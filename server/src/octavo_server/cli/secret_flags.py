@@ -13,6 +13,7 @@ from octavo_engine.wire.errors import StartupError
 
 KEY_VARIABLES = ("OCTAVO_API_KEY", "VLLM_API_KEY")
 SECRET_VARIABLE = "OCTAVO_ROUTER_SECRET"
+ADMIN_SECRET_VARIABLE = "OCTAVO_ADMIN_SECRET"
 
 
 def add_api_key_flags(group: Any) -> None:
@@ -50,6 +51,23 @@ def add_secret_flags(group: Any) -> None:
         help="File with a secret per line, or folder with a secret per file, instead of --router-secret; reloaded when "
         "it changes. Replicas accept each secret, a router sends the first. Default: none.",
     )
+
+
+def add_admin_secret_flag(group: Any) -> None:
+    group.add_argument(
+        *("--admin-secret",),
+        nargs="+",
+        metavar="SECRET",
+        help="Secret that opens the admin routes of the router instead of --router-secret, which every replica has; "
+        f"several secrets during a rotation. Default: ${ADMIN_SECRET_VARIABLE}, else the router secret opens them.",
+    )
+
+
+def admin_secrets_of(args: Namespace) -> tuple[str, ...]:
+    """Raises StartupError for an empty value."""
+    if args.admin_secret is not None:
+        return tuple(checked("--admin-secret", args.admin_secret))
+    return tuple(_of_environment((ADMIN_SECRET_VARIABLE,)))
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Access to routes: one table and one policy for the engine's server and the router.
 
 A caller is anonymous, a client (by an API key), the administrator (by the API key named `admin`), or a router (by the
-secret that routers and replicas share; every engine pod has it, so a router takes it on administrators' routes only,
-and never as any tenant's key). A server without keys and without a secret is open to requests that name a host of
-`AllowedHosts`. Clients are denied every route that the table doesn't list, so a new route is closed until the table
-lists it. A test calls every route of both servers and writes docs/reference/access.md.
+secret that routers and replicas share). Every replica has that secret, so a router never takes it as a tenant's key;
+it opens the router's admin routes, unless the router has an admin secret of its own for them. A server without keys and
+without a secret is open to requests that name a host of `AllowedHosts`. Clients are denied every route that the table
+doesn't list, so a new route is closed until the table lists it. A test calls every route of both servers and writes
+docs/reference/access.md.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,8 @@ NO_ADMIN_KEY = (
     f"'{ADMIN}: KEY' in a file of --api-key-file), or the router's secret in the header {SECRET_HEADER}."
 )
 WRONG_SECRET = (
-    f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, or omit the header."
+    f"The {SECRET_HEADER} header is wrong: give router and replica the same --router-secret, send a router its "
+    "--admin-secret if it has one, or omit the header."
 )
 ROUTERS_ONLY = (
     "This server accepts requests of its router only (--router-only): send the request to the router, or send the "
@@ -187,11 +189,18 @@ class AccessPolicy:
 
 
 def access_policy(
-    settings: HttpSettings, *, is_router: bool = False, is_router_only: bool = False, admin_port: int | None = None
+    settings: HttpSettings,
+    *,
+    is_router: bool = False,
+    is_router_only: bool = False,
+    admin_port: int | None = None,
+    admin_secrets: tuple[str, ...] = (),
 ) -> AccessPolicy:
+    """Make the policy of a server. `admin_secrets`: of a router; they replace the secret that its replicas have."""
+    shared = (settings.router_secrets, settings.router_secret_file)
     return AccessPolicy(
         keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
-        secrets=router_secrets(settings.router_secrets, settings.router_secret_file),
+        secrets=router_secrets(*((admin_secrets, None) if admin_secrets else shared)),
         is_router=is_router,
         is_router_only=is_router_only,
         admin_port=admin_port,

@@ -97,7 +97,9 @@ class Router:
         self.workers.on_notify = self.feed.notify
         self.queue.on_change = self._on_queue_change
         self.lifecycle.on_change = self.feed.notify
-        access = access_policy(settings, is_router=True, admin_port=settings.admin_port)
+        access = access_policy(
+            settings, is_router=True, admin_port=settings.admin_port, admin_secrets=settings.admin_secrets
+        )
         self._proxy = self._make_proxy(access)
         self._rest = self._admin(access)
         self._paths = frozenset(KINDS) | OTHERS

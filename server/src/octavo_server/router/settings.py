@@ -25,11 +25,13 @@ class ForwardLimits:
 class RouterSettings(HttpSettings):
     """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
     whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
-    `root_path`: a prefix that the paths of requests may have, without a slash at its end. `services_file`: see
+    `admin_secrets`: they alone open the admin routes, beside the admin's API key; if there are none, the router secret
+    does. `root_path`: a prefix that the paths of requests may have, without a slash at its end. `services_file`: see
     `ListedServices`.
     """
 
     admin_port: int | None = None
+    admin_secrets: tuple[str, ...] = field(default=(), repr=False)
     routing_headers: bool = False
     root_path: str = ""
     services_file: Path | None = None
