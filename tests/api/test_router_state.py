@@ -110,6 +110,24 @@ async def test_the_operator_reads_the_state():
     await replica.stop()
 
 
+@pytest.mark.parametrize("admin_secrets", [("of-the-operator",), ()], ids=["this version", "an older version"])
+async def test_the_operator_opens_a_router_that_its_replicas_can_not_open(admin_secrets):
+    """A router of an older version knows only the secret that it shares with replicas."""
+    settings = {"router_secrets": ("shared",), "admin_secrets": admin_secrets, "admin_port": 0}
+    async with routing(**settings) as routed, router_session() as session:
+        url, changed = f"http://127.0.0.1:{routed.router.settings.admin_port}", asyncio.Event()
+        for path, method in (("/state/events", "HEAD"), ("/drain", "GET"), ("/debug/index", "GET")):
+            answer = await routed.http.request(method, f"{url}{path}", headers={"x-octavo-secret": "shared"})
+            assert (answer.status_code == 401) is bool(admin_secrets), path
+        reports = RouterReports(session, lambda _: changed.set(), engines_of=lambda _: frozenset())
+        address = ("127.0.0.1", routed.router.settings.admin_port)
+        reports.subscribe(("default", "router-0"), address, ("of-the-operator", "shared"))
+        async with asyncio.timeout(10):
+            await changed.wait()
+        assert reports.for_pods("default", ["router-0"])["router-0"].start == routed.router.feed.router
+        await reports.aclose()
+
+
 class LieOnce:
     def __init__(self):
         self.is_over = False

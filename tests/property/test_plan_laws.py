@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
+from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.pace import STEADY
@@ -57,8 +58,9 @@ class World:
         )
 
     def planned(self, view: Observed | None = None) -> Plan:
-        seen = view or self.cluster.observe()
-        return plan(self.service, seen, self.settings, now=self.cluster.now, new_secret=str(self.rng.random()))
+        seen, secret = view or self.cluster.observe(), str(self.rng.random())
+        secrets = RouterSecrets(shared=secret, admin=f"{secret} for admins")
+        return plan(self.service, seen, self.settings, now=self.cluster.now, new_secrets=secrets)
 
     def operate(self, *, view: Observed | None = None, dies: bool = False, least: int | None = None) -> None:
         """Run one reconciliation; with a current view it must not reduce serving pods below `least`, by default the

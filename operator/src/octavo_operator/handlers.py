@@ -14,6 +14,7 @@ from octavo_operator.cluster.pods import is_serving_router, state_port
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.kopf_runner import Resource
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import Settings
@@ -56,13 +57,13 @@ class EventHandlers:
         queue: WorkQueue[Key],
         reports: RouterReports,
         *,
-        secret_of: Callable[[Key], str],
+        secrets_of: Callable[[Key], RouterSecrets],
         on_watch_start: Callable[[], None],
     ) -> None:
         self._view = view
         self._queue = queue
         self._reports = reports
-        self._secret_of = secret_of
+        self._secrets_of = secrets_of
         self._on_watch_start = on_watch_start
 
     def register(self, registry: kopf.OperatorRegistry, settings: Settings) -> None:
@@ -96,8 +97,8 @@ class EventHandlers:
         if is_gone or host is None:
             self._reports.unsubscribe(key)
         elif is_serving_router(raw):
-            secret = self._secret_of((metadata["namespace"], router))
-            self._reports.subscribe(key, (host, state_port(raw)), secret)
+            secrets = self._secrets_of((metadata["namespace"], router))
+            self._reports.subscribe(key, (host, state_port(raw)), (secrets.admin, secrets.shared))
 
 
 def _is_labelled(body: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from octavo_operator.metrics_api.registration import MetricsApi
 from octavo_operator.metrics_api.server import LoadOf, MetricsServer
 from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.resync import Resync, retry_until_ok
-from octavo_operator.secret import derive_secret, operator_key, restore_key
+from octavo_operator.secret import derive_secrets, operator_key, restore_key
 from octavo_operator.service import Settings
 from octavo_operator.spec.service import GROUP, KIND
 
@@ -86,7 +86,7 @@ async def _operate(
     cluster, view, queue, namespaces = Cluster(api), View(), WorkQueue[Key](), tuple(args.namespaces or ())
     apis = await retry_until_ok(lambda: _find_apis(cluster, settings_of(args), namespaces))
     key = await retry_until_ok(lambda: _load_key(cluster, args))
-    secret_of = partial(_secret_of, key)
+    secrets_of = partial(derive_secrets, key)
 
     def settings() -> Settings:
         return apis.settings
@@ -104,7 +104,7 @@ async def _operate(
         on_signal=stopping.set,
         on_end=lambda: resync.mark_stale(),
     )
-    handlers = EventHandlers(view, queue, reports, secret_of=secret_of, on_watch_start=lambda: resync.mark_stale())
+    handlers = EventHandlers(view, queue, reports, secrets_of=secrets_of, on_watch_start=lambda: resync.mark_stale())
     handlers.register(registry, apis.wanted)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
     inventory = Inventory(cluster, view, kinds=_kinds(apis), namespaces=namespaces, remove=handlers.remove)
@@ -118,7 +118,7 @@ async def _operate(
         leadership=leadership,
         reports=reports,
         queue=queue,
-        secret_of=secret_of,
+        secrets_of=secrets_of,
         scaling=autoscaler.state_of,
         telemetry=telemetry,
     )
@@ -180,10 +180,6 @@ async def _metrics_api(
 def _add_all(queue: WorkQueue[Key], view: View) -> None:
     for key in view.services:
         queue.add(key)
-
-
-def _secret_of(key: bytes, router: Key) -> str:
-    return derive_secret(key, *router)
 
 
 def _lease(args: argparse.Namespace) -> dict[str, Any]:

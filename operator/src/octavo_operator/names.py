@@ -49,6 +49,11 @@ def router_secret(router: str) -> str:
     return f"{router}-router-secret"
 
 
+def router_admin_secret(router: str) -> str:
+    """Name of the Secret by which the operator authenticates to the router."""
+    return f"{router}-router-admin-secret"
+
+
 def services_config(router: str) -> str:
     """Name of the ConfigMap with the services behind the router and their models."""
     return f"{router}-router"

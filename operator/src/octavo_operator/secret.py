@@ -1,6 +1,6 @@
-"""Secrets by which routers and engines authenticate each other. All derive from one key: the operator stores only it.
+"""Secrets by which operator, routers and engines authenticate. All derive from one key: the operator stores only it.
 
-A secret is the HMAC-SHA256 (RFC 2104) of the router's namespace and name under the operator's key.
+A secret is the HMAC-SHA256 (RFC 2104) of the router's namespace and name, and of its purpose, under the operator's key.
 """
 
 import base64
@@ -11,14 +11,18 @@ import secrets
 from http import HTTPStatus
 
 from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.desired.router_secrets import RouterSecrets
 
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 
 
-def derive_secret(operator_key: bytes, namespace: str, router: str) -> str:
-    return hmac.new(operator_key, f"{namespace}/{router}".encode(), hashlib.sha256).hexdigest()
+def derive_secrets(operator_key: bytes, router: tuple[str, str]) -> RouterSecrets:
+    """Derive the secrets of a router. `router`: its namespace and name."""
+    name = "/".join(router)  # names have no slash, so no two messages are equal
+    shared, admin = (hmac.new(operator_key, text.encode(), hashlib.sha256) for text in (name, f"{name}/admin"))
+    return RouterSecrets(shared=shared.hexdigest(), admin=admin.hexdigest())
 
 
 async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:

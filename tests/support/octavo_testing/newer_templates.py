@@ -17,7 +17,8 @@ def newer_templates() -> Iterator[None]:
     tables: Any = (engine.TEMPLATES, router.TEMPLATES)
     with ExitStack() as patches:
         for versions in tables:
-            patches.enter_context(mock.patch.dict(versions, {2: _with_variable(versions[1])}))
+            newest = max(versions)
+            patches.enter_context(mock.patch.dict(versions, {newest + 1: _with_variable(versions[newest])}))
         yield
 
 

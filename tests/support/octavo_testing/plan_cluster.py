@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
 from octavo_operator.timestamps import seconds_since
 
+SECRETS = RouterSecrets(shared="shared", admin="admin")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -10,6 +10,7 @@ from octavo_operator.plan.actions import Apply, Delete
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 OTHER = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "theirs", "uid": "u9", "controller": True}
@@ -24,7 +25,7 @@ def _service(replicas: int = 1, **cache: Any) -> InferenceService:
 
 def _plan(service: InferenceService, live: dict[str, Any] | None = None, **fields: Any) -> Plan:
     observed = Observed(children={} if live is None else {CLAIM: live}, **fields)
-    return plan(service, observed, SETTINGS, now="t", new_secret="s")
+    return plan(service, observed, SETTINGS, now="t", new_secrets=SECRETS)
 
 
 def _applied(planned: Plan) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """A router's admin port: only the operator and Prometheus reach it, and the operator finds it in the pod's spec."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +9,12 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine
+from octavo_operator.desired.router_secrets import mounted_secrets
 from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, OPEN, Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(
     engine_image="engine:1",
@@ -113,14 +116,24 @@ def test_engines_require_the_routers_secret(spec: dict[str, Any]) -> None:
     assert secret == {"secretKeyRef": {"name": "llm-router-secret", "key": "secret"}}
 
 
+def test_only_routers_have_the_admin_secret() -> None:
+    router = desired_children(_service(), SETTINGS)
+    (deployment,) = [child for child in router if child["kind"] == "Deployment"]
+    assert mounted_secrets(deployment) == {"llm-router-secret", "llm-router-admin-secret"}
+    assert mounted_secrets(desired_engine(_service(), SETTINGS, replicas=1)) == {"llm-router-secret"}
+    behind = _service(router={"ref": {"name": "other"}})
+    assert mounted_secrets(desired_engine(behind, SETTINGS, replicas=1)) == {"other-router-secret"}
+
+
 class FakeReports:
     """Records the addresses that `RouterReports` would connect to."""
 
     def __init__(self) -> None:
         self.addresses: list[tuple[str, int]] = []
 
-    def subscribe(self, key: Key, address: tuple[str, int], secret: str) -> None:
+    def subscribe(self, key: Key, address: tuple[str, int], secrets: Sequence[str]) -> None:
         self.addresses.append(address)
+        self.secrets = [*secrets]
 
 
 def _port(name: str, number: int) -> dict[str, Any]:
@@ -146,7 +159,7 @@ def _port(name: str, number: int) -> dict[str, Any]:
 async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[str, Any]], port: int) -> None:
     """During an upgrade from a version without an admin port, both kinds of pods exist."""
     reports: Any = FakeReports()
-    handlers = EventHandlers(View(), WorkQueue(), reports, secret_of=lambda _: "s", on_watch_start=lambda: None)
+    handlers = EventHandlers(View(), WorkQueue(), reports, secrets_of=lambda _: SECRETS, on_watch_start=lambda: None)
     labels = {SERVICE_LABEL: "llm", ROUTER_LABEL: "llm", COMPONENT_LABEL: "router"}
     pod: Any = {
         "apiVersion": "v1",
@@ -158,3 +171,4 @@ async def test_the_state_stream_uses_the_port_of_the_pod(containers: list[dict[s
     event: Any = {"type": "ADDED", "object": pod}
     await handlers._on_event(event, pod)
     assert reports.addresses == [("10.0.0.1", port)]
+    assert reports.secrets == [SECRETS.admin, SECRETS.shared]

@@ -15,6 +15,7 @@ from octavo_operator.plan.plan import plan
 from octavo_operator.plan.status_conditions import conditions_of
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import KEYS, Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 GPU = {"nvidia.com/gpu": 1}
@@ -72,7 +73,7 @@ def test_a_service_holds_no_gpu_that_its_engine_leaves_unused(
     found = conditions_of(service, Observed(), SETTINGS, wanted=engine_revision(service, SETTINGS))[0]
     assert (found.type, found.reason) == ("Accepted", reason)
     assert reason == "Valid" or "computes on 1" in found.message
-    actions = plan(service, Observed(), SETTINGS, now="t", new_secret="s").actions
+    actions = plan(service, Observed(), SETTINGS, now="t", new_secrets=SECRETS).actions
     assert bool(actions) is (reason == "Valid")
 
 

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.secret import operator_key, restore_key
+from octavo_operator.secret import derive_secrets, operator_key, restore_key
 
 MINE = b"mine, \xff is no text"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -127,3 +127,10 @@ async def test_the_error_for_a_secret_without_its_key_has_the_remedy() -> None:
     async with cluster_of(answer) as cluster:
         with pytest.raises(ApiError, match="the Secret octavo-system/octavo-key has no entry `key`: restore the entry"):
             await operator_key(cluster, namespace="octavo-system", name="octavo-key")
+
+
+def test_each_router_has_two_secrets_of_its_own() -> None:
+    """Running engines have the shared one, so another version of the operator must derive the same."""
+    made = [derive_secrets(b"key", router) for router in (("default", "llm"), ("default", "other"), ("prod", "llm"))]
+    assert made[0].shared == "09f17d9c72d72a5c079472793e40346452237bd292c379b6d7a6bc730abb7c84"
+    assert len({secret for secrets in made for secret in secrets}) == 6

@@ -9,6 +9,7 @@ from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.metrics import Telemetry
 from octavo_operator.service import Settings
+from octavo_testing.plan_cluster import SECRETS
 
 
 class FailingReconciler(Reconciler):
@@ -21,7 +22,7 @@ class FailingReconciler(Reconciler):
             leadership=unused,
             reports=unused,
             queue=queue,
-            secret_of=str,
+            secrets_of=lambda _: SECRETS,
             scaling=lambda key: None,
             telemetry=Telemetry(),
         )

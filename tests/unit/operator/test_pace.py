@@ -12,6 +12,7 @@ from octavo_operator.plan.pace import Pace, pace_of
 from octavo_operator.plan.plan import PACE_EVERY_S, Plan, plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 NOW, JUST_NOW, LONG_AGO = "2026-01-01T02:00:00Z", "2026-01-01T01:59:30Z", "2026-01-01T00:00:00Z"
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
@@ -23,7 +24,7 @@ def _service(replicas: int = 2, **rollout: Any) -> InferenceService:
     return read_service(stored(Case("", {"replicas": replicas, "rollout": rollout}, name="llm")))
 
 
-WANTED = plan(_service(), Observed(), SETTINGS, now=NOW, new_secret="s").status["revision"]["updated"]
+WANTED = plan(_service(), Observed(), SETTINGS, now=NOW, new_secrets=SECRETS).status["revision"]["updated"]
 
 
 def _pod(**fields: Any) -> Pod:
@@ -44,7 +45,7 @@ def _observed(*pods: Pod, **status: Any) -> Observed:
 
 
 def _plan(service: InferenceService, observed: Observed) -> Plan:
-    return plan(service, observed, SETTINGS, now=NOW, new_secret="s")
+    return plan(service, observed, SETTINGS, now=NOW, new_secrets=SECRETS)
 
 
 def _reason(made: Plan, type_: str) -> str:

@@ -15,6 +15,7 @@ from octavo_operator.plan.owner import is_ours, may_be_deleted
 from octavo_operator.plan.plan import Plan, plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
@@ -52,7 +53,7 @@ def _applied_status(service: InferenceService) -> dict[str, Any]:
 
 
 def _plan(service: InferenceService, observed: Observed) -> Plan:
-    return plan(service, observed, SETTINGS, now="t", new_secret="s")
+    return plan(service, observed, SETTINGS, now="t", new_secrets=SECRETS)
 
 
 def _reason(planned: Plan, type_: str) -> str:
@@ -224,6 +225,11 @@ def test_a_deleted_router_secret_is_created_again() -> None:
     service = _service()
     pod = Pod(name="p", uid="u", revision="r", trouble="ConfigError", message='secret "llm-router-secret" not found')
     assert [type(a) for a in _plan(service, _observed(service, pods=(pod,))).actions] == [CreateOnce]
+    trouble = 'secret "llm-router-admin-secret" not found'
+    (made,) = _plan(service, _observed(service, router_trouble=trouble)).actions
+    assert isinstance(made, CreateOnce)
+    assert made.manifest["metadata"]["name"] == "llm-router-admin-secret"
+    assert made.manifest["stringData"] == {"secret": SECRETS.admin}
 
 
 def test_a_delete_of_an_older_revision_names_uid_and_version() -> None:

@@ -24,6 +24,7 @@ from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_operator.spec.quantity import parse_quantity
 from octavo_server.cli.termination_message import termination_message
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
@@ -116,7 +117,7 @@ def test_ready_counts_serving_pods_of_any_revision(replicas: int, reason: str) -
 
 def test_a_missing_router_is_named_and_no_object_changes() -> None:
     service = _service(router={"ref": {"name": "other"}})
-    planned = plan(service, Observed(), SETTINGS, now="t", new_secret="s")
+    planned = plan(service, Observed(), SETTINGS, now="t", new_secrets=SECRETS)
     assert planned.actions == ()
     assert planned.status["conditions"][0]["reason"] == "RouterNotFound"
     assert "'other'" in planned.status["conditions"][0]["message"]
@@ -124,7 +125,7 @@ def test_a_missing_router_is_named_and_no_object_changes() -> None:
 
 def test_a_host_of_another_service_is_not_accepted() -> None:
     service = _service(exposure=HOST, auth=OPEN)
-    planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secret="s")
+    planned = plan(service, Observed(host_owner="team-a/first"), SETTINGS, now="t", new_secrets=SECRETS)
     assert planned.actions == ()
     assert "team-a/first" in planned.status["conditions"][0]["message"]
 
@@ -258,14 +259,14 @@ def test_the_revision_that_served_last_stays_when_its_only_pod_dies(last_served:
     revisions = (_engine_deployment(name=name, revision=name, uid=name) for name in ("old", "never"))
     pods = (_serving(name="pod-1", revision="old", is_terminating=True), _pod(name="pod-2", revision="old"))
     observed = Observed(engine_deployments=tuple(revisions), pods=pods, status=status)
-    found = plan(_service(), observed, SETTINGS, now="now", new_secret="s")
+    found = plan(_service(), observed, SETTINGS, now="now", new_secrets=SECRETS)
     assert [action.name for action in found.actions if isinstance(action, Delete)] == deleted
     assert found.status["revision"].get("current") == (last_served if last_served == "old" else None)
 
 
 def test_gates_are_set_after_all_other_actions() -> None:
     seen = Observed(pods=(_pod(is_ready=True),), routers={"a": _report(pod_0="e1")})
-    assert isinstance(plan(_service(), seen, SETTINGS, now="t", new_secret="s").actions[-1], SetGate)
+    assert isinstance(plan(_service(), seen, SETTINGS, now="t", new_secrets=SECRETS).actions[-1], SetGate)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,7 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
     seen = Observed(pods=(_serving(),), routers={"r": report})
     assert "270 MiB" in _of("FitsHardware", service, seen).message
     assert "4,096 tokens, room for 2.0 requests of full length" in _of("FitsHardware", service, seen).message
-    status = plan(service, seen, SETTINGS, now="t", new_secret="s").status
+    status = plan(service, seen, SETTINGS, now="t", new_secrets=SECRETS).status
     assert status["model"] == {
         "servedNames": ["llm"],
         "maxModelLen": 2048,
@@ -388,10 +389,10 @@ def test_the_model_size_stays_in_the_status_within_a_revision() -> None:
         "kvBytesPerToken": 65536,
         "maxConcurrentTokens": 4096,
     }
-    later = plan(service, Observed(status=status), SETTINGS, now="t", new_secret="s").status
+    later = plan(service, Observed(status=status), SETTINGS, now="t", new_secrets=SECRETS).status
     assert later["model"] == status["model"]
     other = read_service(stored(Case("", {"engine": {"maxModelLen": 5}}, name="llm")))
-    assert plan(other, Observed(status=status), SETTINGS, now="t", new_secret="s").status["model"] == {
+    assert plan(other, Observed(status=status), SETTINGS, now="t", new_secrets=SECRETS).status["model"] == {
         "servedNames": ["llm"]
     }
 
@@ -412,10 +413,10 @@ def test_the_status_has_the_revision_that_most_replicas_serve(
     pods = tuple(replace(_serving(), name=f"pod-{number}") for number in range(3))
     reports = {name: RouterReport(pod=name, sizes={"pod-0": SIZE}, revisions=revisions) for name in ("r1", "r2")}
     seen = Observed(pods=pods, routers={**reports, "r3": None})
-    status = plan(_service(replicas=3), seen, SETTINGS, now="t", new_secret="s").status
+    status = plan(_service(replicas=3), seen, SETTINGS, now="t", new_secrets=SECRETS).status
     assert status["model"].get("revision") == shown
     assert message in _of("ModelReady", _service(), seen).message
-    later = plan(_service(replicas=3), Observed(status=status), SETTINGS, now="t", new_secret="s").status
+    later = plan(_service(replicas=3), Observed(status=status), SETTINGS, now="t", new_secrets=SECRETS).status
     assert later["model"].get("revision") == shown
 
 
@@ -426,7 +427,7 @@ def test_the_load_is_that_of_the_services_own_pods() -> None:
         "another-0": Load(running=9, waiting=9, num_blocks=100, num_used_blocks=90),
     }
     seen = Observed(pods=(_serving(),), routers={"a": RouterReport(pod="a", loads=loads), "b": None})
-    status = plan(_service(), seen, SETTINGS, now="t", new_secret="s").status
+    status = plan(_service(), seen, SETTINGS, now="t", new_secrets=SECRETS).status
     assert status["load"] == {"running": 2, "waiting": 1, "kvUsage": "40%"}
 
 

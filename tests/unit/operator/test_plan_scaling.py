@@ -13,6 +13,7 @@ from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_operator.spec.autoscaling import Provider
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 WITH_API = replace(SETTINGS, has_metrics_api=True)
@@ -35,7 +36,7 @@ def _planned(
     service: InferenceService, observed: Observed, settings: Settings = SETTINGS
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The conditions by type, and the status field `autoscaling`."""
-    made = plan(service, observed, settings, now="2026-01-01T00:00:00Z", new_secret="s")
+    made = plan(service, observed, settings, now="2026-01-01T00:00:00Z", new_secrets=SECRETS)
     return {row["type"]: row for row in made.status["conditions"]}, made.status.get("autoscaling", {})
 
 

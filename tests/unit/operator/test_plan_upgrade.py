@@ -9,7 +9,7 @@ from octavo_operator.desired.engine import engine_revision
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
-from octavo_testing.plan_cluster import PlanCluster
+from octavo_testing.plan_cluster import SECRETS, PlanCluster
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 NEWER, FIXED = (replace(SETTINGS, engine_image=f"engine:{n}", router_image=f"router:{n}") for n in (2, 3))
@@ -46,7 +46,7 @@ class Fleet:
         view = View()
         view.services = {other: {"status": each.status} for other, each in self.clusters.items()}
         seen = replace(cluster.observe(), upgrades=view.upgrades(key, ()))
-        made = plan(self.services[key], seen, self.settings, now=cluster.now, new_secret="s")
+        made = plan(self.services[key], seen, self.settings, now=cluster.now, new_secrets=SECRETS)
         for action in made.actions:
             cluster.execute(action)
         cluster.status = made.status

@@ -9,7 +9,7 @@ from octavo_operator.desired.privileges import privileges
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
-from octavo_testing.plan_cluster import PlanCluster
+from octavo_testing.plan_cluster import SECRETS, PlanCluster
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 RESTRICTED = replace(SETTINGS, restricts_pods=True)
@@ -98,10 +98,12 @@ REFUSED = [
 def test_a_field_with_rights_on_the_node_is_refused_by_its_path(spec: dict[str, Any], path: str) -> None:
     service = _service(**spec)
     assert privileges(service) == [path]
-    (accepted, *_) = plan(service, PlanCluster().observe(), RESTRICTED, now="", new_secret="s").status["conditions"]
+    (accepted, *_) = plan(service, PlanCluster().observe(), RESTRICTED, now="", new_secrets=SECRETS).status[
+        "conditions"
+    ]
     assert (accepted["reason"], accepted["status"]) == ("PodTemplateRefused", "False")
     assert accepted["message"].startswith(f"{path}: ")
-    (accepted, *_) = plan(service, PlanCluster().observe(), SETTINGS, now="", new_secret="s").status["conditions"]
+    (accepted, *_) = plan(service, PlanCluster().observe(), SETTINGS, now="", new_secrets=SECRETS).status["conditions"]
     assert accepted["status"] == "True"
 
 
@@ -132,7 +134,7 @@ def test_a_refused_change_leaves_what_runs_as_it_is() -> None:
 
     def run(service: InferenceService) -> None:
         for _ in range(10):
-            made = plan(service, cluster.observe(), RESTRICTED, now=cluster.now, new_secret="s")
+            made = plan(service, cluster.observe(), RESTRICTED, now=cluster.now, new_secrets=SECRETS)
             for action in made.actions:
                 cluster.execute(action)
             cluster.status = made.status

@@ -19,6 +19,7 @@ from octavo_operator.observed import RouterReport
 from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.service import Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 KEY: Key = ("default", "llm")
@@ -81,7 +82,7 @@ class Operator:
             self.view,
             settings=lambda: SETTINGS,
             queue=WorkQueue[Key](),
-            secret_of=str,
+            secrets_of=lambda _: SECRETS,
             scaling=lambda key: None,
             telemetry=Telemetry(),
             **fakes,

@@ -106,7 +106,7 @@ async def _reading(operator: Operator, respond: Handler, pods: Sequence[Key] = (
     async with TestServer(app) as server, router_session() as session:
         reports = operator.reports(session)
         for pod in pods:
-            reports.subscribe(pod, ("127.0.0.1", server.port or 0), "secret")
+            reports.subscribe(pod, ("127.0.0.1", server.port or 0), ("admin", "shared"))
         yield reports
         await reports.aclose()
 
@@ -231,8 +231,40 @@ async def test_no_compression_is_asked_for_or_undone(
     router.change()
     await operator.next_change()
     (request,) = router.requests
-    assert (request.headers["Accept-Encoding"], request.headers["x-octavo-secret"]) == ("identity", "secret")
+    assert (request.headers["Accept-Encoding"], request.headers["x-octavo-secret"]) == ("identity", "admin")
     assert not reports._session.auto_decompress
+
+
+async def test_a_router_of_an_older_version_is_read_with_the_secret_that_engines_have(operator: Operator) -> None:
+    """It knows no other secret. Its next connection begins with the one that it took."""
+    sent: list[str] = []
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        sent.append(request.headers["x-octavo-secret"])
+        if sent[-1] != "shared":
+            raise web.HTTPUnauthorized
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'data: {"type": "state", "state": {}}\n\n')
+        return response
+
+    async with _reading(operator, respond):
+        assert await operator.next_change() == POD
+        await operator.next_change()
+        await operator.next_change()
+    assert sent[:3] == ["admin", "shared", "shared"]
+
+
+async def test_a_router_is_not_asked_without_a_pause_if_it_takes_no_secret(operator: Operator) -> None:
+    sent: list[str] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        sent.append(request.headers["x-octavo-secret"])
+        raise web.HTTPUnauthorized
+
+    async with _reading(operator, refuse):
+        assert [await operator.next_pause() for _ in range(3)] == [RETRY_S] * 3
+    assert sent[:3] == ["admin", "shared", "admin"]
 
 
 async def test_one_operator_reads_130_routers(operator: Operator) -> None:

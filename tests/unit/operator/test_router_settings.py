@@ -15,6 +15,7 @@ from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_operator.spec.access import ROUTER_FLAGS
 from octavo_server.cli.main import build_parser
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 
@@ -109,7 +110,7 @@ def test_the_status_has_the_address_of_a_load_balancer(
 ) -> None:
     service = _service(router={"service": {"type": "LoadBalancer"}}, auth=OPEN, **spec)
     seen = Observed(children={("Service", "llm"): _live(service, loadBalancer={"ingress": ingress})})
-    status = plan(service, seen, SETTINGS, now="t", new_secret="s").status
+    status = plan(service, seen, SETTINGS, now="t", new_secrets=SECRETS).status
     found = {address["type"]: address["url"] for address in status["addresses"]}
     assert found.get("LoadBalancer") == url
     assert status["url"] == found.get("Ingress", url or internal_url(service, SETTINGS))

@@ -12,6 +12,7 @@ from octavo_operator.observed import Observed, Pod, RouterReport, Startup
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
+from octavo_testing.plan_cluster import SECRETS
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 SERVICE = read_service(stored(Case("", {}, name="llm")))
@@ -39,7 +40,9 @@ def _pod(
 
 
 def _status(*pods: Pod, routers: Mapping[str, RouterReport | None] = NO_ROUTERS, **status: Any) -> dict[str, Any]:
-    made = plan(SERVICE, Observed(pods=pods, routers=routers, status=status), SETTINGS, now=_at(59), new_secret="s")
+    made = plan(
+        SERVICE, Observed(pods=pods, routers=routers, status=status), SETTINGS, now=_at(59), new_secrets=SECRETS
+    )
     found: dict[str, Any] = made.status.get("startup", {})
     return found
 

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from octavo_operator.desired import engine, router
 from octavo_operator.desired.template_version import Versions, choose_template
+from octavo_operator.observed import Upgrades
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
 from octavo_testing.newer_templates import ADDED, newer_templates
-from octavo_testing.plan_cluster import PlanCluster
+from octavo_testing.plan_cluster import SECRETS, PlanCluster
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 OTHER_SETTINGS = replace(SETTINGS, has_fixed_user=False, image_pull_secrets=("registry",), lame_duck_s=5)
@@ -40,7 +42,7 @@ def _hashes() -> Iterator[str]:
 def _settle(cluster: PlanCluster, service: InferenceService, settings: Settings = SETTINGS) -> None:
     """Run the operator until it has nothing to do."""
     for _ in range(20):
-        planned = plan(service, cluster.observe(), settings, now=cluster.now, new_secret="s")
+        planned = plan(service, cluster.observe(), settings, now=cluster.now, new_secrets=SECRETS)
         if not planned.actions and planned.again_s is None:
             return
         for action in planned.actions:
@@ -107,3 +109,28 @@ def test_a_change_of_the_service_takes_the_newest_version(
     (made,) = cluster.engine_manifests.values()
     assert ADDED in str(made)
     assert (ADDED in str(cluster.objects["Deployment", "llm-router"])) is (settings is not SETTINGS)
+
+
+def test_a_router_of_an_older_version_gets_the_admin_secret_with_its_next_change() -> None:
+    """Its pods stay as they are until then, and the operator creates no Secret that they do not need."""
+    cluster = PlanCluster()
+    with mock.patch.dict(router.TEMPLATES, {1: router.TEMPLATES[1]}, clear=True):
+        _settle(cluster, _service())
+    assert {*cluster.secrets} == {"llm-router-secret"}
+    writes = cluster.num_writes
+    _settle(cluster, _service())
+    assert (cluster.num_writes, {*cluster.secrets}) == (writes, {"llm-router-secret"})
+
+    newer = replace(SETTINGS, engine_image="engine:2", router_image="router:2")
+    cluster.status = plan(_service(), cluster.observe(), SETTINGS, now=cluster.now, new_secrets=SECRETS).status
+    waiting = replace(cluster.observe(), upgrades=Upgrades(num_running=1))
+    assert plan(_service(), waiting, newer, now=cluster.now, new_secrets=SECRETS).actions == ()
+    actions = plan(_service(), cluster.observe(), newer, now=cluster.now, new_secrets=SECRETS).actions
+    assert [_name(action) for action in actions][:2] == ["llm-router-admin-secret", "llm-router"]
+    _settle(cluster, _service(), newer)
+    assert cluster.secrets == {"llm-router-secret": SECRETS.shared, "llm-router-admin-secret": SECRETS.admin}
+
+
+def _name(action: Any) -> str:
+    name: str = action.manifest["metadata"]["name"]
+    return name

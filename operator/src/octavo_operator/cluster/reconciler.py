@@ -19,6 +19,7 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
+from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
@@ -52,7 +53,7 @@ class Reconciler:
         leadership: Leadership,
         reports: RouterReports,
         queue: WorkQueue[Key],
-        secret_of: Callable[[Key], str],
+        secrets_of: Callable[[Key], RouterSecrets],
         scaling: Callable[[Key], ScalingState | None],
         telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
@@ -63,7 +64,7 @@ class Reconciler:
         self._leadership = leadership
         self._reports = reports
         self._queue = queue
-        self._secret_of = secret_of
+        self._secrets_of = secrets_of
         self._scaling = scaling
         self._telemetry = telemetry
         self._clock = clock
@@ -119,9 +120,9 @@ class Reconciler:
             return parts, lambda refusals: plan_unreadable(
                 parts, self._observed(parts, refusals), message, now=now_text()
             )
-        secret = self._secret_of((service.namespace, service.name))
+        secrets = self._secrets_of((service.namespace, service.name))
         return service, lambda refusals: plan(
-            service, self._observed(service, refusals), self._settings(), now=now_text(), new_secret=secret
+            service, self._observed(service, refusals), self._settings(), now=now_text(), new_secrets=secrets
         )
 
     async def _act(

@@ -10,7 +10,9 @@ loop and memory, and what it sends about pods that are not behind it is ignored.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
+from http import HTTPStatus
 from typing import Annotated, Literal, NamedTuple
 
 import aiohttp
@@ -80,12 +82,13 @@ class RouterReports:
         found = self.for_pods(namespace, pods)
         return {pod: report for pod, report in found.items() if now_s - self._received_s[namespace, pod] <= FRESH_S}
 
-    def subscribe(self, key: Key, address: Address, secret: str = "") -> None:
-        """Connect to a router pod. A new address replaces the connection: it is another pod with the same name."""
+    def subscribe(self, key: Key, address: Address, secrets: Sequence[str] = ("",)) -> None:
+        """Connect to a router pod. A new address replaces the connection: it is another pod with the same name.
+        `secrets`: a router that answers 401 to one of them is sent the next one; an empty one is not sent."""
         stream = self._streams.get(key)
         if stream is None or stream[0] != address:
             self.unsubscribe(key)
-            task = asyncio.create_task(self._run_stream(key, address, secret))
+            task = asyncio.create_task(self._run_stream(key, address, secrets))
             self._streams[key] = (address, task)
 
     def unsubscribe(self, key: Key) -> None:
@@ -100,16 +103,18 @@ class RouterReports:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run_stream(self, key: Key, address: Address, secret: str) -> None:
-        host, port = address
+    async def _run_stream(self, key: Key, address: Address, secrets: Sequence[str]) -> None:
+        (host, port), in_turn = address, deque(secrets)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/state/events"
         budget, refused_s = EventBudget(self._clock()), RETRY_S
         while True:
             began_s, retry_s = self._clock(), RETRY_S
             try:
-                await self._stream_once(key, url, secret, budget)
+                await self._stream_once(key, url, in_turn[0], budget)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("the state stream of router %s/%s failed: %.200s", *key, error)
+                if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
+                    in_turn.rotate(-1)
             except ValueError as error:
                 if self._clock() - began_s >= LAST_RETRY_S:
                     refused_s = RETRY_S

@@ -18,6 +18,7 @@ from octavo_operator.desired.objects import (
     resources,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
+from octavo_operator.desired.router_secrets import ADMIN_SECRET_VARIABLE, secret_variables
 from octavo_operator.desired.template_version import Versions, choose_template
 from octavo_operator.names import (
     ADMIN,
@@ -32,7 +33,6 @@ from octavo_operator.names import (
     engines_service,
     router_account,
     router_deployment,
-    router_secret,
     router_selector,
     services_config,
 )
@@ -159,7 +159,14 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
     return with_template(_own_template(service, settings), service.spec.router.pod_template)
 
 
-TEMPLATES: Versions = {1: _template}
+def _template_without_admin_secret(service: InferenceService, settings: Settings) -> Manifest:
+    template = _template(service, settings)
+    container = next(each for each in template["spec"]["containers"] if each["name"] == ROUTER)
+    container["env"] = [variable for variable in container["env"] if variable["name"] != ADMIN_SECRET_VARIABLE]
+    return template
+
+
+TEMPLATES: Versions = {1: _template_without_admin_secret, 2: _template}
 
 
 def router_template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
@@ -196,13 +203,12 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
     ]
     if _keys_secret(service):
         mounts.append({"name": "keys", "mountPath": KEYS_PATH, "readOnly": True})
-    secret = {"secretKeyRef": {"name": router_secret(service.name), "key": "secret"}}
     container = {
         "name": ROUTER,
         "image": router.image or settings.router_image,
         "imagePullPolicy": router.image_pull_policy or settings.image_pull_policy,
         "args": ["route", *_flags(service, settings), *router.extra_args],
-        "env": [{"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret}, *dump_parts(router.env)],
+        "env": [*secret_variables(service), *dump_parts(router.env)],
         "ports": [
             {"name": HTTP, "containerPort": ROUTER_PORT},
             {"name": ADMIN, "containerPort": ROUTER_ADMIN_PORT},

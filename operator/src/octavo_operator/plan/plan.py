@@ -11,15 +11,9 @@ from typing import Any
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url, load_balancer_url
-from octavo_operator.desired.objects import Manifest, child
-from octavo_operator.names import (
-    ROUTER,
-    TEMPLATE,
-    engine_deployment,
-    engine_selector,
-    router_deployment,
-    router_secret,
-)
+from octavo_operator.desired.objects import Manifest
+from octavo_operator.desired.router_secrets import RouterSecrets, desired_secrets, mounted_secrets
+from octavo_operator.names import TEMPLATE, engine_deployment, engine_selector, router_deployment
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.apply_digest import with_digest
@@ -57,8 +51,10 @@ class Plan:
     again_s: float | None = None
 
 
-def plan(service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secret: str) -> Plan:
-    """Make the plan for one service. `now`: RFC 3339. `new_secret`: value of the router's Secret, if it is created."""
+def plan(
+    service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secrets: RouterSecrets
+) -> Plan:
+    """Make the plan for one service. `now`: RFC 3339. `new_secrets`: for Secrets that are created."""
     wanted = engine_revision(service, settings, live=observed.revisions)
     children = [with_digest(manifest) for manifest in _wanted_children(service, observed, settings)]
     observed = replace(observed, refusals={**_taken_names(service, observed, children, wanted), **observed.refusals})
@@ -75,7 +71,8 @@ def plan(service: InferenceService, observed: Observed, settings: Settings, *, n
     events = tuple(condition_events(conditions, before))
     if conditions[0].status != "True":
         return _plan(keep_running(service, observed, settings, pace, now=now), observed, status, events)
-    before_engines = (*_secret(service, observed, new_secret), *_children(service, observed, children, pace))
+    secrets = _secrets(service, observed, children, new_secrets, pace)
+    before_engines = (*secrets, *_children(service, observed, children, pace))
     if pace.is_held:
         steps = scale_current(observed, service.spec.replicas, now=now, timeout_s=service.planned_drain_s)
     else:
@@ -108,17 +105,20 @@ def plan_unreadable(service: UnreadableService, observed: Observed, message: str
     return _plan(steps, observed, status, condition_events(conditions, before))
 
 
-def _secret(service: InferenceService, observed: Observed, value: str) -> Iterator[Action]:
-    """Create the router's Secret before the pods that refer to it. Secrets are not watched: the Secret is taken to be
-    missing if the router's Deployment does not exist yet, or if a pod fails for lack of the Secret.
+def _secrets(
+    service: InferenceService, observed: Observed, children: Sequence[Manifest], values: RouterSecrets, pace: Pace
+) -> Iterator[Action]:
+    """Create the router's Secrets before the pods that refer to them. Secrets are not watched: a Secret is taken to be
+    missing if the router's live Deployment does not refer to it, or if a pod fails for lack of the Secret.
     """
-    name = router_secret(service.name)
-    if not service.owns_router:
-        return
-    if ("Deployment", router_deployment(service.name)) in observed.children and not _is_missing(name, observed):
-        return
-    manifest = child(service, "v1", "Secret", name, component=ROUTER, type="Opaque", stringData={"secret": value})
-    yield CreateOnce(manifest, "routers and engines authenticate each other with it")
+    router = ("Deployment", router_deployment(service.name))
+    wanted = {name for manifest in children if _ref(manifest) == router for name in mounted_secrets(manifest)}
+    live = observed.children.get(router)
+    known = set() if live is None else wanted if pace.is_held else mounted_secrets(live)
+    for manifest, why in desired_secrets(service, values):
+        name = manifest["metadata"]["name"]
+        if name in wanted - known or (name in wanted and _is_missing(name, observed)):
+            yield CreateOnce(manifest, why)
 
 
 def _is_missing(secret: str, observed: Observed) -> bool:
