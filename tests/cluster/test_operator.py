@@ -152,3 +152,14 @@ def test_a_shared_router_that_is_missing_is_named(
     _until(custom, namespace, name, lambda status: _reason(status, "Ready") == "RouterNotFound")
     with pytest.raises(ApiException):
         client.CoreV1Api(api).read_namespaced_service(name, namespace)
+
+
+def test_a_shared_router_that_is_not_for_a_service_is_named(
+    operator: Path, custom: client.CustomObjectsApi, api: client.ApiClient, namespace: str, create: Callable[..., str]
+) -> None:
+    owner = create("guarded", replicas=0, router={"allowFrom": ["friend"]})
+    friend, stranger = (create(name, replicas=0, router={"ref": {"name": owner}}) for name in ("friend", "stranger"))
+    _until(custom, namespace, stranger, lambda status: _reason(status, "Ready") == "RouterNotAllowed")
+    _until(custom, namespace, friend, lambda status: _reason(status, "Accepted") == "Valid")
+    with pytest.raises(ApiException):
+        client.CoreV1Api(api).read_namespaced_service(stranger, namespace)

@@ -202,6 +202,7 @@ class Observed:
     leaving_routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     router_trouble: str = ""
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
+    may_use_router: bool = True  # False: router.allowFrom of that service does not list this one
     host_owner: str | None = None  # another service that claimed this host and path earlier
     behind_router: Mapping[str, ServiceBehind] = field(default_factory=dict)  # the services behind its router
     taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier

@@ -101,19 +101,22 @@ class UnreadableService:
     namespace: str
     generation: int
     router: str
+    allow_from: frozenset[str] | None  # services that may use its router; None: all
     replicas: int | None  # None if even this number can't be read
 
 
 def read_running_parts(manifest: Mapping[str, Any]) -> UnreadableService:
     """Read the parts of any manifest. Raises no error for an invalid spec."""
     metadata, spec = manifest["metadata"], _mapping(manifest.get("spec"))
-    router, replicas = _mapping(_mapping(spec.get("router")).get("ref")).get("name"), spec.get("replicas")
+    about_router, replicas = _mapping(spec.get("router")), spec.get("replicas")
+    router, allowed = _mapping(about_router.get("ref")).get("name"), about_router.get("allowFrom")
     is_number = isinstance(replicas, int) and not isinstance(replicas, bool) and replicas >= 0
     return UnreadableService(
         name=metadata["name"],
         namespace=metadata["namespace"],
         generation=metadata.get("generation", 0),
         router=router if isinstance(router, str) else metadata["name"],
+        allow_from=frozenset(map(str, allowed)) if isinstance(allowed, list) else None,
         replicas=replicas if is_number else None,
     )
 

@@ -113,6 +113,10 @@ AUTH = "auth: {apiKeysSecretRef: {name: k}}"
         (service("a", "replicas: 0"), "spec.replicas is 0 in every service"),
         (service("a", AUTH), "spec.auth.apiKeysSecretRef.name: no Secret 'k' with entries in this file: add it"),
         (service("a", "router: {ref: {name: b}}"), "spec.router.ref.name: 'b' is not a service with its own router"),
+        (
+            service("a", "router: {ref: {name: b}}") + service("b", "router: {allowFrom: [c]}"),
+            "InferenceService a: spec.router.ref.name: spec.router.allowFrom of b does not list a: add it there",
+        ),
         (service("a", AUTH) + service("b") + secret("k"), "spec.auth: its API keys differ"),
         (secret("k", "a: '%'", field="data") + service("a"), "Secret k: data.a: the value is not text in base64"),
         (secret("k", "a: 1") + service("a"), "Secret k: a: the value is not a string: put it into quotes"),

@@ -8,7 +8,7 @@ from octavo_operator.cluster.pods import pod_of, router_trouble
 from octavo_operator.cluster.reports import RouterState
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
-from octavo_operator.observed import Load, ModelSize, RouterReport, ServiceBehind
+from octavo_operator.observed import Load, ModelSize, Observed, RouterReport, ServiceBehind
 from octavo_operator.service import read_service
 from octavo_testing.infsvc_cases import HOST, OPEN, Case, stored
 
@@ -237,6 +237,96 @@ def test_pods_keep_their_router_while_the_spec_names_none_that_exists() -> None:
     seen = view.observed(read_service(lost), {"llm-router-0": RouterReport(pod="llm-router-0")})
     assert (seen.router_owner, list(seen.routers)) == (None, ["llm-router-0"])
     assert view.services_behind_router_of(("default", "llm-router-0")) == {("default", "llm")}
+
+
+def _sharing(name: str, *models: str, version: str = "1") -> dict[str, Any]:
+    """A service that uses the router of `llm`. Its manifest is older than others."""
+    raw = _service(
+        name,
+        "2025-01-01T00:00:00Z",
+        router={"ref": {"name": "llm"}},
+        model={"uri": "pkg://x", "servedNames": [*models]},
+    )
+    raw["metadata"]["resourceVersion"] = version
+    return raw
+
+
+def _router(*allow_from: str, version: str = "1") -> dict[str, Any]:
+    raw = _service("llm", router={"allowFrom": [*allow_from]})
+    raw["metadata"]["resourceVersion"] = version
+    return raw
+
+
+def _engine(service: str, *models: str, router: str = "llm") -> dict[str, Any]:
+    """An engine Deployment."""
+    raw = _deployment(metadata={"name": f"{service}-engine-r1"})
+    raw["metadata"]["labels"] = raw["metadata"]["labels"] | {SERVICE_LABEL: service, ROUTER_LABEL: router}
+    args = ["serve", "/models", "--port=1", "--served-model-name", *models, "--drain-timeout=5"]
+    template = {"spec": {"containers": [{"name": "agent"}, {"name": "engine", "args": args}]}}
+    return raw | {"spec": {"replicas": 0, "template": template}}
+
+
+def _seen(view: View, name: str) -> Observed:
+    return view.observed(read_service(view.services["default", name]), {})
+
+
+def test_a_service_that_a_router_does_not_admit_takes_no_model_name() -> None:
+    view = View()
+    for raw in (_router("friend"), _sharing("friend", "b"), _sharing("stranger", "llm", "b", "c")):
+        view.update(raw)
+    assert [_seen(view, name).may_use_router for name in ("llm", "friend", "stranger")] == [True, True, False]
+    assert [dict(_seen(view, name).taken_models) for name in ("llm", "friend")] == [{}, {}]
+    assert _seen(view, "llm").behind_router == {"llm": ServiceBehind(("llm",)), "friend": ServiceBehind(("b",))}
+    assert view.models_of(("default", "stranger")) == set()
+
+    changed = view.update(_router("friend", "stranger", version="2"))
+    assert ("default", "stranger") in changed
+    assert _seen(view, "stranger").may_use_router
+    assert dict(_seen(view, "llm").taken_models) == {"llm": "stranger"}
+
+
+def test_a_service_that_a_router_admitted_keeps_the_model_names_that_its_engines_serve() -> None:
+    """Even without replicas, as it can be scaled. An edit of its spec takes no other name."""
+    view = View()
+    for raw in (_router(), _sharing("former", "a", "b"), _engine("former", "a", "b")):
+        view.update(raw)
+    view.update(
+        _service("younger", router={"ref": {"name": "llm"}}, model={"uri": "pkg://x", "servedNames": ["a", "c"]})
+    )
+    view.update(_router("younger", version="2"))
+    assert not _seen(view, "former").may_use_router
+    assert dict(_seen(view, "younger").taken_models) == {"a": "former"}
+    view.update(_sharing("former", "c", version="2"))
+    assert view.models_of(("default", "former")) == {"a", "b"}
+    assert dict(_seen(view, "younger").taken_models) == {"a": "former"}
+    assert _seen(view, "llm").behind_router["former"] == ServiceBehind(("a", "b"))
+
+    view.update(_engine("former", "a", "b"), is_gone=True)
+    assert dict(_seen(view, "younger").taken_models) == {}
+    assert "former" not in _seen(view, "llm").behind_router
+
+
+def test_pods_keep_their_router_while_the_spec_names_one_that_does_not_admit_them() -> None:
+    view = View()
+    view.update(_router("friend"))
+    view.update(_service("own"))
+    view.update(_engine("own", "own", router="own"))
+    view.update(_pod(service="own", router="own"))
+    view.update(_pod(component="router", service="own", router="own", conditions=[_condition("Ready", "True")]))
+    moved = _sharing("own", "own", version="2")
+    view.update(moved)
+    seen = _seen(view, "own")
+    assert (seen.may_use_router, list(seen.routers)) == (False, ["own-router-0"])
+    assert view.models_of(("default", "own")) == set(), "its engines are not behind that router"
+
+
+def test_a_router_of_an_unreadable_service_admits_the_same_services() -> None:
+    view = View()
+    newer = _router("friend")
+    newer["spec"]["router"]["newField"] = True
+    for raw in (newer, _sharing("friend", "b"), _sharing("stranger", "c")):
+        view.update(raw)
+    assert [_seen(view, name).may_use_router for name in ("friend", "stranger")] == [True, False]
 
 
 def test_the_models_behind_a_router_are_those_of_all_its_services() -> None:

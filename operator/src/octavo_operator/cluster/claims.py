@@ -13,11 +13,12 @@ Key = tuple[str, str]  # namespace, name
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The router that serves a service, and what only this service may have: the host with path, and each model name
-    of its router."""
+    of its router. `allow_from`: names of the services that may use its own router; None: all."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
     models: frozenset[tuple[Key, str]] = frozenset()  # router, name
+    allow_from: frozenset[str] | None = None
 
 
 NOTHING = Claim()
@@ -29,8 +30,8 @@ def claim_of(raw: Mapping[str, Any]) -> Claim:
     try:
         spec = read_spec(raw)
     except InvalidSpec:
-        return Claim(router)  # its pods run on, and the router's reports concern them
+        return Claim(router, allow_from=parts.allow_from)  # its pods run on, and the router's reports concern them
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
     names = spec.model.served_names or (parts.name,)
-    return Claim(router, host, frozenset((router, name) for name in names))
+    return Claim(router, host, frozenset((router, name) for name in names), parts.allow_from)

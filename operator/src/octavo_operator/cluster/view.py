@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from octavo_operator.cluster.claims import NOTHING, Claim, claim_of
 from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
 from octavo_operator.cluster.trim import trimmed
+from octavo_operator.desired.engine import served_names
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
@@ -109,7 +110,7 @@ class View:
         self._objects.setdefault(service, {})[ref] = raw
         self._owners[service[0], *ref] = service
         if ref[0] == "Pod" and _is_engine(raw):
-            self._engines.setdefault(_router_of_pod(raw), {})[ref[1]] = service
+            self._engines.setdefault(_labelled_router(raw), {})[ref[1]] = service
 
     def _forget(self, service: Key, ref: Ref) -> None:
         self._forget_engine(service, ref)
@@ -119,20 +120,21 @@ class View:
 
     def _forget_engine(self, service: Key, ref: Ref) -> None:
         if ref[0] == "Pod" and (known := self._objects.get(service, {}).get(ref)) is not None:
-            _drop(self._engines, _router_of_pod(known), ref[1])
+            _drop(self._engines, _labelled_router(known), ref[1])
 
     def services_behind_router(self, router: Key) -> set[Key]:
         """The services whose specs name the router, or whose pods are behind it."""
         return {*self._users.get(router, ()), *self._engines.get(router, {}).values()}
 
     def router_of(self, service: ServiceIdentity) -> Key:
-        """The router of the service's pods: the one that its spec names or, if that doesn't exist, the pods' own."""
-        named = (service.namespace, service.router)
-        if self._owns_router(named):
+        """The router of the service's pods: the one that its spec names or, if that doesn't exist or is not for this
+        service, the pods' own."""
+        key, named = (service.namespace, service.name), (service.namespace, service.router)
+        if self._owns_router(named) and self._may_use_router(key):
             return named
-        mine = self._objects.get((service.namespace, service.name), {})
+        mine = self._objects.get(key, {})
         engines = (raw for (kind, _), raw in sorted(mine.items()) if kind == "Pod" and _is_engine(raw))
-        return next((_router_of_pod(raw) for raw in engines), named)
+        return next((_labelled_router(raw) for raw in engines), named)
 
     def services_behind_router_of(self, pod: Key) -> set[Key]:
         """The services behind the router that this pod belongs to."""
@@ -146,8 +148,7 @@ class View:
 
     def models_of(self, service: Key) -> set[str]:
         """The model names of a service, without those that another service behind its router claimed first."""
-        claimed = {name for _, name in self._claims.get(service, NOTHING).models}
-        return claimed - self._taken_models(service).keys()
+        return {*self._claimed_models(service)} - self._taken_models(service).keys()
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
@@ -187,6 +188,7 @@ class View:
             leaving_routers={name: reports.get(name) for name, raw in pods.items() if not is_serving_router(raw)},
             router_trouble=troubles[0] if troubles else "",
             router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
+            may_use_router=self._may_use_router(key),
             host_owner=self._host_owner(key),
             behind_router=self._behind(key),
             taken_models=self._taken_models(key),
@@ -229,6 +231,28 @@ class View:
     def _owns_router(self, router: Key) -> bool:
         return self._claims.get(router, NOTHING).router == router
 
+    def _may_use_router(self, service: Key) -> bool:
+        """Return whether the router that the service's spec names is its own, or is for this service, too."""
+        router = self._claims.get(service, NOTHING).router
+        allowed = None if router is None else self._claims.get(router, NOTHING).allow_from
+        return router == service or allowed is None or service[1] in allowed
+
+    def _claimed_models(self, service: Key) -> Set[str]:
+        """The model names that a service claims behind the router that its spec names: those of its spec or, if it may
+        not use the router, those that its engines behind it serve."""
+        claim = self._claims.get(service, NOTHING)
+        if self._may_use_router(service):
+            return {name for _, name in claim.models}
+        engines = (raw for ref, raw in self._objects.get(service, {}).items() if _is_engine_deployment(ref, raw))
+        return {name for raw in engines if _labelled_router(raw) == claim.router for name in served_names(raw)}
+
+    def _rivals(self, router: Key, model: str) -> Iterator[Key]:
+        """The services that claim a model name behind a router."""
+        yield from (key for key in self._models.get((router, model), ()) if self._may_use_router(key))
+        if self._claims.get(router, NOTHING).allow_from is not None:
+            refused = (key for key in self._users.get(router, ()) if not self._may_use_router(key))
+            yield from (key for key in refused if model in self._claimed_models(key))
+
     def _host_owner(self, key: Key) -> str | None:
         """Name of the service that claimed this service's host and path first; None if that is the service itself."""
         host = self._claims.get(key, NOTHING).host
@@ -237,13 +261,16 @@ class View:
 
     def _taken_models(self, key: Key) -> dict[str, str]:
         """Names of this service's models that another service behind its router claimed first -> that service."""
-        claimed = sorted(self._claims.get(key, NOTHING).models)
-        firsts = {name: self._first(self._models.get((router, name), set()), key) for router, name in claimed}
+        router = self._claims.get(key, NOTHING).router
+        if router is None:
+            return {}
+        names = sorted(self._claimed_models(key))
+        firsts = {name: self._first(self._rivals(router, name), key) for name in names}
         return {name: first[1] for name, first in firsts.items() if first != key}
 
     def _behind(self, router: Key) -> dict[str, ServiceBehind]:
         users = sorted(self._users.get(router, ()))
-        return {user[1]: self._service_behind(user) for user in users if self._claims[user].models}
+        return {user[1]: self._service_behind(user) for user in users if self._claimed_models(user)}
 
     def _service_behind(self, service: Key) -> ServiceBehind:
         raw = self.services[service]
@@ -321,7 +348,7 @@ def _is_engine(pod: Raw) -> bool:
     return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == ENGINE
 
 
-def _router_of_pod(pod: Raw) -> Key:
-    """The router that the pod's label names, with its namespace."""
-    metadata = pod["metadata"]
+def _labelled_router(raw: Raw) -> Key:
+    """The router that the label of a pod or an engine Deployment names, with its namespace."""
+    metadata = raw["metadata"]
     return metadata["namespace"], (metadata.get("labels") or {}).get(ROUTER_LABEL, "")

@@ -6,7 +6,8 @@ and deletes Deployments. Each revision has its own Deployment, so Kubernetes' ro
 routers, never runs.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from itertools import dropwhile, islice, takewhile
 from typing import Any
 
 from octavo_operator.desired.devices import container_security, device_environment, device_of, shared_memory_volume
@@ -41,6 +42,7 @@ from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.access import isolates_tenants
 from octavo_operator.spec.fields import num_bytes
 
+NAMES_FLAG = "--served-model-name"
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 _GIB = 2**30
 
@@ -73,6 +75,15 @@ def desired_engine(
     )
     manifest["metadata"]["labels"] |= {REVISION_LABEL: revision, ROUTER_LABEL: service.router}
     return manifest
+
+
+def served_names(deployment: Mapping[str, Any]) -> frozenset[str]:
+    """The model names that the pods of an engine Deployment serve."""
+    names: set[str] = set()
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        rest = dropwhile(lambda arg: arg != NAMES_FLAG, container.get("args") or ())
+        names.update(takewhile(lambda arg: not arg.startswith("--"), islice(rest, 1, None)))
+    return frozenset(names)
 
 
 def template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
@@ -149,7 +160,7 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
 def engine_flags(service: InferenceService) -> Iterator[str]:
     """Flags of a service's engines, the same on Kubernetes and on one machine; `engine.extraArgs` come last."""
     model, engine = service.spec.model, service.spec.engine
-    yield "--served-model-name"
+    yield NAMES_FLAG
     yield from service.served_names
     pairs = {
         "revision": model.revision,

@@ -35,6 +35,12 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "`spec.router.ref` names a service that does not exist, or that has no router of its own.",
             "`kubectl get infsvc` lists the services. Create the named one, or correct the name.",
         ),
+        "RouterNotAllowed": Meaning(
+            "The service that `spec.router.ref` names has a list `router.allowFrom` without this service. Pods that "
+            "run behind that router keep serving, under the model names that they have.",
+            "Let the owner of that service add this one to its `router.allowFrom`, or leave `router.ref` out, so that "
+            "this service has a router of its own.",
+        ),
         "HostTaken": Meaning(
             "Another service claimed this host and path earlier.",
             "Choose another host or path, or share that service's router: `spec.router.ref.name`.",

@@ -93,6 +93,12 @@ def _router_faults(found: Documents) -> Iterator[str]:
                 f"{_about(service)}.router.ref.name: {service.router!r} is not a service with its own router in this "
                 "file: add it, or correct the name"
             )
+        allowed = found.services[service.router].spec.router.allow_from if service.router in found.services else None
+        if not service.owns_router and allowed is not None and service.name not in allowed:
+            yield (
+                f"{_about(service)}.router.ref.name: spec.router.allowFrom of {service.router} does not list "
+                f"{service.name}: add it there, or leave router.ref out"
+            )
     secrets = {ref.name if (ref := _keys_ref(owner)) else None: owner.name for owner in owners}
     if len(secrets) > 1:
         one, other, *_ = secrets.values()

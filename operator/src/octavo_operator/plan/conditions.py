@@ -19,6 +19,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "ClaimDiffers": "True",
         "InvalidSpec": "False",
         "RouterNotFound": "False",
+        "RouterNotAllowed": "False",
         "HostTaken": "False",
         "ModelNameTaken": "False",
         "NoGatewayApi": "False",

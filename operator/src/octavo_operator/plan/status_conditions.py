@@ -75,6 +75,10 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
             f"spec.router.ref names {ref.name!r}, but no InferenceService of this name in this namespace has a router"
         )
         return Condition("Accepted", "RouterNotFound", f"{what} of its own: create it, or correct the name")
+    if ref is not None and not observed.may_use_router:
+        what = f"InferenceService {ref.name} has the router, and its spec.router.allowFrom does not list {service.name}"
+        remedy = "add it there, or leave spec.router.ref out, so that this service has a router of its own"
+        return Condition("Accepted", "RouterNotAllowed", f"{what}: {remedy}")
     if observed.host_owner is not None:
         what = f"the host and path of spec.exposure belong to {observed.host_owner}"
         remedy = "choose another host or path, or share its router (spec.router.ref.name)"

@@ -48,6 +48,7 @@ class RouterService(SpecPart):
 
 class Router(SpecPart):
     ref: RouterRef | None = None
+    allow_from: Annotated[tuple[ServiceName, ...], Field(max_length=256)] | None = None
     replicas: Annotated[int, Field(ge=1, le=32)] | None = None
     image: Image | None = None
     image_pull_policy: PullPolicy | None = None
