@@ -1,0 +1,160 @@
+"""The values of docs/reference/limits.md are those of the code: --update-golden writes the tables."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from octavo_engine.text import template, template_meter
+from octavo_engine.wire import sampling
+from octavo_operator.cluster import reports
+from octavo_server.api.admission import TENANT_FRACTION as QUEUE_FRACTION
+from octavo_server.cli.limit_flags import LIMIT_HELP, QUEUE_HELP
+from octavo_server.config import HttpSettings, QueueLimits, RequestLimits
+from octavo_server.http import body, protocol, request_framing
+from octavo_server.openai import limits
+from octavo_server.router.settings import ForwardLimits, RouterSettings
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
+BEGIN = "written by pytest tests/unit/cli/test_docs_limits.py --update-golden -->\n"
+KIB, MIB = 2**10, 2**20
+REQUEST, HTTP, QUEUE, FORWARD = RequestLimits(), HttpSettings(), QueueLimits(), ForwardLimits()
+OTHER_NAMES = {"max-queued-requests": "max-queued-reqs", "max-hold": "max-hold-time"}
+CLOSED = "408, and the connection is closed"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, int) and value >= 64 * KIB and value % KIB == 0:
+        return f"{value // MIB} Mi" if value % MIB == 0 else f"{value // KIB} Ki"
+    return f"{value:,}".replace(",", " ").removesuffix(".0")
+
+
+def flag(field: str) -> str:
+    name = field.removesuffix("_s").replace("_", "-")
+    return f"`--{OTHER_NAMES.get(name, name)}`"
+
+
+def described(text: str) -> str:
+    return text.rstrip(".").removesuffix("; accepts 32M").removeprefix("Largest number of ").removeprefix("Largest ")
+
+
+REQUEST_ROWS = [
+    (described(text), flag(name), number(getattr(REQUEST, name)), "413" if name == "max_request_bytes" else "400")
+    for name, text in LIMIT_HELP.items()
+] + [
+    ("seconds for the body", "`--request-timeout`", number(REQUEST.request_timeout_s), CLOSED),
+    (
+        f"bytes a second of a body, over {body.UPLOAD_WINDOW_S:g} s; less is refused",
+        "`--min-upload-rate`",
+        number(REQUEST.min_upload_rate),
+        CLOSED,
+    ),
+]
+FIXED_ROWS = [
+    ("bytes of URL and headers", number(request_framing.MAX_HEAD_BYTES), "431"),
+    ("headers", number(request_framing.MAX_HEADERS), "431"),
+    ("bytes of trailers", number(request_framing.MAX_TRAILER_BYTES), "400"),
+    ("seconds for the headers; `--request-timeout` if that is less", number(protocol.HEAD_TIMEOUT_S), CLOSED),
+    ("fields of a body", number(limits.MAX_FIELDS), "400"),
+    (
+        "`logprobs` times sequences times output tokens, plus `prompt_logprobs` times prompt tokens",
+        number(limits.MAX_LOGPROBS),
+        "400",
+    ),
+    ("entries of `logprob_token_ids`", number(sampling.MAX_LOGPROB_TOKEN_IDS), "400"),
+    ("seconds of CPU time of a chat template", number(template_meter.MAX_CPU_S), "400"),
+    ("steps of a chat template", number(template_meter.MAX_STEPS), "400"),
+    ("bytes of a chat template's values", number(template_meter.MAX_BYTES), "400"),
+    ("characters that a chat template writes", number(template.MAX_CHARS), "400"),
+]
+SERVER_ROWS = [
+    (
+        "connections of a process",
+        "`--max-connections`",
+        number(HTTP.max_connections),
+        "",
+        "the connection that has been without a request for longest is closed",
+    ),
+    (
+        "seconds of a connection without a request",
+        "`--keep-alive-timeout`",
+        number(HTTP.keep_alive_s),
+        "",
+        "closed",
+    ),
+    (
+        "seconds in which a client reads nothing",
+        "`--slow-client-timeout`",
+        number(HTTP.slow_client_timeout_s),
+        "",
+        "disconnected",
+    ),
+    (
+        "bytes of all bodies in memory, and of answers that are not streamed",
+        "`--max-body-memory`",
+        number(HTTP.max_body_memory_bytes),
+        f"{body.TENANT_FRACTION:g}",
+        "503; 429 beyond the share",
+    ),
+    *(
+        (
+            described(QUEUE_HELP[name]).replace("Number", "number"),
+            flag(name),
+            number(getattr(QUEUE, name)),
+            f"{QUEUE_FRACTION:g}" if name == "max_num_queued_reqs" else "",
+            "429 with `Retry-After`" + ("; 400 for a request that alone exceeds it" if "reqs" in name else ""),
+        )
+        for name in QUEUE_HELP
+    ),
+    ("seconds in the queue", "`--max-queue-time`", number(QUEUE.max_queue_time_s), "", "503"),
+]
+ROUTER_ROWS = [
+    ("seconds to connect to a replica", "`--connect-timeout`", FORWARD.connect_timeout_s, "sent to another one"),
+    ("seconds until an answer's first byte", "`--first-byte-timeout`", FORWARD.first_byte_timeout_s, "504"),
+    ("seconds between two parts of an answer", "`--idle-timeout`", FORWARD.idle_timeout_s, "504, or an error event"),
+    ("retries of a request", "`--max-retries`", FORWARD.max_retries, "the last answer"),
+    ("requests of a replica", "`--max-requests-per-replica`", FORWARD.max_requests_per_replica, "the request waits"),
+    ("requests that wait for a replica; a tenant gets half", "`--max-queued-reqs`", FORWARD.max_queued_requests, "429"),
+    ("seconds that a request waits for a first replica", "`--max-hold-time`", FORWARD.max_hold_s, "503"),
+    (
+        "entries of the prefix index",
+        "`--max-index-entries`",
+        RouterSettings().max_index_entries,
+        "the older half is dropped",
+    ),
+]
+OPERATOR_ROWS = [
+    ("bytes of an event", number(reports.LONGEST_EVENT)),
+    ("events a second; a large event counts as several", number(reports.MAX_EVENTS_S)),
+    ("names of pods and models", number(reports.MAX_NAMES)),
+    ("seconds of silence", number(reports.SILENCE_S)),
+]
+TABLES = {
+    "request": (("limit", "flag", "default", "answer"), REQUEST_ROWS),
+    "fixed": (("limit", "value", "answer"), FIXED_ROWS),
+    "server": (("limit", "flag", "default", "shared", "beyond it"), SERVER_ROWS),
+    "router": (("limit", "flag", "default", "beyond it"), [(a, b, number(c), d) for a, b, c, d in ROUTER_ROWS]),
+    "operator": (("limit", "value"), OPERATOR_ROWS),
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ("---",) * len(head), *rows))
+
+
+def test_the_tables_are_those_of_the_code(golden):
+    text = PAGE.read_text()
+    for name, (head, rows) in TABLES.items():
+        begin, end = f"<!-- {name}: {BEGIN}", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}{table(head, rows)}{end}{rest.partition(end)[2]}"
+    golden(str(PAGE), text)
+
+
+@pytest.mark.parametrize("settings", [RequestLimits, QueueLimits, ForwardLimits])
+def test_every_limit_with_a_flag_is_listed(settings):
+    listed = {row[1] for rows in (REQUEST_ROWS, SERVER_ROWS, ROUTER_ROWS) for row in rows}
+    assert {
+        flag(field.name) for field in dataclasses.fields(settings) if not field.name.startswith("breaker")
+    } <= listed
