@@ -16,7 +16,18 @@ from octavo_engine.wire.sampling import SamplingParams
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "max_position_embeddings": 4096}
 
 
-def shape(architecture: str, hidden: int, width: int, layers: int, heads: tuple[int, int, int], vocab: int) -> Any:
+_GEMMA2 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 16,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 32,
+}
+
+
+def shape(
+    architecture: str, hidden: int, width: int, layers: int, heads: tuple[int, int, int], vocab: int, **more: Any
+) -> Any:
     """Return a `config.json`. `heads`: query heads, KV heads, size of a head."""
     return {
         **_COMMON,
@@ -31,23 +42,32 @@ def shape(architecture: str, hidden: int, width: int, layers: int, heads: tuple[
         "vocab_size": vocab,
         "tie_word_embeddings": architecture == "Qwen3",
         "torch_dtype": "bfloat16",
+        **more,
     }
 
 
 SHAPES = {
     "tiny-llama": shape("Llama", 64, 128, 2, (4, 2, 16), 512),
     "tiny-qwen3": shape("Qwen3", 64, 128, 2, (4, 1, 64), 512),
+    "tiny-gemma2": shape("Gemma2", 64, 128, 2, (4, 2, 16), 512, **_GEMMA2),
     "Qwen3-0.6B": shape("Qwen3", 1024, 3072, 28, (16, 8, 128), 151936),
     "Llama-3-8B": shape("Llama", 4096, 14336, 32, (32, 8, 128), 128256),
 }
 
 
-def open_engine(name: str, folder: Path, **settings: Any) -> tuple[EngineCore, ReadyInfo]:
-    """Start an engine core with dummy weights of this shape; its `config.json` is written below `folder`."""
+def write_config(name: str, folder: Path) -> Path:
+    """Write the shape's `config.json` below `folder`; return the model's folder."""
     model = folder / "models" / name
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(SHAPES[name]))
-    config = EngineConfig(model=str(model), load_format="dummy", enable_prefix_caching=False, **settings)
+    return model
+
+
+def open_engine(name: str, folder: Path, **settings: Any) -> tuple[EngineCore, ReadyInfo]:
+    """Start an engine core with dummy weights of this shape; its `config.json` is written below `folder`."""
+    config = EngineConfig(
+        model=str(write_config(name, folder)), load_format="dummy", enable_prefix_caching=False, **settings
+    )
     return start_core(config, load_executor)
 
 

@@ -1,12 +1,14 @@
-"""Phases of `gpu.sh`: 0 the machine, 1 kernels and tokens, 2 attention alone, 3 throughput; and the table of results.
+"""Phases of `gpu.sh`: 0 the machine, 1 kernels and tokens, 2 attention alone, 3 throughput, 4 vLLM's; and their table.
 
 `--device cpu` runs what needs no GPU in small sizes, which checks this script, not the engine's speed.
 """
 
 import argparse
 import json
+import os
 import platform
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_engine import SHAPES, generate, open_engine
+from gpu_engine import SHAPES, generate, open_engine, write_config
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from table import number, print_table
 
 BLOCK = 16
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+PEER = Path(__file__).with_name("engines") / "vllm_gpu.py"
 Rows = Iterator[tuple[str, float, str]]  # figure, value, unit
 
 
@@ -56,7 +59,7 @@ def check_kernels(folder: Path, device: str) -> Rows:
                 error = largest_error(lengths, queries, dtype)
                 name = f"{str(dtype).removeprefix('torch.')} {len(lengths)} x {queries} queries: error"
                 yield name, error, "ok" if error <= tolerance else f"ABOVE {tolerance:g}"
-    for name in ("tiny-llama", "tiny-qwen3"):
+    for name in ("tiny-llama", "tiny-qwen3", "tiny-gemma2"):
         sizes = [(n, 16) for n in (3, 40, 100)]
         found = [tokens_of(name, folder, sizes, kind) for kind in ("cpu", device)]
         equal = sum(a == b for a, b in zip(*found, strict=True))
@@ -146,14 +149,18 @@ def measure_attention(folder: Path, device: str) -> Rows:
     yield "prefill 8192 by varlen_attn", 1e3 * peer, "ms"
 
 
-def measure_engine(folder: Path, device: str) -> Rows:
+def plans_of(device: str) -> list[tuple[str, list[tuple[str, list[tuple[int, int]]]]]]:
+    """Return the loads of each model: titles, and the (prompt tokens, output tokens) of requests that start at once."""
+    if device != "cuda":
+        return [("tiny-llama", [("4 requests", [(20, 8)] * 4)])]
     draw = random.Random(0)
     crowd = [(draw.randint(100, 1024), draw.randint(100, 1024)) for _ in range(256)]
     streams = [(f"{n} streams", [(1024, 64)] * n) for n in (1, 32, 256)]
-    plans = [("Qwen3-0.6B", [("256 requests", crowd), *streams]), ("Llama-3-8B", streams[:2])]
-    if device != "cuda":
-        plans = [("tiny-llama", [("4 requests", [(20, 8)] * 4)])]
-    for name, loads in plans:
+    return [("Qwen3-0.6B", [("256 requests", crowd), *streams]), ("Llama-3-8B", streams[:2])]
+
+
+def measure_engine(folder: Path, device: str) -> Rows:
+    for name, loads in plans_of(device):
         settings = {} if device == "cuda" else {"num_gpu_blocks_override": 100, "max_model_len": 256}
         core, ready = open_engine(name, folder, device=device, dtype="bfloat16", **settings)
         for title, sizes in loads:
@@ -162,6 +169,23 @@ def measure_engine(folder: Path, device: str) -> Rows:
             yield f"{name} {title}", tokens / took, "tok/s"
             yield f"{name} {title}: floor", tokens / floor_s(folder, name, sizes, ready.weights_bytes), "tok/s"
         core.shutdown()
+
+
+def measure_vllm(folder: Path, device: str) -> Rows:
+    """Run the first model's loads of phase 3 in vLLM. Raises CalledProcessError if it fails; its output says why."""
+    python = os.environ.get("VLLM_PYTHON")
+    if python is None:
+        return
+    name, loads = plans_of(device)[0]
+    command = [python, str(PEER), str(write_config(name, folder)), json.dumps(loads)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it has packages of the engine
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as vllm:
+        for line in vllm.stdout or ():
+            if line.startswith("["):
+                title, rate = json.loads(line)
+                yield f"{name} {title}: vLLM", rate, "tok/s"
+    if vllm.returncode:
+        raise subprocess.CalledProcessError(vllm.returncode, command[:2])
 
 
 def floor_s(folder: Path, name: str, sizes: list[tuple[int, int]], weights_bytes: int) -> float:
@@ -174,7 +198,7 @@ def floor_s(folder: Path, name: str, sizes: list[tuple[int, int]], weights_bytes
     return read / (1e9 * figure_of(folder, "copy bandwidth")) + flops / (1e12 * figure_of(folder, "bf16 GEMM"))
 
 
-PHASES = {"0": measure_machine, "1": check_kernels, "2": measure_attention, "3": measure_engine}
+PHASES = {"0": measure_machine, "1": check_kernels, "2": measure_attention, "3": measure_engine, "4": measure_vllm}
 
 
 def figure_of(folder: Path, name: str) -> float:

@@ -23,7 +23,7 @@ def gpu_sh(*arguments: object) -> "subprocess.CompletedProcess[str]":
 def test_help_names_every_option() -> None:
     done = gpu_sh("--help")
     assert done.returncode == 0
-    assert {"--wheels", "--only", "--device"} <= set(done.stdout.split())
+    assert {"--wheels", "--peers", "--only", "--device"} <= set(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ def test_help_names_every_option() -> None:
         ([], "FOLDER"),
         (["x", "--only", "7"], "--only 7"),
         (["x", "--wheels", "/nowhere"], "/nowhere"),
+        (["x", "--peers", "/nowhere"], "/nowhere"),
         (["x", "--only"], "--only"),
         (["x", "--device", "tpu"], "tpu"),
         (["x", "--fast"], "--fast"),
@@ -64,7 +65,7 @@ def test_the_phases_run_on_the_cpu_once(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert sorted(path.name for path in tmp_path.glob("*.json")) == [f"phase-{n}.json" for n in range(4)]
     rows = json.loads((tmp_path / "phase-1.json").read_text())["rows"]
-    assert [(value, unit) for _, value, unit in rows] == [(3, "ok")] * 2
+    assert [(value, unit) for _, value, unit in rows] == [(3, "ok")] * 3
     assert gpu_sh(tmp_path, "--device", "cpu").stdout.count("done before") == 4
 
 
