@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from octavo_engine.wire.sampling import DRAW_VERSION
 from octavo_testing.conformance import conforms
 from octavo_testing.server import MODEL
 from octavo_testing.target import REAL_MODEL
@@ -53,11 +54,13 @@ def test_responses_have_usage(real):
     assert last.usage.prompt_tokens_details.cached_tokens == second.prompt_tokens_details.cached_tokens
 
 
-@conforms(21, "`system_fingerprint` is `octavo-VERSION-HASH`, in a stream in each choice's last chunk", how="openai")
+@conforms(
+    21, "`system_fingerprint` is `octavo-VERSION-drawN-HASH`, in a stream in each choice's last chunk", how="openai"
+)
 def test_responses_have_a_fingerprint(tiny):
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 3}
     fingerprint = tiny.openai.chat.completions.create(**asked).system_fingerprint
-    assert re.fullmatch(r"octavo-[\w.]+-[0-9a-f]{8}", fingerprint)
+    assert re.fullmatch(rf"octavo-[\w.]+-draw{DRAW_VERSION}-[0-9a-f]{{8}}", fingerprint)
     *chunks, last = tiny.openai.chat.completions.create(**asked, stream=True)
     assert last.system_fingerprint == fingerprint
     assert {chunk.system_fingerprint for chunk in chunks} == {None}

@@ -155,17 +155,15 @@ def chi_square(counts: Tensor, probabilities: Tensor) -> tuple[float, int]:
 def naive_probabilities(
     logits: Tensor, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Compute one row's probabilities by sorting all tokens, in float64."""
+    """Compute one row's probabilities by sorting all tokens, in float64. Equals of the last kept token are kept."""
     x = logits[0].double() / temperature
     p = x.softmax(-1)
     x = x.masked_fill(p < min_p * p.max(), float("-inf"))
-    order = x.sort(descending=True, stable=True).indices
     if top_k:
-        x[order[top_k:]] = float("-inf")
-    p = x.softmax(-1)
-    before = p[order].cumsum(0) - p[order]
-    x[order[before >= top_p]] = float("-inf")
-    return x.softmax(-1)
+        x = x.masked_fill(x < x.sort(descending=True).values[top_k - 1], float("-inf"))
+    p, order = x.softmax(-1).sort(descending=True)
+    inside = p.cumsum(0) - p < top_p
+    return x.masked_fill(x < x[order[inside]].min(), float("-inf")).softmax(-1)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +192,7 @@ def test_tokens_follow_the_distribution(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 2000}, {"top_k": 50, "top_p": 0.99}, {}], ids=str)
 def test_a_nucleus_may_exceed_the_first_candidates(fields: dict[str, Any], spread: float) -> None:
-    """Flat distributions need more than the 64 tokens that are examined first; equal logits are ordered by id."""
+    """Flat distributions need more than the 64 tokens that torch examines first; equals of the last one are kept."""
     logits = torch.randn(1, 3000, generator=torch.Generator().manual_seed(1)) * spread
     possible = naive_probabilities(logits, **fields) > 0
     counts = frequencies(logits, 300, **fields)

@@ -32,7 +32,7 @@ UTILIZATION = 0.9
 _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
-_LOGIT_COPIES = 3  # logits, the sampler's copy of them, and its sorted values
+_LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 

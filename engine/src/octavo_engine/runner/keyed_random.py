@@ -1,4 +1,4 @@
-"""Uniform numbers keyed by (seed, position): a token gets the same number on any replica and in any batch.
+"""Keys of random noise by (seed, position): a token gets the same noise on any replica and in any batch.
 
 A counter-based generator (two rounds of the SplitMix64 finaliser over a Weyl sequence) replaces one generator per
 request: it has no state to store, swap or transfer, and a whole batch takes a few numpy calls.
@@ -7,17 +7,17 @@ request: it has no state to store, swap or transfer, and a whole batch takes a f
 import numpy as np
 import numpy.typing as npt
 
+from octavo_engine.wire.sampling import DRAW_VERSION
+
 _WEYL = np.uint64(0x9E3779B97F4A7C15)
-_DOMAIN = np.uint64(0x6F637461766F0001)  # "octavo", version 1 of the definition
+_DOMAIN = np.uint64(0x6F637461766F0000 | DRAW_VERSION)  # "octavo"
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return numbers in [0, 1) with 53 random bits each."""
+def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return a key of 64 bits for each seed and position."""
     with np.errstate(over="ignore"):
         stream = _mix(seeds ^ _DOMAIN)
-        bits = _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _WEYL)
-    uniform: npt.NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform
+        return _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _WEYL)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from octavo_engine.runner.categorical import largest
 from octavo_engine.wire.records import TokenLogprobs
 
 
@@ -21,7 +20,7 @@ def token_logprobs(
     own = logits.gather(1, chosen[:, None])
     ranks = (logits >= own).sum(-1).tolist()  # last among equal logits, so that a token outside the top k ranks after k
     own = own - total
-    values, ids = largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
+    values, ids = _largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
     values = values - total
     top_values, top_ids = values.tolist(), ids.tolist()
     return [
@@ -44,3 +43,16 @@ def logprobs_of_ids(
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:
     """Return the log-probabilities of `next_ids[i]`, the prompt token that follows row i."""
     return token_logprobs(logits, torch.tensor(next_ids, device=logits.device), [num_top] * len(next_ids))
+
+
+def _largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Tensor]:
+    """Return the `size` largest values of each row with their ids, descending, equal values by id.
+
+    If values tie at the cut-off, it is undefined which of them are included.
+    """
+    if size == values.shape[1]:
+        ordered, ids = values.sort(dim=-1, descending=True, stable=True)
+        return ordered, ids
+    ids = values.topk(size, sorted=False).indices.sort(dim=-1).values
+    ordered, order = values.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return ordered, ids.gather(1, order)

@@ -3,8 +3,7 @@
 The grammar's mask is applied first, then raw log-probabilities are computed (those of the other modes at the end); then
 allowed ids, bad words, min_tokens, logit bias and penalties change the rows that use them. Greedy rows choose the
 largest logit (the lowest id among equal logits); other rows divide by their temperature, apply min-p, top-k and top-p,
-and draw. All-greedy batches do one argmax; only top-k or top-p may need a sort. A row's token depends on its logits,
-parameters, seed and position, never on other rows.
+and draw (`draws`). A row's token depends on its logits, parameters, seed and position, never on other rows.
 """
 
 from collections.abc import Collection
@@ -13,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.config import LogprobsMode
-from octavo_engine.runner.categorical import draw_filtered_tokens, draw_tokens
+from octavo_engine.ops.sampling import DrawParams
+from octavo_engine.runner.draws import choose_tokens
 from octavo_engine.runner.grammar_masks import GrammarRows
-from octavo_engine.runner.keyed_random import uniforms
+from octavo_engine.runner.keyed_random import draw_keys
 from octavo_engine.runner.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.processed_logits import processed_logits
@@ -77,21 +77,22 @@ class Sampler:
         self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
     ) -> list[SeqResult]:
         """Choose a token per row; return one result per row. Overwrites the logits."""
-        errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE)
+        params = self._draw_params(rows.slots, rows.positions)
+        edits = grammar is not None or self._columns.edits_logits[rows.slots].any()
+        errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE) if edits else {}  # before a mask hides a NaN
         if grammar is not None:
             in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
             errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         reported = logits[torch.from_numpy(wanting)] if len(wanting) else None
         errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
-        if errors:
-            logits[[*errors]] = 0.0  # so that no later operation sees NaN or a row of -inf
         if reported is not None and self._mode.startswith("processed"):
-            reported = self._processed(logits[torch.from_numpy(wanting)], rows.slots[wanting])
-        chosen = self._choose(logits, rows)
+            reported = processed_logits(logits[torch.from_numpy(wanting)], params.take(wanting))
+        chosen = choose_tokens(logits, params)
+        tokens = chosen.tolist()
+        errors = {row: NOT_FINITE for row, token in enumerate(tokens) if token < 0} | errors
         results = [
-            SeqResult(seq_id=seq.seq_id, token_ids=[token])
-            for seq, token in zip(rows.seqs, chosen.tolist(), strict=True)
+            SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(rows.seqs, tokens, strict=True)
         ]
         for row, error in errors.items():
             results[row] = SeqResult(seq_id=rows.seqs[row].seq_id, token_ids=[], error=error)
@@ -124,47 +125,14 @@ class Sampler:
             if is_empty
         }
 
-    def _choose(self, logits: Tensor, rows: SampleRows) -> Int[Tensor, " rows"]:
-        temperature = self._columns.temperature[rows.slots]
-        random = np.flatnonzero(temperature > 0)
-        if not len(random):
-            return logits.argmax(-1)
-        if len(random) == len(temperature):
-            return self._draw(logits, rows.slots, rows.positions)
-        chosen = logits.argmax(-1)
-        some = torch.from_numpy(random)
-        chosen[some] = self._draw(logits[some], rows.slots[random], rows.positions[random])
-        return chosen
-
-    def _draw(self, logits: Tensor, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Tensor:
-        """Draw a token for each row; no row is greedy. Overwrites the logits."""
-        columns, device = self._columns, logits.device
-
-        def column(values: npt.NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
-        logits.div_(column(columns.temperature[slots])[:, None])
-        if (min_p := columns.min_p[slots]).any():
-            least = logits.amax(-1) + column(min_p).log()  # log(0) = -inf: off
-            logits.masked_fill_(logits < least[:, None], float("-inf"))
-        uniform = column(uniforms(columns.seed[slots], positions))
-        top_k, top_p = columns.top_k[slots], columns.top_p[slots]
-        filtered = (top_k > 0) | (top_p < 1.0)
-        if not filtered.any():
-            return draw_tokens(logits, uniform)
-        if filtered.all():
-            return draw_filtered_tokens(logits, uniform, column(top_k), column(top_p))
-        plain, some = column(np.flatnonzero(~filtered)), column(np.flatnonzero(filtered))
-        drawn = torch.empty_like(uniform, dtype=torch.int64)
-        drawn[plain] = draw_tokens(logits[plain], uniform[plain])
-        drawn[some] = draw_filtered_tokens(logits[some], uniform[some], column(top_k)[some], column(top_p)[some])
-        return drawn
-
-    def _processed(self, logits: Tensor, slots: npt.NDArray[np.int64]) -> Tensor:
+    def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:
         columns = self._columns
-        fields = ("temperature", "min_p", "top_k", "top_p")
-        return processed_logits(
-            logits, **{name: torch.from_numpy(getattr(columns, name)[slots]).to(logits.device) for name in fields}
+        return DrawParams(
+            temperature=columns.temperature[slots],
+            top_k=columns.top_k[slots],
+            top_p=columns.top_p[slots],
+            min_p=columns.min_p[slots],
+            keys=draw_keys(columns.seed[slots], positions),
         )
 
     def _logprobs(
@@ -172,7 +140,7 @@ class Sampler:
     ) -> list[TokenLogprobs]:
         as_logits = self._mode.endswith("logits")
         params = [rows.seqs[row].params for row in wanting.tolist()]
-        chosen = chosen[torch.from_numpy(wanting)]
+        chosen = chosen[torch.from_numpy(wanting)].clamp(min=0)  # -1: a row with an error
         num_top = [0 if each.logprob_token_ids else each.logprobs or 0 for each in params]
         entries = token_logprobs(logits, chosen, num_top, as_logits=as_logits)
         for i, each in enumerate(params):

@@ -11,6 +11,7 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
+DRAW_VERSION = 2  # of the definition in docs/reference/sampling.md: another version gives other tokens for a seed
 MAX_N = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
 MIN_TEMPERATURE = 0.01

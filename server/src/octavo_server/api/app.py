@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from octavo_engine.wire.errors import OctavoError
+from octavo_engine.wire.sampling import DRAW_VERSION
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -101,7 +102,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     client.on_stats = telemetry.record_step
     client.on_block_lives = telemetry.record_block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
-    fingerprint = f"octavo-{version('octavo-server')}-{weights}"
+    fingerprint = f"octavo-{version('octavo-server')}-draw{DRAW_VERSION}-{weights}"
     stall = StallDetector(config.health_stall_timeout_s)
     defaults = RenderDefaults(
         kwargs=config.default_chat_template_kwargs, excludes_unused_tools=config.exclude_tools_when_tool_choice_none

@@ -1,0 +1,62 @@
+"""Chooses the tokens of all rows of a step in one call of a C++ kernel (docs/reference/sampling.md)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octavo_engine.ops.native_library import kernels_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawParams:
+    """Parameters of a draw, one element per row; on the host.
+
+    `temperature`: 0 for the largest logit. `top_k`: 0 is off. `keys`: of the noise.
+    """
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float32]
+    keys: npt.NDArray[np.uint64]
+
+    def least_scaled(self) -> npt.NDArray[np.float32]:
+        """Return ln(min_p): min-p excludes lower scaled logits; minus infinity: min-p is off."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.min_p.astype(np.float64)).astype(np.float32)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "DrawParams":
+        return DrawParams(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            keys=self.keys[rows],
+        )
+
+
+def sample_natively(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Int[Tensor, " rows"] | None:
+    """Return a token per row, -1 where the maximum is not finite; None if no kernel supports these logits."""
+    library = kernels_for(logits) if logits.dtype == torch.float32 else None
+    if library is None or logits.stride(1) != 1:
+        return None
+    tokens = torch.empty(len(logits), dtype=torch.int64)
+    least_scaled = params.least_scaled()
+    library.octavo_sample(
+        logits.data_ptr(),
+        logits.stride(0),
+        logits.shape[1],
+        len(logits),
+        params.temperature.ctypes.data,
+        params.top_k.ctypes.data,
+        params.top_p.ctypes.data,
+        least_scaled.ctypes.data,
+        params.keys.ctypes.data,
+        tokens.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return tokens
