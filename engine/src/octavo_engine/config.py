@@ -116,6 +116,7 @@ class EngineConfig:
     max_schema_depth: int = 64
     grammar_compile_timeout: float = 10.0  # seconds
     num_threads: int | None = None
+    enforce_eager: bool = False
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
     trace: str | None = None

@@ -112,7 +112,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "max_long_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
     "show_hidden_metrics_for_version": replace(SETTING, note="old names are always exposed"),
     # Always so, or never.
-    "enforce_eager": replace(ALWAYS_ON, note="there are no CUDA graphs"),
     "scheduler_reserve_full_isl": ALWAYS_ON,
     "language_model_only": replace(ALWAYS_ON, note="models get text only"),
     "trust_remote_code": replace(SWITCH, fulfilled=(False,), note="no code from checkpoints is ever run"),

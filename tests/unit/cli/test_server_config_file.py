@@ -41,6 +41,7 @@ def test_every_type_of_value_is_read(parse, joined):
     server = server_config_of(args, engine)
     assert (engine.model, engine.max_model_len, engine.max_num_seqs) == ("/models/a", 32_000, 7)
     assert (engine.gpu_memory_utilization, engine.enable_prefix_caching, engine.max_logprobs) == (0.5, False, -1)
+    assert engine.enforce_eager is True
     assert (engine.served_model_name, engine.chat_template) == (("a", "b"), None)
     assert (server.enable_log_requests, server.disable_log_stats) == (True, False)
     assert server.allowed_origins == ("https://x",)

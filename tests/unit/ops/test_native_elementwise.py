@@ -4,6 +4,7 @@ import pytest
 import torch
 from octavo_engine.ops import activation, norm, rope
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul, act_mul_reference
+from octavo_engine.ops.gather import gather_rows
 from octavo_engine.ops.norm import add_rms_norm, rms_norm, rms_norm_reference, rms_weight
 from octavo_engine.ops.rope import rotate_, rotate_reference_
 from torch import Tensor
@@ -69,6 +70,22 @@ def test_rotation_equals_torch(dtype: torch.dtype, rows: int, head_dim: int, rot
     rotate_(fused[:, :4], cos, sin)
     torch.testing.assert_close(fused.float(), want, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
     assert fused[:, 4:].equal(want[:, 4:].to(dtype))
+
+
+@pytest.mark.parametrize("scale", [1.0, 24.0, 0.30078125])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_gathered_rows_equal_torch(dtype: torch.dtype, rows: int, size: int, scale: float) -> None:
+    table = random(50, size, dtype=dtype)
+    ids = torch.randint(50, (rows,), generator=torch.Generator().manual_seed(1))
+    assert gather_rows(table, ids, scale).equal(table[ids].mul_(scale))
+
+
+def test_an_id_without_a_row_gives_nan(dtype: torch.dtype) -> None:
+    table = random(3, 5, dtype=dtype)
+    got = gather_rows(table, torch.tensor([0, 3, -1, 2]))
+    assert got[[0, 3]].equal(table[[0, 2]])
+    assert got[1:3].isnan().all()
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])

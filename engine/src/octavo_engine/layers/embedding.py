@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
+from octavo_engine.ops.gather import gather_rows
 from octavo_engine.wire.errors import StartupError
 
 
@@ -20,8 +21,7 @@ class Embedding(Layer):
 
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
         """Return the embeddings of tokens in a new tensor, which the caller may change in place."""
-        rows = F.embedding(ids, self.weight)
-        return rows if self.scale == 1.0 else rows.mul_(self.scale)
+        return gather_rows(self.weight, ids, self.scale)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
+from octavo_engine.ops.gather import gather_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,17 @@ class RotaryEmbedding(Layer):
         super().__init__()
         frequencies, factor = inverse_frequencies(spec, build.max_model_len)
         if build.device.type == "meta":  # arithmetic on meta tensors would import torch's compiler, for over a second
-            shape = (build.max_model_len, 2, 1, 2 * len(frequencies))
+            shape = (build.max_model_len, 4 * len(frequencies))
             self.table = torch.empty(shape, dtype=build.dtype, device="meta")
             return
         # Computed on the CPU, so that every device gets the same bits.
         angles = torch.arange(build.max_model_len).float()[:, None] * frequencies
         cos, sin = angles.cos() * factor, angles.sin() * factor
-        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).unsqueeze(2)
-        self.table = both.to(build.device, build.dtype)  # [max_model_len, 2, 1, rotary_dim]
+        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).flatten(1)
+        self.table = both.to(build.device, build.dtype)  # [max_model_len, 2 * rotary_dim]
 
     def __call__(self, positions: Int[Tensor, " tokens"]) -> Rotation:
-        cos, sin = self.table.index_select(0, positions).unbind(1)
+        cos, sin = gather_rows(self.table, positions).view(-1, 2, 1, self.table.shape[1] // 2).unbind(1)
         return Rotation(cos, sin)
 
     def weights_bytes(self) -> int:

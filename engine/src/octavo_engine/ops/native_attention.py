@@ -6,7 +6,7 @@ of tiles. It needs fp32 or bf16, and block sizes that are whole vectors; `ops/cp
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -19,41 +19,51 @@ from octavo_engine.ops.native_tiles import Tiles, make_tiles
 from octavo_engine.ops.scratch import Scratch
 
 
-class _Attention(ctypes.Structure):
-    """`struct Attention` of the kernel."""
+class _Layer(ctypes.Structure):
+    """`struct Layer` of the kernel."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("q", "out", "keys", "values", "tables", "tiles", "merges", "partials")),
-        *((name, c_int64) for name in ("q_stride", "table_stride", "num_tiles", "num_merges")),
+        *((name, c_void_p) for name in ("keys", "values")),
         *((name, c_int32) for name in ("kv_heads", "group", "head_dim", "block_size", "window", "is_bfloat16")),
-        ("num_threads", c_int32),
         *((name, c_float) for name in ("scale", "softcap")),
     )
 
 
-class _Write(ctypes.Structure):
-    """`struct Write` of the kernel."""
+class _Step(ctypes.Structure):
+    """`struct Step` of the kernel."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("k", "v", "keys", "values", "slots")),
-        *((name, c_int64) for name in ("k_stride", "v_stride", "num_tokens")),
-        *((name, c_int32) for name in ("kv_heads", "head_dim", "block_size", "is_bfloat16", "num_threads")),
+        *((name, c_void_p) for name in ("slots", "tables", "tiles", "merges", "partials")),
+        *((name, c_int64) for name in ("table_stride", "num_tiles", "num_merges")),
+        ("num_threads", c_int32),
     )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class NativeStep:
-    """Data that all layers of a step share; tiles are made once per (query heads per KV head, window)."""
+    """Data that all layers of a step share."""
 
     lengths: Lengths
     slots: Tensor
     tables: Tensor
-    num_threads: int
-    tiles: dict[tuple[int, int | None], Tiles] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Work:
+    """The work of layers of one shape in this step. `struct` keeps its address from step to step."""
+
+    group: int
+    kv: LayerKVSpec
+    struct: _Step
+    tiles: Tiles | None = None
 
 
 class NativeBackend:
-    """`AttentionBackend` in C++. A sequence's results do not depend on other sequences or the number of threads."""
+    """`AttentionBackend` in C++. A sequence's results do not depend on other sequences or the number of threads.
+
+    The kernels get the addresses of two structs: a layer's, which `allocate` updates, and a step's, which `begin_step`
+    updates. A recorded call thus finds the current cache and step.
+    """
 
     def __init__(self, library: ctypes.CDLL, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
         assert can_serve(library, block_size, dtype)
@@ -63,21 +73,32 @@ class NativeBackend:
         self._tile_rows: int = library.octavo_tile_rows()
         self._chunk_keys: int = library.octavo_chunk_keys()
         self.cache = BlockStore([self._shapes(spec) for spec in specs], dtype)
-        self.allocate = self.cache.allocate
         self.bytes_per_block = self.cache.bytes_per_block
         self.copy_blocks = self.cache.copy_blocks
         self.swap_out = self.cache.swap_out
         self.swap_in = self.cache.swap_in
         self._scratch = Scratch(torch.float32)
+        self._layers: dict[AttentionSpec, _Layer] = {}
+        self._works: dict[tuple[int, LayerKVSpec], _Work] = {}
+        self._step: NativeStep | None = None
+
+    def allocate(self, num_blocks: int) -> None:
+        self.cache.allocate(num_blocks)
+        for spec, layer in self._layers.items():
+            self._point_to_blocks(spec, layer)
 
     def release(self) -> None:
         self.cache.release()
         self._scratch.release()
 
     def begin_step(self, batch: AttentionBatch) -> None:
+        assert self.cache.keys, "a plan runs while the KV cache is released"
         tables = batch.block_tables.to(torch.int32).contiguous()
         slots = batch.slots.to(torch.int64).contiguous()
-        batch.private = NativeStep(Lengths.from_batch(batch), slots, tables, torch.get_num_threads())
+        batch.private = self._step = NativeStep(Lengths.from_batch(batch), slots, tables)
+        for work in self._works.values():
+            self._divide(work, self._step)
+        self._point_to_partials()
 
     def attend(
         self,
@@ -87,72 +108,70 @@ class NativeBackend:
         v: Float[Tensor, "tokens kv_heads head_dim"],
         batch: AttentionBatch,
     ) -> Float[Tensor, "tokens q_heads head_dim"]:
-        step: NativeStep = batch.private
+        assert batch.private is self._step, "begin_step was called for another batch"
         q, k, v = (_rows(x, self.cache.dtype) for x in (q, k, v))
-        self._write(spec, k, v, step)
-        return self._attend(spec, q, step)
-
-    def _write(self, spec: AttentionSpec, k: Tensor, v: Tensor, step: NativeStep) -> None:
-        layer = spec.layer_idx
-        arguments = _Write(
-            k=k.data_ptr(),
-            v=v.data_ptr(),
-            keys=self.cache.keys[layer].data_ptr(),
-            values=self.cache.values[layer].data_ptr(),
-            slots=step.slots.data_ptr(),
-            k_stride=k.stride(0),
-            v_stride=v.stride(0),
-            num_tokens=len(k),
-            kv_heads=spec.kv.num_kv_heads,
-            head_dim=spec.kv.head_dim,
-            block_size=self._block_size,
-            is_bfloat16=self.cache.dtype == torch.bfloat16,
-            num_threads=step.num_threads,
-        )
-        self._library.octavo_write(ctypes.byref(arguments))
-
-    def _attend(self, spec: AttentionSpec, q: Tensor, step: NativeStep) -> Tensor:
-        layer, group = spec.layer_idx, spec.num_heads // spec.kv.num_kv_heads
-        tiles = self._tiles(step, group, spec.kv.window)
-        out = torch.zeros(q.shape, dtype=q.dtype)
-        arguments = _Attention(
-            q=q.data_ptr(),
-            out=out.data_ptr(),
-            keys=self.cache.keys[layer].data_ptr(),
-            values=self.cache.values[layer].data_ptr(),
-            tables=step.tables.data_ptr(),
-            tiles=tiles.tiles.ctypes.data,
-            merges=tiles.merges.ctypes.data,
-            partials=self._partials(spec, group, tiles.num_partials).data_ptr(),
-            q_stride=q.stride(0),
-            table_stride=step.tables.stride(0),
-            num_tiles=len(tiles.tiles),
-            num_merges=len(tiles.merges),
-            kv_heads=spec.kv.num_kv_heads,
-            group=group,
-            head_dim=spec.kv.head_dim,
-            block_size=self._block_size,
-            window=spec.kv.window or 0,
-            is_bfloat16=q.dtype == torch.bfloat16,
-            num_threads=step.num_threads,
-            scale=spec.scale,
-            softcap=spec.softcap or 0.0,
-        )
-        self._library.octavo_attend(ctypes.byref(arguments))
+        layer, step = (ctypes.addressof(struct) for struct in (self._layer(spec), self._work(spec).struct))
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self._library.octavo_write(layer, step, k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), len(k))
+        self._library.octavo_attend(layer, step, q.data_ptr(), q.stride(0), out.data_ptr())
         return out
 
-    def _tiles(self, step: NativeStep, group: int, window: int | None) -> Tiles:
-        tiles = step.tiles.get((group, window))
-        if tiles is None:
-            tiles = step.tiles[group, window] = make_tiles(
-                step.lengths, group=group, window=window, tile_rows=self._tile_rows, chunk_keys=self._chunk_keys
+    def _layer(self, spec: AttentionSpec) -> _Layer:
+        layer = self._layers.get(spec)
+        if layer is None:
+            layer = self._layers[spec] = _Layer(
+                kv_heads=spec.kv.num_kv_heads,
+                group=spec.num_heads // spec.kv.num_kv_heads,
+                head_dim=spec.kv.head_dim,
+                block_size=self._block_size,
+                window=spec.kv.window or 0,
+                is_bfloat16=self.cache.dtype == torch.bfloat16,
+                scale=spec.scale,
+                softcap=spec.softcap or 0.0,
             )
-        return tiles
+            self._point_to_blocks(spec, layer)
+        return layer
 
-    def _partials(self, spec: AttentionSpec, group: int, num_partials: int) -> Tensor:
-        rows = max(self._tile_rows, group)
-        width = 2 + self._padded(spec.kv.head_dim)
-        return self._scratch.get_buffer("partials", num_partials, spec.kv.num_kv_heads, rows, width)
+    def _point_to_blocks(self, spec: AttentionSpec, layer: _Layer) -> None:
+        layer.keys = self.cache.keys[spec.layer_idx].data_ptr()
+        layer.values = self.cache.values[spec.layer_idx].data_ptr()
+
+    def _work(self, spec: AttentionSpec) -> _Work:
+        key = (spec.num_heads // spec.kv.num_kv_heads, spec.kv)
+        work = self._works.get(key)
+        if work is None:
+            assert self._step is not None
+            work = self._works[key] = _Work(*key, _Step())
+            self._divide(work, self._step)
+            self._point_to_partials()
+        return work
+
+    def _divide(self, work: _Work, step: NativeStep) -> None:
+        """Make the tiles of the step and write all addresses, except that of the partial results."""
+        tiles = work.tiles = make_tiles(
+            step.lengths,
+            group=work.group,
+            window=work.kv.window,
+            tile_rows=self._tile_rows,
+            chunk_keys=self._chunk_keys,
+        )
+        struct = work.struct
+        struct.slots, struct.tables = step.slots.data_ptr(), step.tables.data_ptr()
+        struct.tiles, struct.merges = tiles.tiles.ctypes.data, tiles.merges.ctypes.data
+        struct.table_stride = step.tables.stride(0)
+        struct.num_tiles, struct.num_merges = len(tiles.tiles), len(tiles.merges)
+        struct.num_threads = torch.get_num_threads()
+
+    def _point_to_partials(self) -> None:
+        """Layers use one buffer in turn; if it grows, it moves."""
+        address = self._scratch.get_buffer("partials", max(map(self._partial_size, self._works.values()), default=0))
+        for work in self._works.values():
+            work.struct.partials = address.data_ptr()
+
+    def _partial_size(self, work: _Work) -> int:
+        assert work.tiles is not None
+        rows, width = max(self._tile_rows, work.group), 2 + self._padded(work.kv.head_dim)
+        return work.tiles.num_partials * work.kv.num_kv_heads * rows * width
 
     def _shapes(self, spec: LayerKVSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         keys = (spec.num_kv_heads, spec.head_dim, self._block_size)

@@ -26,6 +26,7 @@ import torch  # loads the OpenMP runtime that the kernels must share with it
 from octavo_engine.ops.cpu_info import cache_folder
 from octavo_engine.ops.cpu_level import Level, usable_levels
 from octavo_engine.ops.prebuilt import prebuilt_library
+from octavo_engine.ops.recording import recordable
 
 _LOGGER = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent / "native"
@@ -33,7 +34,7 @@ _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
 _TIMEOUT_S = 120
 
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _ARGUMENTS = {
     "octavo_linear": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
     "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
@@ -41,6 +42,9 @@ _ARGUMENTS = {
     "octavo_apply_token_bitmask": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT),
     "octavo_sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 6, _INT),
     "octavo_gate": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
+    "octavo_gather": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _FLOAT, _POINTER, _INT, _INT),
+    "octavo_write": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "octavo_attend": (_POINTER, _POINTER, _POINTER, _LONG, _POINTER),
 }
 
 
@@ -123,6 +127,7 @@ def _open(path: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+        setattr(library, name, recordable(function))
     return library
 
 

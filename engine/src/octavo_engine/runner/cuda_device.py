@@ -26,6 +26,7 @@ from octavo_engine.runner.memory import (
     host_memory,
     size,
 )
+from octavo_engine.runner.step_graphs import Forward
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
@@ -173,6 +174,9 @@ class CudaDevice:
         except RuntimeError as error:
             _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", str(error).splitlines()[0])
             return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8)
+
+    def step_graphs(self, forward: Forward) -> None:
+        """Return None: CUDA graphs are not built yet."""
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

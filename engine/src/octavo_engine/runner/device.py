@@ -29,6 +29,7 @@ from octavo_engine.runner.memory import (
     host_memory,
 )
 from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
+from octavo_engine.runner.step_graphs import Forward, RecordedSteps, StepGraphs
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -63,6 +64,10 @@ class Device(Protocol):
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         """Allocate [num_blocks, bytes_per_block] uint8 in host memory, suited to fast copies by this device."""
+        ...
+
+    def step_graphs(self, forward: Forward) -> StepGraphs | None:
+        """Return graphs of decode steps of one model; None if there are none for this device."""
         ...
 
     def synchronize(self) -> None:
@@ -119,6 +124,9 @@ class CpuDevice:
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)
+
+    def step_graphs(self, forward: Forward) -> StepGraphs:
+        return RecordedSteps(forward)
 
     def synchronize(self) -> None:
         """Do nothing: CPU calls return when their work is done."""

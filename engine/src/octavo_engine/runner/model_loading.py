@@ -151,7 +151,16 @@ def make_runner(
         num_host_blocks,
     )
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
-    runner = Runner(model, backend, batch, grammars, device, host=make_host(), logprobs_mode=config.logprobs_mode)
+    runner = Runner(
+        model,
+        backend,
+        batch,
+        grammars,
+        device,
+        host=make_host(),
+        logprobs_mode=config.logprobs_mode,
+        enforce_eager=config.enforce_eager,
+    )
     blocks = plan.kv.num_blocks
     memory = EngineMemory(runner, backend, device, num_blocks=blocks, load_model=reload_model, make_host=make_host)
     return runner, memory

@@ -24,6 +24,7 @@ from octavo_engine.runner.device import Device
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.sampler import Sampler, SampleRows
+from octavo_engine.runner.step_graphs import may_replay
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
@@ -56,15 +57,26 @@ class Runner:
         *,
         host: Tensor | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        enforce_eager: bool = False,
     ) -> None:
-        self.model: RunnableModel | None = model
+        self._is_eager, self._device = enforce_eager, device
+        self.model = model
         self._backend = backend
         self._batch = batch
         self._grammars = grammars
-        self._device = device
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
         self._costs = CostMeter()
+
+    @property
+    def model(self) -> RunnableModel | None:
+        return self._model_or_none
+
+    @model.setter
+    def model(self, model: RunnableModel | None) -> None:
+        """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
+        self._model_or_none = model
+        self._graphs = None if model is None or self._is_eager else self._device.step_graphs(model.forward)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -110,7 +122,9 @@ class Runner:
         self._grammars.begin(self._outputs([s for s in plan.seqs if s.sample], num_new=0))
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay(plan) else None
+        if hidden is None:
+            hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
         self._device.synchronize()

@@ -34,6 +34,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
+        "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording of it.",
     },
     "memory": {
         "max_model_len": "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the "

@@ -1,4 +1,5 @@
-// RMS norm (with an optional residual addition first), rotary embedding and gated activation on rows of fp32 or bf16.
+// RMS norm (with an optional residual addition first), rotary embedding, gated activation and the gathering of rows, on
+// rows of fp32 or bf16.
 //
 // Rows are contiguous inside and lie `stride` elements apart; callers own all memory. Sums are in fp32, in an order that
 // depends only on the row's length. The calling thread computes few rows alone: a parallel region would cost more.
@@ -99,6 +100,24 @@ void gate(const T* x, int64_t x_stride, int64_t rows, int64_t size, T* out, int3
   });
 }
 
+template <typename T>
+void gather(const T* table, int64_t table_rows, int64_t size, const int64_t* ids, int64_t rows, float scale, T* out,
+            int num_threads) {
+  for_rows(rows, size, num_threads, [&](int64_t r) {
+    T* to = out + r * size;
+    if (ids[r] < 0 || ids[r] >= table_rows) {
+      for (int64_t i = 0; i < size; i++) from_float(std::nanf(""), to + i);
+      return;
+    }
+    const T* from = table + ids[r] * size;
+    if (scale == 1.0f) {
+      std::copy(from, from + size, to);
+      return;
+    }
+    for (int64_t i = 0; i < size; i += kLanes) store_up_to(to + i, load_up_to(from + i, size - i) * scale, size - i);
+  });
+}
+
 using Half = BFloat16;
 
 }  // namespace
@@ -128,6 +147,13 @@ void octavo_gate(const void* x, int64_t x_stride, int64_t rows, int64_t size, vo
                  int32_t is_bfloat16, int32_t num_threads) {
   is_bfloat16 ? gate((const Half*)x, x_stride, rows, size, (Half*)out, activation, num_threads)
               : gate((const float*)x, x_stride, rows, size, (float*)out, activation, num_threads);
+}
+
+// table: [table_rows, size]; out: [rows, size] = table[ids] * scale, NaN for an id without a row. All are contiguous.
+void octavo_gather(const void* table, int64_t table_rows, int64_t size, const int64_t* ids, int64_t rows, float scale,
+                   void* out, int32_t is_bfloat16, int32_t num_threads) {
+  is_bfloat16 ? gather((const Half*)table, table_rows, size, ids, rows, scale, (Half*)out, num_threads)
+              : gather((const float*)table, table_rows, size, ids, rows, scale, (float*)out, num_threads);
 }
 
 }  // extern "C"

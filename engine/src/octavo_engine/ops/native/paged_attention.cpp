@@ -146,31 +146,34 @@ struct Merge {
   int32_t token_row, num_queries, first_partial, num_partials;
 };
 
-struct Attention {
-  const void* q;
-  void* out;  // [tokens, heads, head_dim], contiguous
-  const void* keys;
-  const void* values;
+// One layer: its blocks and its shape. It changes only when the cache is allocated.
+struct Layer {
+  void* keys;
+  void* values;
+  int32_t kv_heads, group, head_dim, block_size, window, is_bfloat16;
+  float scale, softcap;
+};
+
+// One step, for layers of one shape. The caller rewrites it before each step.
+struct Step {
+  const int64_t* slots;   // [tokens]
   const int32_t* tables;  // [seqs, table_stride]
   const Tile* tiles;
   const Merge* merges;
   float* partials;  // [partials, kv_heads, rows of a tile, 2 + padded_dim]
-  int64_t q_stride, table_stride, num_tiles, num_merges;
-  int32_t kv_heads, group, head_dim, block_size, window, is_bfloat16, num_threads;
-  float scale, softcap;
-};
-
-struct Write {
-  const void *k, *v;
-  void *keys, *values;
-  const int64_t* slots;
-  int64_t k_stride, v_stride, num_tokens;
-  int32_t kv_heads, head_dim, block_size, is_bfloat16, num_threads;
+  int64_t table_stride, num_tiles, num_merges;
+  int32_t num_threads;
 };
 
 }  // extern "C"
 
 namespace {
+
+struct Attention : Layer, Step {
+  const void* q;
+  int64_t q_stride;
+  void* out;  // [tokens, heads, head_dim], contiguous
+};
 
 int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 int max_rows(const Attention& a) { return std::max(kTileRows, a.group); }
@@ -332,19 +335,18 @@ void attend(const Attention& a) {
 }
 
 template <typename T>
-void write(const Write& w) {
-  const int dim = w.head_dim, block_size = w.block_size, wide = padded(dim);
-#pragma omp parallel for schedule(static) num_threads(w.num_threads) if (w.num_tokens > 2048 && w.num_threads > 1)
-  for (int64_t t = 0; t < w.num_tokens; t++) {
-    if (w.slots[t] < 0) continue;
-    int64_t block = w.slots[t] / block_size, offset = w.slots[t] % block_size;
-    const T* k = static_cast<const T*>(w.k) + t * w.k_stride;
-    const T* v = static_cast<const T*>(w.v) + t * w.v_stride;
-    T* keys = static_cast<T*>(w.keys) + block * w.kv_heads * dim * block_size + offset;
-    T* values = static_cast<T*>(w.values) + (block * w.kv_heads * block_size + offset) * wide;
-    for (int h = 0; h < w.kv_heads; h++) {
-      for (int d = 0; d < dim; d++) keys[(int64_t(h) * dim + d) * block_size] = k[h * dim + d];
-      std::copy(v + h * dim, v + (h + 1) * dim, values + int64_t(h) * block_size * wide);
+void write(const Layer& l, const Step& s, const T* k, const T* v, int64_t k_stride, int64_t v_stride, int64_t tokens) {
+  const int dim = l.head_dim, block_size = l.block_size, wide = padded(dim);
+#pragma omp parallel for schedule(static) num_threads(s.num_threads) if (tokens > 2048 && s.num_threads > 1)
+  for (int64_t t = 0; t < tokens; t++) {
+    if (s.slots[t] < 0) continue;
+    int64_t block = s.slots[t] / block_size, offset = s.slots[t] % block_size;
+    T* keys = static_cast<T*>(l.keys) + block * l.kv_heads * dim * block_size + offset;
+    T* values = static_cast<T*>(l.values) + (block * l.kv_heads * block_size + offset) * wide;
+    for (int h = 0; h < l.kv_heads; h++) {
+      const T *key = k + t * k_stride + h * dim, *value = v + t * v_stride + h * dim;
+      for (int d = 0; d < dim; d++) keys[(int64_t(h) * dim + d) * block_size] = key[d];
+      std::copy(value, value + dim, values + int64_t(h) * block_size * wide);
     }
   }
 }
@@ -357,7 +359,15 @@ int32_t octavo_lanes() { return kLanes; }
 int32_t octavo_tile_rows() { return kTileRows; }
 int32_t octavo_chunk_keys() { return kChunkKeys; }
 
-void octavo_attend(const Attention* a) { a->is_bfloat16 ? attend<BFloat16>(*a) : attend<float>(*a); }
-void octavo_write(const Write* w) { w->is_bfloat16 ? write<BFloat16>(*w) : write<float>(*w); }
+// q: [tokens, heads, head_dim] and k, v: [tokens, kv_heads, head_dim], tokens a stride apart; out: like q, contiguous.
+void octavo_attend(const Layer* l, const Step* s, const void* q, int64_t q_stride, void* out) {
+  Attention a{*l, *s, q, q_stride, out};
+  l->is_bfloat16 ? attend<BFloat16>(a) : attend<float>(a);
+}
+void octavo_write(const Layer* l, const Step* s, const void* k, const void* v, int64_t k_stride, int64_t v_stride,
+                  int64_t tokens) {
+  l->is_bfloat16 ? write(*l, *s, (const BFloat16*)k, (const BFloat16*)v, k_stride, v_stride, tokens)
+                 : write(*l, *s, (const float*)k, (const float*)v, k_stride, v_stride, tokens);
+}
 
 }  // extern "C"

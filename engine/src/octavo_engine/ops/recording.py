@@ -1,0 +1,188 @@
+"""Lists the kernel calls of a computation, so that they can be made again without the Python code between them.
+
+While a computation is recorded, its outputs (`torch.empty`) come from a pool whose memory stays, so that the addresses
+in the calls stay valid. A guard watches torch's operators: the calls replace the computation only if each operator
+merely returned a view. It cannot see kernels' inputs that torch makes without its dispatcher, such as
+`torch.from_numpy`: code that calls kernels must not pass temporary memory of its own to them.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Kernel = Callable[..., None]
+Call = tuple[Kernel, tuple[Any, ...]]
+
+_ALIGNMENT = 64
+_REGION_BYTES = 64 << 20
+_PART_CALLS = 32
+
+
+@dataclass(slots=True)
+class Recording:
+    """Kernel calls in order. `refused`: the first operator that the calls do not replace, if any.
+
+    The calls are in lists so short that Python's own allocator holds them. Objects that stay on the C heap would lie
+    between the logits of batches of different sizes, whose memory could then not be used again: a gigabyte was lost.
+    """
+
+    parts: list[list[Call]] = field(default_factory=lambda: [[]])
+    refused: str | None = None
+
+    def append(self, call: Call) -> None:
+        if len(self.parts[-1]) == _PART_CALLS:
+            self.parts.append([])
+        self.parts[-1].append(call)
+
+    def replay(self) -> None:
+        for part in self.parts:
+            for kernel, arguments in part:
+                kernel(*arguments)
+
+
+_current: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+def recordable(kernel: Kernel) -> Kernel:
+    """Return the kernel, with each call also listed in the recording that is being made."""
+
+    def call(*arguments: Any) -> None:
+        recording = _current.get()
+        if recording is not None:
+            recording.append((kernel, arguments))
+        kernel(*arguments)
+
+    return call
+
+
+@contextmanager
+def record(pool: "Pool", *inputs: Tensor) -> Iterator[Recording]:
+    """Record the kernel calls of the block. `inputs`: tensors beside the pool's that keep their addresses."""
+    recording = Recording()
+    token = _current.set(recording)
+    try:
+        with _Guard(recording, pool, {_address(x) for x in inputs}):
+            yield recording
+    finally:
+        _current.reset(token)
+
+
+class Pool:
+    """Memory for outputs. A piece returns to the pool when the last view of its tensor is gone.
+
+    All recordings share the memory, from its beginning: it grows to what the largest one needs, in pages that are
+    committed on first write. Raises MemoryError if the system refuses more.
+    """
+
+    def __init__(self) -> None:
+        self._regions: list[_Region] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        found = next((piece for region in self._regions if (piece := region.take(num_bytes)) is not None), None)
+        if found is None:
+            self._regions.append(_Region(max(num_bytes, _REGION_BYTES)))
+            found = self._regions[-1].take(num_bytes)
+            assert found is not None
+        return torch.from_numpy(found).view(dtype).view(shape)
+
+    def locate(self, x: Tensor) -> Callable[[], Tensor] | None:
+        """Return a function that makes `x`, contiguous, again without its piece; None if `x` is not in the pool."""
+        if not x.is_contiguous():
+            return None
+        bounds = ((region, x.data_ptr() - region.address) for region in self._regions)
+        for region, begin in bounds:
+            if 0 <= begin <= region.memory.nbytes - x.nbytes:
+                return partial(region.view, begin, x.dtype, x.shape)
+        return None
+
+    def contains(self, address: int) -> bool:
+        return any(0 <= address - region.address < region.memory.nbytes for region in self._regions)
+
+    @property
+    def used_bytes(self) -> int:
+        """The most memory that pieces have taken at a time."""
+        return sum(region.peak for region in self._regions)
+
+    def fill(self, byte: int) -> None:
+        """Overwrite the memory that pieces have taken, as no replay may depend on its contents."""
+        for region in self._regions:
+            region.memory[: region.peak] = byte
+
+
+class _Region:
+    """One run of memory, from which pieces are taken at the first gap that is large enough."""
+
+    def __init__(self, num_bytes: int) -> None:
+        raw = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
+        self.memory: npt.NDArray[np.uint8] = raw[-raw.ctypes.data % _ALIGNMENT :]
+        self.address = int(self.memory.ctypes.data)
+        self.peak = 0
+        self._pieces: dict[int, int] = {}  # begin: end
+
+    def view(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(self.memory[begin : begin + num_bytes]).view(dtype).view(shape)
+
+    def take(self, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+        taken = sorted(self._pieces.copy().items())  # a copy: a piece may return at any time
+        gaps = pairwise([(0, 0), *taken, (self.memory.nbytes, 0)])
+        needed = max(1, num_bytes)  # so that no two pieces have one beginning
+        begin = next((end for (_, end), (after, _) in gaps if after - end >= needed), None)
+        if begin is None:
+            return None
+        self._pieces[begin] = -(-(begin + needed) // _ALIGNMENT) * _ALIGNMENT
+        self.peak = max(self.peak, begin + num_bytes)
+        piece = self.memory[begin : begin + num_bytes]
+        weakref.finalize(piece, self._pieces.pop, begin).atexit = False
+        return piece
+
+
+class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes the memory of `torch.empty` from the pool; refuses other operators, except views of known memory."""
+
+    def __init__(self, recording: Recording, pool: Pool, inputs: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recording, self._pool, self._inputs = recording, pool, inputs
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.empty.memory_format and _is_plain(kwargs):
+            return self._pool.empty(tuple(args[0]), kwargs.get("dtype") or torch.get_default_dtype())
+        result = func(*args, **kwargs)
+        if self._recording.refused is None and not self._is_view(func, args, result):
+            self._recording.refused = str(func)
+        return result
+
+    def _is_view(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        sources = [x for x in args if isinstance(x, Tensor)]
+        results = result if isinstance(result, (list, tuple)) else [result]
+        if func._schema.is_mutable or len(sources) != 1 or not all(isinstance(x, Tensor) for x in results):
+            return False
+        source = _address(sources[0])
+        is_known = source in self._inputs or self._pool.contains(source)
+        return is_known and all(_address(x) == source for x in results)
+
+
+def _is_plain(kwargs: dict[str, Any]) -> bool:
+    device = kwargs.get("device")
+    return (device is None or device.type == "cpu") and kwargs.get("memory_format") is None
+
+
+def _address(x: Tensor) -> int:
+    """Return the address of the tensor's storage; 0 if it has none, as in oneDNN's layout."""
+    return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0

@@ -1,0 +1,178 @@
+"""An eager and a recording runner of one model that run the same plans and must give equal logits, bit for bit."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from octavo_engine.config import EngineConfig
+from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.ops.attention import ForwardContext
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.memory_plan import plan_memory
+from octavo_engine.runner.model_loading import load_model, make_runner
+from octavo_engine.runner.runner import RunnableModel, Runner
+from octavo_engine.runner.step_graphs import Forward, RecordedSteps
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.sampling import SamplingParams
+from torch import Tensor
+
+from octavo_testing.tiny_models import make_tiny
+
+
+def make_long_tiny(name: str, folder: Path, *, max_model_len: int) -> Path:
+    """Write a tiny model whose sequences may have `max_model_len` tokens."""
+    path = make_tiny(name, folder)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": max_model_len}))
+    return path
+
+
+class ShownDevice(CpuDevice):
+    """A CPU that shows the graphs of the last model; None before the first."""
+
+    graphs: RecordedSteps | None = None
+
+    def step_graphs(self, forward: Forward) -> RecordedSteps:
+        self.graphs = RecordedSteps(forward)
+        return self.graphs
+
+
+class ShownModel:
+    """A model that keeps its last logits. `before`: called with the input ids before the model's Python code runs."""
+
+    def __init__(self, model: RunnableModel) -> None:
+        self._model = model
+        self.seen: Tensor | None = None
+        self.forwards = 0
+        self.before: Callable[[Tensor], object] | None = None
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        self.forwards += 1
+        if self.before is not None:
+            self.before(inputs)
+        return self._model.forward(inputs, positions, ctx)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.logits(hidden)
+        self.seen = logits.clone()
+        return logits
+
+
+def _no_vocabulary() -> Vocabulary:
+    raise AssertionError("no sequence has a grammar")
+
+
+@dataclass
+class Side:
+    """One of the two runners."""
+
+    runner: Runner
+    memory: EngineMemory
+    device: ShownDevice
+    model: ShownModel
+
+    @staticmethod
+    def open(config: EngineConfig) -> "Side":
+        device = ShownDevice()
+        files = resolve_files(config)
+        model_config = load_model_config(files)
+        plan = plan_memory(config, device, model_config)
+
+        def load() -> Any:
+            return load_model(device, files, model_config, plan)
+
+        compiler = GrammarCompiler(_no_vocabulary)
+        runner, memory = make_runner(config, device, load(), plan, compiler, reload_model=load)
+        side = Side(runner, memory, device, ShownModel(runner.model))  # type: ignore[arg-type]
+        runner.model = side.model
+        return side
+
+    def show_model(self) -> None:
+        """Show the logits of the model that the runner has now."""
+        assert self.runner.model is not None
+        self.model = ShownModel(self.runner.model)
+        self.runner.model = self.model
+
+
+@dataclass
+class Pair:
+    """Both runners. Blocks are allocated in scattered order; sequences are greedy. `lengths`: tokens with KV."""
+
+    eager: Side
+    recorded: Side
+    free: list[int]
+    lengths: dict[int, int] = field(default_factory=dict)
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def open(folder: Path | str, **settings: Any) -> "Pair":
+        given = {"model": str(folder), "dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_num_seqs": 8}
+        sides = [Side.open(EngineConfig(**{**given, **settings, "enforce_eager": eager})) for eager in (True, False)]
+        blocks = torch.randperm(int({**given, **settings}["num_gpu_blocks_override"]))
+        return Pair(*sides, free=blocks.tolist())
+
+    def both(self, plan: StepPlan) -> StepResult:
+        """Run a plan on both; assert equal logits and tokens."""
+        want, got = (side.runner.run(plan) for side in (self.eager, self.recorded))
+        assert (want.error, got.error) == (None, None)
+        assert [seq.token_ids for seq in got.seqs] == [seq.token_ids for seq in want.seqs]
+        if want.seqs:
+            assert self.eager.model.seen is not None
+            assert self.recorded.model.seen is not None
+            assert self.recorded.model.seen.isfinite().all()
+            assert self.recorded.model.seen.equal(self.eager.model.seen)
+        return want
+
+    def add(self, seq_id: int, tokens: list[int], *, prefix_of: int | None = None, num_prefix: int = 0) -> None:
+        """Start a sequence; its first `num_prefix` tokens use the blocks of the cached prefix of another one."""
+        blocks = [] if prefix_of is None else self.tables[prefix_of][: num_prefix // 16]
+        self.tokens[seq_id], self.tables[seq_id], self.lengths[seq_id] = list(tokens), list(blocks), num_prefix
+        params = SamplingParams(temperature=0, max_tokens=10000)
+        new = NewSeq(seq_id=seq_id, token_ids=tokens, num_prompt_tokens=len(tokens), params=params)
+        step = self._step(seq_id, len(tokens) - num_prefix, table_start=0)
+        self._append(self.both(StepPlan(step_id=0, new_seqs=[new], seqs=[step])))
+
+    def decode(self, seq_ids: list[int], **plan: Any) -> None:
+        steps = [self._step(seq_id, 1) for seq_id in seq_ids]
+        self._append(self.both(StepPlan(step_id=0, seqs=steps, **plan)))
+
+    def drop(self, seq_id: int) -> None:
+        """Preempt or finish a sequence."""
+        self.both(StepPlan(step_id=0, dropped_seqs=[seq_id]))
+        used = {block for i, table in self.tables.items() if i != seq_id for block in table}
+        self.free[:0] = [block for block in self.tables.pop(seq_id) if block not in used]
+        del self.lengths[seq_id]
+
+    def swap(self, seq_id: int, host: list[int]) -> None:
+        """Move all blocks of a sequence to the host and back to other blocks."""
+        old = self.tables[seq_id]
+        self.both(StepPlan(step_id=0, swap_out=list(zip(old, host[: len(old)], strict=True))))
+        new = [self.free.pop() for _ in old]
+        swap_in = list(zip(host[: len(new)], new, strict=True))
+        self.free[:0] = old
+        self.tables[seq_id] = new
+        step = self._step(seq_id, 1, table_start=0)
+        self._append(self.both(StepPlan(step_id=0, seqs=[step], swap_in=swap_in)))
+
+    def _step(self, seq_id: int, num_tokens: int, table_start: int | None = None) -> SeqStep:
+        start, table = self.lengths[seq_id], self.tables[seq_id]
+        known = len(table) if table_start is None else table_start
+        while len(table) * 16 < start + num_tokens:
+            table.append(self.free.pop())
+        blocks = [table[known:]] if len(table) > known else []
+        self.lengths[seq_id] += num_tokens
+        return SeqStep(
+            seq_id=seq_id, start=start, num_tokens=num_tokens, sample=True, table_start=known, block_ids=blocks
+        )
+
+    def _append(self, result: StepResult) -> None:
+        for seq in result.seqs:
+            self.tokens[seq.seq_id] += seq.token_ids

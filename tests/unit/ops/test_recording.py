@@ -1,0 +1,148 @@
+"""Recordings of kernel calls: memory from the pool, and operators of torch that prevent a replay."""
+
+from collections.abc import Callable
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from octavo_engine.ops.recording import Pool, record, recordable
+from torch import Tensor
+
+
+def test_pieces_return_when_their_last_view_is_gone() -> None:
+    pool = Pool()
+    first = pool.empty((3, 5), torch.bfloat16)
+    view, address = first[1:], first.data_ptr()
+    del first
+    second = pool.empty((3, 5), torch.bfloat16)
+    assert second.data_ptr() != address
+    del view
+    assert pool.empty((15,), torch.bfloat16).data_ptr() == address
+    assert pool.empty((33,), torch.float32).data_ptr() > second.data_ptr()  # the gap is too small
+
+
+def test_pieces_are_aligned_and_do_not_overlap() -> None:
+    pool = Pool()
+    tensors = [pool.empty((size,), torch.uint8).fill_(size % 251) for size in (1, 64, 0, 65, 1000, 70 << 20, 0, 3)]
+    assert all(x.data_ptr() % 64 == 0 for x in tensors)
+    assert all((x == len(x) % 251).all() for x in tensors)
+
+
+def test_an_output_is_made_again_without_its_piece() -> None:
+    pool = Pool()
+    x = pool.empty((4, 4), torch.float32).fill_(7.0)
+    locate = pool.locate(x[1:])
+    assert locate is not None
+    alias = locate()
+    assert alias.equal(x[1:])
+    address = x.data_ptr()
+    del x
+    assert pool.empty((16,), torch.float32).fill_(3.0).data_ptr() == address
+    assert (alias == 3.0).all()
+    assert pool.locate(torch.zeros(3)) is None
+    assert pool.locate(alias.t()) is None
+
+
+def test_a_replay_repeats_the_calls() -> None:
+    def double(source: int, target: int, count: int) -> None:
+        torch_free(target, count)[:] = torch_free(source, count) * 2
+
+    def torch_free(address: int, count: int) -> np.ndarray:
+        return memory[address : address + count]
+
+    memory, kernel = np.ones(8), recordable(double)
+    kernel(0, 4, 2)
+    with record(Pool()) as recording:
+        kernel(0, 2, 2)
+        kernel(2, 4, 2)
+    memory[:2] = 5
+    kernel(0, 6, 2)
+    recording.replay()
+    assert memory.tolist() == [5, 5, 10, 10, 20, 20, 10, 10]
+    assert recording.parts == [[(double, (0, 2, 2)), (double, (2, 4, 2))]]
+
+
+def test_many_calls_are_replayed_in_order() -> None:
+    made: list[int] = []
+    kernel = recordable(made.append)
+    with record(Pool()) as recording:
+        for i in range(100):
+            kernel(i)
+    recording.replay()
+    assert made == [*range(100), *range(100)]
+
+
+def test_calls_of_other_threads_are_not_recorded() -> None:
+    made: list[int] = []
+    kernel = recordable(made.append)
+    with record(Pool()) as recording:
+        other = Thread(target=kernel, args=(1,))
+        other.start()
+        other.join()
+    assert (made, recording.parts) == ([1], [[]])
+
+
+def test_an_error_ends_the_recording() -> None:
+    kernel = recordable(lambda: None)
+
+    def fail() -> None:
+        with record(Pool()) as recording:
+            recordings.append(recording)
+            raise RuntimeError("broken")
+
+    recordings: list[object] = []
+    with pytest.raises(RuntimeError, match="broken"):
+        fail()
+    kernel()
+    assert recordings[0].parts == [[]]  # type: ignore[attr-defined]
+    assert torch.ones(2).mul(2).tolist() == [2, 2]
+
+
+VIEWS: dict[str, Callable[[Tensor], object]] = {
+    "view": lambda x: x.view(-1, 2, 2).split_with_sizes((1, 1), 1),
+    "empty": lambda x: torch.empty((3, len(x)), dtype=torch.bfloat16)[1:].unbind(0),
+    "no-op": lambda x: x.to(torch.float32).contiguous().flatten(),
+    "slice": lambda x: x[2:, None].transpose(0, 1),
+}
+OTHERS: dict[str, tuple[str, Callable[[Tensor], object]]] = {
+    "copy": ("aten.mul.Tensor", lambda x: x * 1.0),
+    "in-place": ("aten.add_.Tensor", lambda x: x.add_(1)),
+    "out": ("aten.add.out", lambda x: torch.add(x, x, out=torch.empty(8))),
+    "zeros": ("aten.zeros.default", lambda x: torch.zeros(3)),
+    "filled": ("aten.fill_.Scalar", lambda x: torch.empty(3).fill_(0.0)),
+    "constant": ("aten.lift_fresh.default", lambda x: torch.tensor([1.0])),
+    "value": ("aten._local_scalar_dense.default", lambda x: x[0].item()),
+    "other-memory": ("aten.view.default", lambda x: UNKNOWN.view(2, 1)),
+    "dtype": ("aten._to_copy.default", lambda x: x.to(torch.bfloat16)),
+    "index": ("aten.index.Tensor", lambda x: x[INDEX]),
+    "set": ("aten.set_.source_Tensor", lambda x: torch.empty(3).set_(UNKNOWN)),
+}
+UNKNOWN, INDEX = torch.ones(2), torch.tensor([1, 3])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@torch.inference_mode()
+def test_views_may_be_replayed(name: str) -> None:
+    x = torch.arange(8.0)
+    with record(Pool(), x) as recording:
+        VIEWS[name](x)
+    assert recording.refused is None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_operators_are_named(name: str) -> None:
+    operator, work = OTHERS[name]
+    x = torch.arange(8.0)
+    with record(Pool(), x) as recording:
+        work(x)
+    assert recording.refused == operator
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@torch.inference_mode()
+def test_other_operators_are_refused_without_gradients(name: str) -> None:
+    x = torch.arange(8.0)
+    with record(Pool(), x) as recording:
+        OTHERS[name][1](x)
+    assert recording.refused is not None
