@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
-from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+from octavo_engine.text.tokenizer import MANY_CHARS, Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_testing.tiny_tokenizers import (
     byte_level_metadata,
@@ -85,6 +85,12 @@ def test_tokens_are_found_by_name() -> None:
 def test_a_lone_surrogate_is_a_bad_request() -> None:
     with pytest.raises(InvalidRequest, match="lone surrogate at position 1"):
         byte_level_tokenizer().encode("a\ud83d")
+
+
+def test_a_lone_surrogate_is_found_at_its_place_in_a_long_text() -> None:
+    text = "word " * MANY_CHARS
+    with pytest.raises(InvalidRequest, match=f"lone surrogate at position {len(text)},"):
+        byte_level_tokenizer().encode(text + "\ud83d")
 
 
 def test_the_space_that_encoding_adds_is_removed_only_at_the_start() -> None:

@@ -88,6 +88,7 @@ class Tokenizer:
 
     def _encode_long(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode in pieces where the text can be cut safely, with one object for all occurrences of an id."""
+        _check_encodable(text)  # the check of a piece would name a place in the piece
         frame = self.special_frame() if add_special_tokens else ([], [])
         if frame is None:
             return self.encode_each([text])[0]
