@@ -65,20 +65,15 @@ def add_admin_secret_flag(group: Any) -> None:
 
 def admin_secrets_of(args: Namespace) -> tuple[str, ...]:
     """Raises StartupError for an empty value."""
-    if args.admin_secret is not None:
-        return tuple(checked("--admin-secret", args.admin_secret))
-    return tuple(_of_environment((ADMIN_SECRET_VARIABLE,)))
+    return tuple(_given("--admin-secret", args.admin_secret, ADMIN_SECRET_VARIABLE))
 
 
 def keys_of(args: Namespace) -> dict[str, Any]:
     """Arguments of `HttpSettings` that the flags for keys and secrets set. Raises StartupError for an empty value."""
-    keys = checked("--api-key", args.api_key) if args.api_key is not None else _of_environment(KEY_VARIABLES)
-    given = args.router_secret
-    secrets = checked("--router-secret", given) if given is not None else _of_environment((SECRET_VARIABLE,))
     return {
-        "api_keys": tuple(dict.fromkeys(keys)),
+        "api_keys": tuple(dict.fromkeys(_given("--api-key", args.api_key, *KEY_VARIABLES))),
         "api_key_files": tuple(args.api_key_file or ()),
-        "router_secrets": tuple(secrets),
+        "router_secrets": tuple(_given("--router-secret", args.router_secret, SECRET_VARIABLE)),
         "router_secret_file": args.router_secret_file,
     }
 
@@ -91,5 +86,8 @@ def checked(flag: str, given: Iterable[str]) -> list[str]:
     return found
 
 
-def _of_environment(names: Iterable[str]) -> list[str]:
-    return [value for name in names if name in os.environ for value in checked(f"${name}", [os.environ[name]])]
+def _given(flag: str, given: Iterable[str] | None, *variables: str) -> list[str]:
+    """Return the values of the flag or, without it, of the variables that are set."""
+    if given is not None:
+        return checked(flag, given)
+    return [value for name in variables if name in os.environ for value in checked(f"${name}", [os.environ[name]])]
