@@ -1,6 +1,7 @@
 """The router's own spans: one for each forwarded request, between the caller's and the engine's."""
 
 import asyncio
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -96,6 +97,14 @@ async def test_the_routers_span_is_between_the_callers_and_the_engines(replicas,
         *("octavo.prompt_tokens", "octavo.why", "octavo.candidates"),
     }
     assert 0 < span.attributes["gen_ai.latency.time_to_first_token"] <= (span.end_time - span.start_time) / 1e9
+
+
+def test_a_span_lasts_as_long_as_its_request_even_if_the_clock_is_set(tracer, exporter, monkeypatch):
+    span, _, _ = tracer.begin((), age_s=0.25, without=(), more=b"")
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    span.end("mine", MODEL, None, code=200, reason="finished", duration_s=1.5)
+    (ended,) = exporter.get_finished_spans()
+    assert ended.end_time - ended.start_time == 1_500_000_000
 
 
 async def test_a_retry_is_a_span_event_with_its_reason(replicas, tracer, exporter):

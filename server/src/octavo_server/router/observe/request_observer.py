@@ -125,7 +125,7 @@ class RequestObserver:
             self._entry.code, self._entry.reason = code, reason
             self._telemetry.decisions.end(self._entry)
         if self._span is not None:
-            self._span.end(self.request_id, self.model, self._entry, code=code, reason=reason)
+            self._span.end(self.request_id, self.model, self._entry, code=code, reason=reason, duration_s=duration_s)
 
     def _count(self, status: int) -> None:
         if self.model and not self._is_counted and (status < 400 or status >= 500 or status in NO_REFUSALS):

@@ -22,13 +22,17 @@ _NAMES = frozenset(name.encode() for name in TRACE_HEADERS)
 
 
 class RouteSpan:
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    """Its end is its beginning and a duration, so that durations within it compare even if the wall clock is set."""
+
+    def __init__(self, span: Span, start_ns: int) -> None:
+        self._span, self._start_ns = span, start_ns
 
     def record_retry(self, replica: str, reason: str) -> None:
         self._span.add_event("retried", {"octavo.replica": replica, "octavo.reason": reason})
 
-    def end(self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str) -> None:
+    def end(
+        self, request_id: str, model: str, entry: "Entry | None", *, code: int, reason: str, duration_s: float
+    ) -> None:
         span = self._span
         attributes: Attributes = {
             "gen_ai.request.id": request_id,
@@ -39,7 +43,7 @@ class RouteSpan:
         span.set_attributes(attributes | ({} if entry is None else _attributes(entry)))
         if code >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        span.end()
+        span.end(self._start_ns + int(duration_s * 1e9))
 
 
 class RouteTracer:
@@ -62,7 +66,7 @@ class RouteTracer:
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, set_span_in_context(span))
         lines = "".join(f"{name}: {value}\r\n" for name, value in carrier.items())
-        return RouteSpan(span), _NAMES.union(without), more + lines.encode("latin-1")
+        return RouteSpan(span, start_ns), _NAMES.union(without), more + lines.encode("latin-1")
 
     def shutdown(self) -> None:
         self._provider.shutdown()
