@@ -21,6 +21,7 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.step_graphs import Forward, RecordedSteps
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.weights.gguf_file import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, number, print_table, save_json
@@ -52,7 +53,7 @@ def open_runners(arguments: argparse.Namespace) -> tuple[Cpu, list[Runner]]:
     device.prepare(config)
     files = resolve_files(config)
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config)
+    plan = plan_memory(config, device, model_config, stored_tensors(files))
     model = load_model(device, files, model_config, plan)
 
     def reload_model() -> Model:

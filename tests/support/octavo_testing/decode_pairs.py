@@ -19,6 +19,7 @@ from octavo_engine.runner.runner import RunnableModel, Runner
 from octavo_engine.runner.step_graphs import Forward, RecordedSteps
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.weights.gguf_file import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor
@@ -83,7 +84,7 @@ class Side:
         device = ShownDevice()
         files = resolve_files(config)
         model_config = load_model_config(files)
-        plan = plan_memory(config, device, model_config)
+        plan = plan_memory(config, device, model_config, stored_tensors(files))
 
         def load() -> Any:
             return load_model(device, files, model_config, plan)

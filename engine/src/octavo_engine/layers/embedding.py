@@ -7,27 +7,47 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from octavo_engine.layers.block_method import block_slot
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.ops.gather import gather_rows
+from octavo_engine.ops.native_blocks import BlockWeight, gather_blocks
+from octavo_engine.ops.native_linear import NativeWeight
 from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
+    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up."""
+
     def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:
         super().__init__()
         self.name = name
-        self.weight = build.empty(rows, size)
+        block_format = build.block_formats.get(f"{name}.weight")
+        self.weight: Tensor | BlockWeight = (
+            build.empty(rows, size) if block_format is None else BlockWeight(block_format, rows, size, build.device)
+        )
+        self.blocks: NativeWeight | None = None
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
 
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
         """Return the embeddings of tokens in a new tensor, which the caller may change in place."""
+        if self.blocks is not None:
+            return gather_blocks(self.blocks, ids, self.scale)
+        assert isinstance(self.weight, Tensor), "blocks are looked up only once loading has finished"
         return gather_rows(self.weight, ids, self.scale)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+        name = f"{self.name}.weight"
+        if isinstance(self.weight, BlockWeight):
+            yield block_slot(name, self.weight, 0, self.weight.shape[0])
+        else:
+            yield WeightSlot(name, tuple(self.weight.shape), self.weight.copy_)
+
+    def finish_loading(self) -> None:
+        if isinstance(self.weight, BlockWeight):
+            self.blocks = self.weight.native()
 
     def weights_bytes(self) -> int:
-        return self.weight.numel() * self.weight.dtype.itemsize
+        return self.weight.nbytes
 
 
 class LearnedPositions(Layer):

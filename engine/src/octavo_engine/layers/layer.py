@@ -6,20 +6,27 @@ memory: fused, transposed, sharded. Leaf layers define `__call__` themselves: th
 much as a small kernel and lose the types.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from octavo_engine.ops.native_blocks import BlockFormat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The type and the device of a model's tensors, and the longest sequence that the model must support."""
+    """The type and the device of a model's tensors, and the longest sequence that the model must support.
+
+    `block_formats`: by the names of tensors, the formats in which they may stay in memory.
+    """
 
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
+    block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
@@ -27,11 +34,15 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before."""
+    """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
+
+    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`.
+    """
 
     name: str
     shape: tuple[int, ...]
-    load: Callable[[Tensor], object]
+    load: Callable[[Any], object]
+    format: BlockFormat | None = None
 
 
 class Layer(nn.Module):

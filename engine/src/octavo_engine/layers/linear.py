@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable
 from jaxtyping import Float
 from torch import Tensor
 
+from octavo_engine.layers.block_method import linear_method
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
-from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
+from octavo_engine.layers.linear_method import LinearMethod, LinearSpec
 from octavo_engine.ops.activation import Activation, act_mul
+from octavo_engine.ops.native_blocks import BlockWeight
 
 #: Adds a term in place to a linear layer's output. Arguments: the input, and the output's parts (`LinearSpec.outs`).
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
@@ -15,11 +17,16 @@ Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 class Linear(Layer):
     def __init__(
-        self, spec: LinearSpec, build: BuildContext, *, tied: Tensor | None = None, method: LinearMethod | None = None
+        self,
+        spec: LinearSpec,
+        build: BuildContext,
+        *,
+        tied: Tensor | BlockWeight | None = None,
+        method: LinearMethod | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.method: LinearMethod = method or DenseMethod(spec, build, tied)
+        self.method: LinearMethod = method or linear_method(spec, build, tied)
         self.adapter: Adapter | None = None
 
     def __call__(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:

@@ -20,6 +20,7 @@ from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
+from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.wire.errors import StartupError
 
 Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]
@@ -56,7 +57,11 @@ class Model(nn.Module):
         """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""
         return {slot.name: slot.shape for slot in self._weight_slots()}
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def block_tensors(self) -> frozenset[str]:
+        """Return the names of the tensors that stay in blocks."""
+        return frozenset(slot.name for slot in self._weight_slots() if slot.format is not None)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor | BlockTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         missing = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
@@ -103,7 +108,7 @@ class Model(nn.Module):
         return name.endswith((*self.ignored, "lm_head.weight"))
 
 
-def _load(slot: WeightSlot, tensor: Tensor) -> None:
+def _load(slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
     if tuple(tensor.shape) != slot.shape:
         raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """The supported architectures, by their names in `config.json`."""
 
+from collections.abc import Mapping
+
 import torch
 
 from octavo_engine.config import ModelConfig
@@ -14,6 +16,7 @@ from octavo_engine.models.opt import OPT
 from octavo_engine.models.phi3 import Phi3
 from octavo_engine.models.qwen2 import Qwen2
 from octavo_engine.models.qwen3 import Qwen3
+from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.wire.errors import StartupError
 
 ARCHITECTURES: dict[str, type[Model]] = {
@@ -29,13 +32,26 @@ ARCHITECTURES: dict[str, type[Model]] = {
 }
 
 
-def build_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str, max_model_len: int) -> Model:
+def build_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_model_len: int,
+    block_formats: Mapping[str, BlockFormat] | None = None,
+) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.
 
-    Raises StartupError for an architecture or a length that is not supported.
+    `block_formats`: as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
     """
     architecture = ARCHITECTURES.get(config.architecture)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise StartupError(f"architecture '{config.architecture}' is not supported: supported are {known}.")
-    return architecture(config, BuildContext(dtype=dtype, device=torch.device(device), max_model_len=max_model_len))
+    build = BuildContext(
+        dtype=dtype,
+        device=torch.device(device),
+        max_model_len=max_model_len,
+        block_formats=block_formats or {},
+    )
+    return architecture(config, build)

@@ -17,9 +17,10 @@ from octavo_engine.ops.native_library import native_library
 
 _PANEL, _UNIT, _STEP = 32, 16, 32  # outputs of a panel and of a unit; inputs of a step
 _ROUNDED, _FLOAT, _ACTIVATED = range(3)  # `enum Result` of the kernel
+_BFLOAT16 = 0  # of `enum Format` of the kernel
 
 
-class _Linear(ctypes.Structure):
+class LinearParameters(ctypes.Structure):
     """`struct Linear` of the kernel."""
 
     _fields_ = (
@@ -28,6 +29,7 @@ class _Linear(ctypes.Structure):
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
         ("gated", ctypes.c_int64),
+        ("format", ctypes.c_int64),
     )
 
 
@@ -39,11 +41,11 @@ class NativeWeight:
     """
 
     library: ctypes.CDLL
-    address: int  # of a `_Linear`
+    address: int  # of a `LinearParameters`
     in_features: int
     out_features: int
     gated: bool
-    owned: tuple[_Linear, Tensor, Tensor | None]
+    owned: tuple[LinearParameters, Tensor, Tensor | None]
 
 
 def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> NativeWeight | None:
@@ -52,12 +54,31 @@ def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -
     if library is None or weight.dtype != torch.bfloat16 or not weight.is_cpu:
         return None
     out_features, in_features = weight.shape
-    gated = gated and out_features % (2 * _UNIT) == 0
+    gated = gated and can_gate(out_features)
     panels = packed_panels(weight, gated=gated)
+    return native_panels(library, panels, bias, shape=(out_features, in_features), gated=gated, kernel_format=_BFLOAT16)
+
+
+def can_gate(out_features: int) -> bool:
+    """Return True if the halves of the outputs are whole units, so that they can alternate in memory."""
+    return out_features % (2 * _UNIT) == 0
+
+
+def native_panels(
+    library: ctypes.CDLL,
+    panels: Tensor,
+    bias: Tensor | None,
+    *,
+    shape: tuple[int, int],
+    gated: bool,
+    kernel_format: int,
+) -> NativeWeight:
+    """Make the weight of panels that are in the kernel's layout. `kernel_format`: `enum Format` of the kernel."""
     prefer_huge_pages(panels.data_ptr(), panels.nbytes)
     wide = None if bias is None else bias.float().contiguous()
     bias_address = None if wide is None else wide.data_ptr()
-    linear = _Linear(panels.data_ptr(), bias_address, in_features, out_features, gated)
+    out_features, in_features = shape
+    linear = LinearParameters(panels.data_ptr(), bias_address, in_features, out_features, gated, kernel_format)
     return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, gated, (linear, panels, wide))
 
 

@@ -12,6 +12,7 @@ from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.weights.gguf_file import stored_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config)
+    plan = plan_memory(config, device, model_config, stored_tensors(files))
     return Capacity(
         architecture=model_config.architecture,
         dtype=str(plan.dtype).removeprefix("torch."),

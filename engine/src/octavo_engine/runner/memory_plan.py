@@ -5,7 +5,8 @@ the machine or its container, not on the memory that is free at the moment, so t
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,7 +14,9 @@ from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.runner.device import Device
+from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats
 from octavo_engine.runner.memory import (
     KVSize,
     MemoryInfo,
@@ -34,20 +37,31 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: before loading. `model`: its needs in `dtype`."""
+    """`memory`: before loading. `model`: its needs in `dtype`. `block_formats`: of tensors that may stay in blocks."""
 
     dtype: torch.dtype
     max_model_len: int
     model: ModelMemory
     kv: KVSize
     memory: MemoryInfo
+    block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
 
 
-def plan_memory(config: EngineConfig, device: Device, model_config: ModelConfig) -> MemoryPlan:
-    """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit."""
+def plan_memory(
+    config: EngineConfig, device: Device, model_config: ModelConfig, stored: StoredTensors | None = None
+) -> MemoryPlan:
+    """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit.
+
+    `stored`: the tensors of a GGUF checkpoint, which may stay in blocks.
+    """
     longest, memory = _longest(config, model_config), device.memory()
-    dtype = _DTYPES.get(config.dtype) or device.default_dtype(model_config)
-    model = _model_memory(config, device, model_config, dtype, longest)
+    dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, device) or device.default_dtype(model_config)
+
+    def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
+        formats = kept_formats(stored or {}, device, dtype)
+        return _model_memory(config, device, model_config, dtype, max_model_len, formats)
+
+    model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
     if may_halve and not fits_limit(config, model, memory, max_model_len=longest):
         _LOGGER.info(
@@ -56,16 +70,27 @@ def plan_memory(config: EngineConfig, device: Device, model_config: ModelConfig)
             *(longest, size(memory.total_bytes)),
         )
         dtype = torch.bfloat16
-        model = _model_memory(config, device, model_config, dtype, longest)
+        model = model_memory(dtype, longest)
     max_model_len = longest
     if config.max_model_len is None:
         max_model_len = fitting_len(config, model, memory, longest=longest)
         _log_length(config, model, memory, max_model_len, longest)
     if max_model_len < longest:  # RoPE's table, which counts as weights, becomes smaller
-        model = _model_memory(config, device, model_config, dtype, max_model_len)
+        model = model_memory(dtype, max_model_len)
     kv = size_kv(config, model, memory, max_model_len=max_model_len)
     _warn_if_cut(config, model, memory, kv)
-    return MemoryPlan(dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory)
+    formats = kept_formats(stored or {}, device, dtype)
+    return MemoryPlan(
+        dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory, block_formats=formats
+    )
+
+
+def _block_dtype(stored: StoredTensors, device: Device) -> torch.dtype | None:
+    """Return bfloat16 if tensors can stay in blocks with it, which takes less memory and time than any other type."""
+    if not kept_formats(stored, device, torch.bfloat16):
+        return None
+    _LOGGER.info("dtype auto: bfloat16, in which quantised weights stay as they are in memory")
+    return torch.bfloat16
 
 
 def planned_weights_bytes(model: Model) -> int:
@@ -87,9 +112,14 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _model_memory(
-    config: EngineConfig, device: Device, model_config: ModelConfig, dtype: torch.dtype, longest: int
+    config: EngineConfig,
+    device: Device,
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    longest: int,
+    formats: Mapping[str, BlockFormat],
 ) -> ModelMemory:
-    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest)
+    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest, block_formats=formats)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),

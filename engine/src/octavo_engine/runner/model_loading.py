@@ -18,6 +18,7 @@ from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
+from octavo_engine.runner.kept_blocks import log_expanded
 from octavo_engine.runner.memory import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.runner import Runner
@@ -29,6 +30,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
+from octavo_engine.weights.gguf_file import stored_tensors
 from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
@@ -46,9 +48,11 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     prepared_s = time.perf_counter()
     files = resolve_files(config)
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config)
+    stored = stored_tensors(files)
+    plan = plan_memory(config, device, model_config, stored)
     with as_startup_error(config, plan):
         model = load_model(device, files, model_config, plan, progress)
+    log_expanded(stored, model.block_tensors(), device, plan.dtype)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
     dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files)
@@ -94,14 +98,20 @@ def load_model(
     device: Device, files: ModelFiles, model_config: ModelConfig, plan: MemoryPlan, progress: Progress | None = None
 ) -> Model:
     dtype = plan.dtype
-    model = build_model(model_config, dtype=dtype, device=device.torch_device, max_model_len=plan.max_model_len)
+    model = build_model(
+        model_config,
+        dtype=dtype,
+        device=device.torch_device,
+        max_model_len=plan.max_model_len,
+        block_formats=plan.block_formats,
+    )
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
     elif progress is not None:
-        model.load_weights(iter_weights(files, dtype=dtype, progress=progress))
+        model.load_weights(iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=progress))
     else:
         with loading_bar() as show:
-            model.load_weights(iter_weights(files, dtype=dtype, progress=show))
+            model.load_weights(iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show))
     model.finish_loading()
     device.synchronize()
     return model

@@ -1,10 +1,11 @@
-"""Converts GGUF blocks to torch, a slice of rows at a time: each intermediate holds at most SLICE_BYTES of float32.
+"""Reads GGUF tensors a slice of rows at a time: each intermediate holds at most SLICE_BYTES of float32.
 
 The `gguf` library's `quants.dequantize` converts quantised types; its file reader is not used, as it is slow. Rows may
 be scattered while they are written, which undoes llama.cpp's interleaving of q and k without another copy. torch uses
 one thread here: on a busy machine, such small copies take ten times longer when split over threads.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
 from octavo_engine.sources.gguf_header import GGUFTensor
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.wire.errors import StartupError
@@ -43,17 +45,48 @@ def read_gguf_tensor(
     num_rows = info.shape[0] if len(info.shape) > 1 or rows is not None else 1
     if not out.numel():
         return out
+    for target, raw in _row_slices(path, file, info, num_rows, rows, advance):
+        out.view(num_rows, -1)[target] = _decoded(path, info, raw).to(out.dtype)
+    return out
+
+
+def read_gguf_blocks(
+    path: Path,
+    file: BinaryIO,
+    info: GGUFTensor,
+    *,
+    rows: Tensor | None = None,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> BlockTensor:
+    """Read a tensor as it is stored. `rows` as in `read_gguf_tensor`. Raises StartupError if the file ends early."""
+    num_rows = math.prod(info.shape[:-1])
+    out = fresh_tensor((num_rows, info.num_bytes // num_rows), torch.uint8)
+    for target, raw in _row_slices(path, file, info, num_rows, rows, advance):
+        out[target] = torch.from_numpy(raw)
+    return BlockTensor(BLOCK_FORMATS[info.type.name], out.view(*info.shape[:-1], -1))
+
+
+def _row_slices(
+    path: Path,
+    file: BinaryIO,
+    info: GGUFTensor,
+    num_rows: int,
+    rows: Tensor | None,
+    advance: Callable[[int], None],
+) -> Iterator[tuple[slice | Tensor, NDArray[np.uint8]]]:
+    """Yield bytes of rows [count, row_bytes] with the places of these rows in the result."""
     row_bytes = info.num_bytes // num_rows
-    step = max(1, SLICE_BYTES * num_rows // (out.numel() * 4))
+    step = max(1, SLICE_BYTES * num_rows // (math.prod(info.shape) * 4))
     file.seek(info.offset)
     with _one_thread():
         for start in range(0, num_rows, step):
             count = min(step, num_rows - start)
             raw = _read(path, file, info, count * row_bytes)
-            target = slice(start, start + count) if rows is None else rows[start : start + count]
-            out.view(num_rows, -1)[target] = _decoded(path, info, raw.reshape(count, row_bytes)).to(out.dtype)
+            yield (
+                slice(start, start + count) if rows is None else rows[start : start + count],
+                raw.reshape(count, row_bytes),
+            )
             advance(raw.size)
-    return out
 
 
 @contextmanager

@@ -1,37 +1,53 @@
 """Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
+from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_blocks, read_gguf_tensor
 from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
 
 
 def iter_gguf(
-    files: ModelFiles, *, dtype: torch.dtype | None, advance: Callable[[int], None]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for all tensors; the metadata of the first shard applies to all shards."""
-    architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
-    for path in files.weight_files:
-        header = read_gguf(path)
+    files: ModelFiles, *, dtype: torch.dtype | None, blocks: Container[str] = (), advance: Callable[[int], None]
+) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+    """Yield (name, tensor) for all tensors. `blocks`: names of the tensors that are not expanded."""
+    for path, placed in _placed_tensors(files):
         with path.open("rb") as file:
-            for info in sorted(header.tensors.values(), key=lambda tensor: tensor.offset):
-                where = _placed(path, architecture, info, files)
+            for info, where in placed:
                 if where is None:
                     advance(info.num_bytes)
                     continue
                 rows = interleaved_rows(info.shape[0], where.heads) if where.heads else None
+                if where.hf_name in blocks:  # of these, no value is changed, and all are stored as [out, in]
+                    yield where.hf_name, read_gguf_blocks(path, file, info, rows=rows, advance=advance)
+                    continue
                 tensor = read_gguf_tensor(path, file, info, dtype=dtype, rows=rows, advance=advance)
                 if where.subtract:
                     tensor -= where.subtract
                 yield where.hf_name, tensor.t() if where.transpose else tensor
                 del tensor  # before the next one is read
+
+
+def stored_tensors(files: ModelFiles) -> dict[str, GGUFTensor]:
+    """Return the header entries of a GGUF checkpoint's tensors by Hugging Face's names; {} for other checkpoints."""
+    if files.load_format != "gguf":
+        return {}
+    return {where.hf_name: info for _, placed in _placed_tensors(files) for info, where in placed if where is not None}
+
+
+def _placed_tensors(files: ModelFiles) -> Iterator[tuple[Path, list[tuple[GGUFTensor, Placement | None]]]]:
+    """Yield the tensors of each file in their order; the metadata of the first shard applies to all shards."""
+    architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
+    for path in files.weight_files:
+        infos = sorted(read_gguf(path).tensors.values(), key=lambda tensor: tensor.offset)
+        yield path, [(info, _placed(path, architecture, info, files)) for info in infos]
 
 
 def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) -> Placement | None:

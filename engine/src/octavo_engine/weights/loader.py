@@ -5,13 +5,15 @@ reports missing, unexpected or wrongly shaped tensors, as it has the list of req
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from typing import overload
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import iter_gguf
@@ -31,17 +33,38 @@ _TEXT_PREFIXES = {
 }
 
 
+@overload
 def iter_weights(
     files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, Tensor]]: ...
+
+
+@overload
+def iter_weights(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype | None = None,
+    blocks: Container[str],
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Tensor | BlockTensor]]: ...
+
+
+def iter_weights(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype | None = None,
+    blocks: Container[str] = (),
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Tensor | BlockTensor]]:
     """Yield (name, tensor). `dtype`: of GGUF tensors, by default float32 if quantised; other formats keep their dtype.
+    `blocks`: names of GGUF tensors that are yielded as `BlockTensor`.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
     try:
         advance = _advance(files, progress)
         if files.load_format == "gguf":
-            yield from iter_gguf(files, dtype=dtype, advance=advance)
+            yield from iter_gguf(files, dtype=dtype, blocks=blocks, advance=advance)
         else:
             yield from _iter_hugging_face(files, advance)
     except OSError as error:

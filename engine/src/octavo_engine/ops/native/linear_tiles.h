@@ -3,38 +3,19 @@
 // More than 32 rows are first copied as tiles [rows / 16][in / 32][16][32] with zeros after the last row and input. They
 // are computed `kChunkRows` at a time: for a group of panels, the inputs pass in slices, so that a slice of the rows
 // stays in the second cache and a slice of a panel in the first. The sums of a group wait in memory between slices.
+// Blocks are expanded a step at a time for up to 16 rows, and else a slice of a panel at a time.
 #pragma once
 
 #include <omp.h>
 
-#include <cstdlib>
-#include <memory>
-
-#include "panels.h"
+#include "buffer.h"
+#include "expand.h"
 #include "tiles.h"
 
 namespace {
 
 constexpr int kTileRows = 16, kTileElements = kTileRows * kStep, kChunkRows = 512, kGroup = 8, kSliceSteps = 20;
 constexpr int kSumBytes = kPanel * 4;  // of a row of a panel
-
-// A buffer of the calling thread that grows and is kept: steps of equal size do not allocate.
-template <typename T>
-class Buffer {
- public:
-  T* reserve(size_t count) {
-    if (count > size_) memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
-    size_ = std::max(size_, count);
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> memory_;
-  size_t size_ = 0;
-};
 
 // The input as tiles: tile `step` of the 16 rows `block` starts at data + block * block_size + step * step_size.
 struct Tiles {
@@ -60,18 +41,23 @@ inline void zero_sums() {
   tile_zero(3);
 }
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void prefetch(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
 
 // Up to 16 rows, two panels at a time.
 void multiply_few(const Linear& l, const Call& a, const Tiles& x, int64_t first, int64_t last) {
   alignas(64) float sums[2][kTileRows * kPanel];
-  const int64_t steps = steps_of(l);
+  alignas(64) uint16_t scratch[2][kStepElements];
+  const int64_t steps = steps_of(l), bytes = step_bytes(l);
   configure_tiles(int(a.rows), int(a.rows));
   for (int64_t p = first; p < last; p += 2) {
-    const uint16_t *w = panel_of(l, p), *v = p + 1 < last ? panel_of(l, p + 1) : w;
+    const int64_t q = p + 1 < last ? p + 1 : p;
     zero_sums();
-    for (int64_t s = 0; s < steps; s++, w += kStepElements, v += kStepElements) {
-      for (int i = 0; i < kStepElements; i += 32) prefetch(w + 4 * kStepElements + i), prefetch(v + 4 * kStepElements + i);
+    for (int64_t s = 0; s < steps; s++) {
+      prefetch(step_of(l, p, s) + 4 * bytes, bytes), prefetch(step_of(l, q, s) + 4 * bytes, bytes);
+      const uint16_t* w = bf16_steps(l, p, s, s + 1, scratch[0]);
+      const uint16_t* v = bf16_steps(l, q, s, s + 1, scratch[1]);
       tile_load(4, x.at(0, s), x.row_bytes);
       tile_load(6, w, 64);
       tile_product(0, 4, 6);
@@ -92,10 +78,10 @@ void multiply_few(const Linear& l, const Call& a, const Tiles& x, int64_t first,
 }
 
 // The products of steps [begin, end) of one panel and the 16 rows of `block` and, if `two`, the next 16. `sums` holds the
-// rows' sums of steps before `begin`. `ahead`: weights that are read next, of which `lines` a step are prefetched.
+// rows' sums of steps before `begin`. `ahead`: the panel that is read next, of which `lines` a step are prefetched.
 template <bool two>
 void multiply_slice(const Tiles& x, int64_t block, const uint16_t* w, int64_t begin, int64_t end, float* sums,
-                    const uint16_t* ahead, int lines) {
+                    const uint8_t* ahead, int lines) {
   float* lower = sums + kTileRows * kPanel;
   if (begin == 0) {
     zero_sums();
@@ -118,7 +104,7 @@ void multiply_slice(const Tiles& x, int64_t block, const uint16_t* w, int64_t be
       tile_product(2, 5, 6);
       tile_product(3, 5, 7);
     }
-    for (int i = 0; i < lines; i++, ahead += 32) __builtin_prefetch(ahead, 0, 2);
+    for (int i = 0; i < lines; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
   }
   tile_store(0, sums, kSumBytes);
   tile_store(1, sums + kUnit, kSumBytes);
@@ -133,15 +119,16 @@ void multiply_group(const Linear& l, const Call& a, const Tiles& x, int64_t firs
                     int64_t end_block, float* sums) {
   const int64_t steps = steps_of(l), slices = (steps + kSliceSteps - 1) / kSliceSteps, blocks = end_block - block;
   const int64_t panel_sums = blocks * kTileRows * kPanel;
-  const int lines = int(2 * (kStepElements / 32) / blocks) + 1;
+  const int lines = int(2 * (step_bytes(l) / 64) / blocks) + 1;
+  alignas(64) uint16_t scratch[kSliceSteps * kStepElements];
   for (int64_t i = 0; i < slices; i++) {
     const int64_t begin = steps * i / slices, end = steps * (i + 1) / slices;
     for (int64_t p = first; p < last; p++) {
-      const uint16_t* w = panel_of(l, p) + begin * kStepElements;
-      const uint16_t* next = p + 1 < last ? w + steps * kStepElements : panel_of(l, first) + end * kStepElements;
+      const uint16_t* w = bf16_steps(l, p, begin, end, scratch);
+      const uint8_t* next = p + 1 < last ? step_of(l, p + 1, begin) : step_of(l, first, end);
       for (int64_t b = 0; b < blocks; b += 2) {
         float* c = sums + (p - first) * panel_sums + b * kTileRows * kPanel;
-        const uint16_t* ahead = next + b / 2 * (end - begin) * lines * 32;
+        const uint8_t* ahead = next + b / 2 * (end - begin) * lines * 64;
         b + 1 < blocks ? multiply_slice<true>(x, block + b, w, begin, end, c, ahead, lines)
                        : multiply_slice<false>(x, block + b, w, begin, end, c, ahead, lines);
         if (end < steps) continue;
