@@ -27,7 +27,7 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | BlockWei
 
 def common_format(spec: LinearSpec, build: BuildContext) -> BlockFormat | None:
     """Return the format of all parts; None if they differ, or if each rank holds a part, which is not supported yet."""
-    formats = {build.block_formats.get(f"{name}.weight") for name in spec.names}
+    formats = {build.block_format(f"{name}.weight", spec.in_features) for name in spec.names}
     return formats.pop() if len(formats) == 1 and spec.shard.dim is None else None
 
 
@@ -82,6 +82,6 @@ def _load(name: str, weight: BlockWeight, first: int, tensor: BlockTensor) -> No
     bad_row = weight.load(first, tensor)
     if bad_row is not None:
         raise StartupError(
-            f"tensor '{name}': row {bad_row} has a {tensor.format.name} block whose scale or minimum is infinite or not a "
-            "number: the file is corrupt; download or convert it again."
+            f"tensor '{name}': row {bad_row} has an infinite or NaN scale or minimum in a "
+            f"{tensor.format.name} block: the file is corrupt; download or convert it again."
         )

@@ -21,7 +21,7 @@ class Embedding(Layer):
     def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:
         super().__init__()
         self.name = name
-        block_format = build.block_formats.get(f"{name}.weight")
+        block_format = build.block_format(f"{name}.weight", size)
         self.weight: Tensor | BlockWeight = (
             build.empty(rows, size) if block_format is None else BlockWeight(block_format, rows, size, build.device)
         )

@@ -28,6 +28,11 @@ class BuildContext:
     max_model_len: int
     block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
 
+    def block_format(self, name: str, in_features: int) -> BlockFormat | None:
+        """Return the format in which a tensor [out, in] stays; None if it is expanded."""
+        found = self.block_formats.get(name)
+        return None if found is None or in_features % found.num_values else found
+
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 

@@ -1,4 +1,4 @@
-"""Chooses the tensors of a GGUF checkpoint that stay in their blocks in memory; others are expanded when they are read."""
+"""Chooses the tensors of a GGUF checkpoint that stay in their blocks in memory; others are expanded when read."""
 
 import logging
 import math

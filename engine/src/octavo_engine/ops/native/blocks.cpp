@@ -29,7 +29,12 @@ inline bool copy_block(Format f, const uint8_t* block, uint8_t* step, int lane) 
     is_finite &= is_finite_fp16(block + i);
   }
   uint8_t* words = step + lane / kUnit * kUnit * quants + lane % kUnit * 4;
-  for (int i = 0; i < quants; i += 4) std::memcpy(words + kUnit * i, block + numbers + i, 4);
+  for (int i = 0; i < quants; i += 4) {
+    uint32_t word;
+    std::memcpy(&word, block + numbers + i, 4);
+    if (f == kQ8_0) word ^= 0x80808080u;
+    std::memcpy(words + kUnit * i, &word, 4);
+  }
   return is_finite;
 }
 

@@ -15,6 +15,7 @@
 namespace {
 
 constexpr int kTileRows = 16, kTileElements = kTileRows * kStep, kChunkRows = 512, kGroup = 8, kSliceSteps = 20;
+constexpr int kStepsAhead = 4;
 constexpr int kSumBytes = kPanel * 4;  // of a row of a panel
 
 // The input as tiles: tile `step` of the 16 rows `block` starts at data + block * block_size + step * step_size.
@@ -41,23 +42,23 @@ inline void zero_sums() {
   tile_zero(3);
 }
 
-inline void prefetch(const uint8_t* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+inline void prefetch_step(const Linear& l, int64_t panel, int64_t step) {
+  for (int64_t i = 0; i < step_bytes(l); i += 64) __builtin_prefetch(step_of(l, panel, step) + i, 0, 3);
 }
 
 // Up to 16 rows, two panels at a time.
 void multiply_few(const Linear& l, const Call& a, const Tiles& x, int64_t first, int64_t last) {
   alignas(64) float sums[2][kTileRows * kPanel];
   alignas(64) uint16_t scratch[2][kStepElements];
-  const int64_t steps = steps_of(l), bytes = step_bytes(l);
+  const int64_t steps = steps_of(l);
   configure_tiles(int(a.rows), int(a.rows));
   for (int64_t p = first; p < last; p += 2) {
     const int64_t q = p + 1 < last ? p + 1 : p;
     zero_sums();
     for (int64_t s = 0; s < steps; s++) {
-      prefetch(step_of(l, p, s) + 4 * bytes, bytes), prefetch(step_of(l, q, s) + 4 * bytes, bytes);
-      const uint16_t* w = bf16_steps(l, p, s, s + 1, scratch[0]);
-      const uint16_t* v = bf16_steps(l, q, s, s + 1, scratch[1]);
+      if (l.format == kBFloat16) prefetch_step(l, p, s + kStepsAhead), prefetch_step(l, q, s + kStepsAhead);
+      const uint16_t* w = bf16_steps(l, p, s, s + 1, scratch[0], kStepsAhead, 2);
+      const uint16_t* v = bf16_steps(l, q, s, s + 1, scratch[1], kStepsAhead, 2);
       tile_load(4, x.at(0, s), x.row_bytes);
       tile_load(6, w, 64);
       tile_product(0, 4, 6);
@@ -124,7 +125,7 @@ void multiply_group(const Linear& l, const Call& a, const Tiles& x, int64_t firs
   for (int64_t i = 0; i < slices; i++) {
     const int64_t begin = steps * i / slices, end = steps * (i + 1) / slices;
     for (int64_t p = first; p < last; p++) {
-      const uint16_t* w = bf16_steps(l, p, begin, end, scratch);
+      const uint16_t* w = bf16_steps(l, p, begin, end, scratch, 0, 0);  // `ahead` was prefetched
       const uint8_t* next = p + 1 < last ? step_of(l, p + 1, begin) : step_of(l, first, end);
       for (int64_t b = 0; b < blocks; b += 2) {
         float* c = sums + (p - first) * panel_sums + b * kTileRows * kPanel;

@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int kRows = 6, kChunkRows = 64 * kRows;
+constexpr int kRows = 6, kChunkRows = 64 * kRows, kStepsAhead = 16;
 
 // The sums of one row for one unit.
 #if defined(__AVX512BF16__)
@@ -104,8 +104,8 @@ void multiply_pair(const Linear& l, const Call& a, int64_t panel, int count, int
   for (int64_t begin = 0, end; begin < steps; begin = end) {
     end = std::min(begin + slice, steps);
     const int64_t panel_size = (l.format == kBFloat16 ? steps : slice) * kStepElements;
-    const uint16_t* weight = bf16_steps(l, panel, begin, end, scratch);
-    if (count > 1) bf16_steps(l, panel + 1, begin, end, scratch + panel_size);
+    const uint16_t* weight = bf16_steps(l, panel, begin, end, scratch, kStepsAhead, 2);
+    if (count > 1) bf16_steps(l, panel + 1, begin, end, scratch + panel_size, kStepsAhead, 2);
     const int64_t first = begin * kStep, in = std::min(end * kStep, l.in) - first;
     float* out = sums;
     for (int64_t r = 0; r < rows; r += kRows, out += slice < steps ? 2 * kRows * kPanel : 0) {

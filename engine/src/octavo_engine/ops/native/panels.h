@@ -4,7 +4,7 @@
 // Panels of 32 outputs, each the run [in / 32][2 units][16 pairs of inputs][16 outputs][2]: a unit of a step of 32 inputs is
 // 1 KB, at once a tile of AMX, 16 registers of AVX512 and 32 of AVX2. `in` and `out` are padded with zeros to 32.
 // A step of blocks is [2 units][words of 32 bits][16 outputs], then fp16 scales [32] and, of a format with minima, fp16
-// minima [32]. Word j of an output is bytes 4j to 4j + 3 of the quants of its block in the GGUF file.
+// minima [32]. Word j of an output is bytes 4j to 4j + 3 of the quants of its block in the GGUF file, of int8 plus 128.
 // If the weight is `gated`, unit 0 of a panel has gates and unit 1 the same outputs of the second half, so that the
 // activation needs one panel only. Each half is then a multiple of 16.
 #pragma once
@@ -14,7 +14,7 @@
 
 extern "C" {
 
-// weight = scale * quant + minimum. Quants are int8, 4 bits less 8, or 4 bits; only Q4_1 has minima.
+// weight = scale * quant + minimum, of unsigned quants of 8 or 4 bits. The minimum is -128 scale, -8 scale, or stored.
 enum Format : int64_t { kBFloat16 = 0, kQ8_0 = 1, kQ4_0 = 2, kQ4_1 = 3 };
 
 // The parameters of one layer. bias: fp32 [out] or null. weight: panels, also of a format in blocks.
