@@ -1,6 +1,7 @@
 """A GGUF model whose weights stay in blocks computes with the bits of the expanded model, in less memory."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,7 @@ def test_parts_of_several_types_are_expanded(tmp_path: Path, caplog: pytest.LogC
     q = "model.layers.0.self_attn.q_proj.weight"
     formats = kept_formats(stored, DEVICE, torch.bfloat16)
     del formats[q]
-    plan = planned(files)
-    object.__setattr__(plan, "block_formats", formats)
+    plan = replace(planned(files), block_formats=formats)
     model = loaded(files, plan)
     fused = {q.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")}
     assert formats.keys() - model.block_tensors() == fused - {q}

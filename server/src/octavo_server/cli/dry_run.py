@@ -67,7 +67,7 @@ def _at_once(c: "Capacity") -> str:
 
 def _changes(c: "Capacity") -> list[tuple[str, str]]:
     per_gib = int(_GIB / c.kv_bytes_per_token)
-    other = ("bfloat16", "halves") if c.dtype == "float32" else ("float32", "doubles")
+    other = ("bfloat16", "halves") if c.dtype == "float32" else ("float32", "at least doubles")
     return [
         ("--kv-cache-memory-bytes N", f"the size of the KV cache: each GiB holds {per_gib:,} tokens"),
         (
@@ -76,7 +76,7 @@ def _changes(c: "Capacity") -> list[tuple[str, str]]:
             "longest requests fit",
         ),
         ("--max-num-seqs N", f"largest number of requests in a step, now {c.max_num_seqs}"),
-        (f"--dtype {other[0]}", f"{other[1]} the size of the weights and of a token in the KV cache"),
+        (f"--dtype {other[0]}", f"{other[1]} the memory of the weights and of a token in the KV cache"),
         ("--swap-space GIB", "CPU memory for preempted requests, in addition to the KV cache"),
         ("--num-gpu-blocks-override N", f"the number of KV blocks, now {c.num_blocks:,}"),
     ]
