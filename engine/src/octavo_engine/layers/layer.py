@@ -27,11 +27,15 @@ class BuildContext:
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before."""
+    """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
+
+    `instead_of`: names of the slots that it fills, if the checkpoint may have it in their place.
+    """
 
     name: str
     shape: tuple[int, ...]
     load: Callable[[Tensor], object]
+    instead_of: tuple[str, ...] = ()
 
 
 class Layer(nn.Module):
