@@ -1,6 +1,7 @@
 """Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
+from octavo_engine.weights.gguf_experts import cut_by_expert
 from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
 
@@ -18,10 +20,12 @@ def iter_gguf(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors; the metadata of the first shard applies to all shards."""
     architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
+    num_experts = files.config.get("num_experts", 0)
     for path in files.weight_files:
         header = read_gguf(path)
         with path.open("rb") as file:
-            for info in sorted(header.tensors.values(), key=lambda tensor: tensor.offset):
+            stored = sorted(header.tensors.values(), key=lambda tensor: tensor.offset)
+            for info in chain.from_iterable(cut_by_expert(path, tensor, num_experts) for tensor in stored):
                 where = _placed(path, architecture, info, files)
                 if where is None:
                     advance(info.num_bytes)
