@@ -14,8 +14,13 @@ from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "max_position_embeddings": 4096}
-
-
+_EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 _GEMMA2 = {
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 16,
@@ -51,6 +56,8 @@ SHAPES = {
     "tiny-qwen3": shape("Qwen3", 64, 128, 2, (4, 1, 64), 512),
     "tiny-gemma2": shape("Gemma2", 64, 128, 2, (4, 2, 16), 512, **_GEMMA2),
     "Qwen3-0.6B": shape("Qwen3", 1024, 3072, 28, (16, 8, 128), 151936),
+    "8-layers-dense": shape("Qwen3", 2048, 4 * 768, 8, (16, 4, 128), 32000, tie_word_embeddings=False),
+    "8-layers-32-experts": shape("Qwen3Moe", 2048, 4 * 768, 8, (16, 4, 128), 32000, **_EXPERTS),
     "Llama-3-8B": shape("Llama", 4096, 14336, 32, (32, 8, 128), 128256),
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps
+from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps, even_counts
 from torch import Tensor
 
 
@@ -16,10 +16,14 @@ def test_a_model_compiles_for_hopper() -> None:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> MetaSteps:
-    """Steps on the `meta` device, without the kernels, which would start in the interpreter."""
+def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_kv", lambda *arguments: None)
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda spec, q, cache, batch: q.clone())
+
+
+@pytest.fixture
+def steps(_no_kernels: None) -> MetaSteps:
     return MetaSteps("Qwen3ForCausalLM", torch.bfloat16)
 
 
@@ -30,6 +34,15 @@ def run(steps: MetaSteps) -> Tensor:
 def test_a_step_reads_nothing_back_to_the_host(steps: MetaSteps) -> None:
     logits = run(steps)
     assert (logits.dtype, logits.shape) == (torch.float32, (3, steps.model.config.vocab_size))
+
+
+@pytest.mark.usefixtures("_no_kernels")
+def test_a_step_with_experts_reads_only_their_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = MetaSteps("Qwen2MoeForCausalLM", torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="aten::bincount"):
+        run(steps)
+    monkeypatch.setattr("octavo_engine.layers.moe.count_rows", even_counts)
+    assert run(steps).dtype == torch.float32
 
 
 def test_a_planted_synchronisation_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,10 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The checkpoint's dimensions, as Hugging Face defines them. `hf` keeps the whole `config.json`."""
+    """The checkpoint's dimensions, as Hugging Face defines them. `hf` keeps the whole `config.json`.
+
+    `name`: the model's path or URI, for errors.
+    """
 
     architecture: str  # e.g. "LlamaForCausalLM"
     vocab_size: int
@@ -30,6 +33,7 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    name: str = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,16 @@ _COMMON = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+_MOE = {**_COMMON, "num_experts": 6, "num_experts_per_tok": 2}
 _GEMMA = {**_COMMON, "head_dim": 32, "num_hidden_layers": 7, "sliding_window": 16, "query_pre_attn_scalar": 32}
 
-#: architecture name in GGUF -> (transformers' model type, config)
+#: The architecture's name in GGUF, perhaps with a comment -> (transformers' model type, config)
 TINY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {**_COMMON, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE, "attention_bias": True}),
+    "llama with experts": ("mixtral", {**_COMMON, "head_dim": 16, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", {**_MOE, "eos_token_id": 1}),
+    "qwen2moe": ("qwen2_moe", {**_MOE, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}),
+    "qwen3moe": ("qwen3_moe", {**_MOE, "head_dim": 32, "moe_intermediate_size": 64, "norm_topk_prob": True}),
     "qwen2": ("qwen2", {**_COMMON, "tie_word_embeddings": True}),
     "qwen3": ("qwen3", {**_COMMON, "head_dim": 32}),
     "gemma2": ("gemma2", {**_GEMMA, "final_logit_softcapping": 20.0, "attn_logit_softcapping": 40.0}),
@@ -73,8 +78,10 @@ def write_tiny_gguf(
 
     `extra` tensors are written unchanged; `max_tensors` splits the file into shards.
     """
+    add_values, architecture = _EXTRA.get(architecture, _write_llama_like), architecture.split()[0]
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
-    _write_metadata(writer, architecture, model.config)
+    _write_metadata(writer, model.config)
+    add_values(writer, model.config)
     names = gguf.get_tensor_name_map(_arch_enum(architecture), model.config.num_hidden_layers)
     for name, tensor in _written_tensors(architecture, model).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -82,7 +89,7 @@ def write_tiny_gguf(
         _add_tensor(writer, gguf_name, _converted(architecture, name, tensor, model.config).numpy(), qtype)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
-    if architecture == "llama":
+    if model.config.model_type == "llama":
         writer.add_tensor("rope_freqs.weight", llama3_factors(model.config.rope_parameters, 8).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -98,6 +105,10 @@ def _written_tensors(architecture: str, model: Any) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith(".attn.bias")}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
+    for prefix in [name.removesuffix("gate_up_proj") for name in state if name.endswith("experts.gate_up_proj")]:
+        gate, up = state.pop(f"{prefix}gate_up_proj").chunk(2, 1)
+        state |= {f"{prefix}gate_proj.weight": gate, f"{prefix}up_proj.weight": up}
+        state[f"{prefix}down_proj.weight"] = state.pop(f"{prefix}down_proj")
     return state
 
 
@@ -110,6 +121,8 @@ def _converted(architecture: str, name: str, tensor: Tensor, config: Any) -> Ten
         return tensor + 1
     if architecture == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return tensor.t().contiguous()
+    if name.endswith("shared_expert_gate.weight"):
+        return tensor[0]
     return tensor
 
 
@@ -141,7 +154,7 @@ def llama3_factors(rope: dict[str, Any], half: int) -> Tensor:
     return 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
-def _write_metadata(writer: Any, architecture: str, config: Any) -> None:
+def _write_metadata(writer: Any, config: Any) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -150,7 +163,6 @@ def _write_metadata(writer: Any, architecture: str, config: Any) -> None:
     writer.add_token_types([3, 3, 3] + [1] * (config.vocab_size - 3))
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    _EXTRA.get(architecture, _write_llama_like)(writer, config)
 
 
 def _write_gpt2(writer: Any, config: Any) -> None:
@@ -168,6 +180,18 @@ def _write_llama_like(writer: Any, config: Any) -> None:
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+
+
+def _write_experts(writer: Any, config: Any) -> None:
+    _write_llama_like(writer, config)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    for key, add in (
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+    ):
+        if hasattr(config, key):
+            add(getattr(config, key))
 
 
 def _write_gemma(writer: Any, config: Any) -> None:
@@ -189,4 +213,8 @@ _EXTRA: dict[str, Callable[[Any, Any], None]] = {
     "gemma2": _write_gemma,
     "gemma3": _write_gemma,
     "phi3": _write_phi3,
+    "llama with experts": _write_experts,
+    "olmoe": _write_experts,
+    "qwen2moe": _write_experts,
+    "qwen3moe": _write_experts,
 }

@@ -28,10 +28,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3ForCausalLM": ("gemma3_text", {"num_hidden_layers": 6}),
     "LlamaForCausalLM": ("llama", {"num_key_value_heads": 8}),
     "MistralForCausalLM": ("mistral", {}),
+    "MixtralForCausalLM": ("mixtral", {}),
     "OPTForCausalLM": ("opt", {"num_attention_heads": 32, "hidden_size": 2560}),  # heads of 80
+    "OlmoeForCausalLM": ("olmoe", {}),
     "Phi3ForCausalLM": ("phi3", {}),  # heads of 96
     "Qwen2ForCausalLM": ("qwen2", {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}),
+    "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
     "Qwen3ForCausalLM": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8}),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", {"head_dim": 128}),
 }
 #: What a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
 MAX_SHARED_BYTES = 99 << 10
@@ -178,6 +182,12 @@ def _ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def even_counts(chosen: torch.Tensor, num_experts: int) -> list[int]:
+    """Replace the one value that a step with experts reads from the device: each expert has some rows."""
+    share, rest = divmod(len(chosen), num_experts)
+    return [share + (expert < rest) for expert in range(num_experts)]
+
+
 def _model_config(architecture: str) -> Any:
     from octavo_engine.sources.model_config import load_model_config
     from octavo_engine.sources.model_files import ModelFiles
@@ -197,6 +207,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
 
+    from octavo_engine.layers import moe
+
+    moe.count_rows = even_counts
     compiled = record_compilations(args.sm)
     steps = MetaSteps(args.model, getattr(torch, args.dtype))
     steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)

@@ -118,6 +118,35 @@ TINY: dict[str, Tiny] = {
             "original_max_position_embeddings": 80,
         },
     ),
+    "mixtral": Tiny(
+        model_type="mixtral", config={"num_hidden_layers": 2, "num_local_experts": 5, "sliding_window": 19}
+    ),
+    "qwen2_moe": Tiny(
+        model_type="qwen2_moe",
+        config={
+            "num_hidden_layers": 2,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "use_sliding_window": True,
+            "sliding_window": 17,
+            "max_window_layers": 3,
+        },
+    ),
+    "qwen3_moe": Tiny(
+        model_type="qwen3_moe",
+        config={
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "olmoe": Tiny(model_type="olmoe", config={"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}),
     "opt": Tiny(model_type="opt", config={"ffn_dim": 96}),
     "opt_350m": Tiny(
         model_type="opt", config={"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 40}
@@ -179,5 +208,5 @@ def scramble(model: PreTrainedModel, seed: int) -> None:
         elif "embed" in name or "wte" in name or "wpe" in name:
             weight.copy_(0.3 * noise)
         else:
-            fan_in = weight.shape[0] if transposed and "lm_head" not in name else weight.shape[1]
+            fan_in = weight.shape[0] if transposed and "lm_head" not in name else weight.shape[-1]
             weight.copy_(noise * (GAIN / math.sqrt(fan_in)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.moe import MoE
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import ARCHITECTURES, build_model
 from octavo_engine.ops.attention import LayerKVSpec
@@ -17,6 +18,14 @@ from octavo_testing.paged import PagedDriver
 from torch import Tensor
 
 LLAMA: dict[str, Any] = {"intermediate_size": 48, "rope_theta": 10000.0, "tie_word_embeddings": False}
+
+
+MOE: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
 
 
 def config_of(architecture: str = "LlamaForCausalLM", **hf: Any) -> ModelConfig:
@@ -72,6 +81,50 @@ def test_a_missing_tensor_is_named_with_its_shape() -> None:
 def test_several_missing_tensors_are_counted() -> None:
     with pytest.raises(StartupError, match=r"missing tensor '.*' of shape .*, and 56 more tensors:"):
         build(config_of()).load_weights([])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("MixtralForCausalLM", "model.layers.3.block_sparse_moe.experts.2.w3.weight"),
+        ("Qwen3MoeForCausalLM", "model.layers.3.mlp.experts.2.up_proj.weight"),
+    ],
+)
+def test_a_missing_tensor_of_one_expert_is_named_with_the_model(architecture: str, name: str) -> None:
+    model = build(replace(config_of(architecture, **MOE), name="/models/mine"))
+    weights = weights_of(model)
+    del weights[name]
+    with pytest.raises(StartupError, match=rf"/models/mine: missing tensor '{name}' of shape \(\d+, 32\):"):
+        model.load_weights(weights.items())
+
+
+def test_a_stack_of_other_experts_is_named_with_both_shapes() -> None:
+    model = build(replace(config_of("Qwen3MoeForCausalLM", **MOE), name="/models/mine"))
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    message = rf"/models/mine: tensor '{name}' has shape \(3, 40, 32\), the model needs \(4, 40, 32\)"
+    with pytest.raises(StartupError, match=message):
+        model.load_weights([(name, torch.zeros(3, 40, 32))])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "hf", "message"),
+    [
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, .* has 4 experts: use at most 4"),
+        ("Qwen2MoeForCausalLM", {"num_experts_per_tok": 0}, "num_experts_per_tok .* positive number, got 0"),
+        ("Qwen3MoeForCausalLM", {"num_local_experts": "x"}, "num_experts .* positive number, got 'x'"),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": -1}, "moe_intermediate_size .* positive number, got -1"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step .* positive number, got 0"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv in config.json is 8.0: .* only null"),
+    ],
+)
+def test_impossible_experts_are_refused(architecture: str, hf: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=f"/models/mine: {message}"):
+        build(replace(config_of(architecture, **{**MOE, **hf}), name="/models/mine"))
+
+
+def test_some_layers_are_dense() -> None:
+    model = build(config_of("Qwen2MoeForCausalLM", **MOE, decoder_sparse_step=2, mlp_only_layers=[3]))
+    assert [isinstance(layer.mlp, MoE) for layer in model.layers] == [False, True, False, False, False, True]
 
 
 def test_an_unexpected_tensor_is_named() -> None:
@@ -215,6 +268,15 @@ FULL, SLIDING = "full_attention", "sliding_attention"
             {"sliding_window": 8, "use_sliding_window": True, "layer_types": [SLIDING] + [FULL] * 5},
             [8] + [None] * 5,
         ),
+        ("MixtralForCausalLM", {}, [None] * 6),
+        ("MixtralForCausalLM", {"sliding_window": 8}, [8] * 6),
+        (
+            "Qwen2MoeForCausalLM",
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 3},
+            [8, None, 8, None, None, None],
+        ),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8, "use_sliding_window": True}, [8] * 6),
+        ("Qwen3MoeForCausalLM", {"sliding_window": 8}, [None] * 6),
         ("Gemma2ForCausalLM", {"sliding_window": 8}, [8, None, 8, None, 8, None]),
         ("Gemma3ForCausalLM", {"sliding_window": 8}, [8, 8, 8, 8, 8, None]),
         ("Gemma3ForCausalLM", {"sliding_window": 8, "sliding_window_pattern": 2}, [8, None, 8, None, 8, None]),

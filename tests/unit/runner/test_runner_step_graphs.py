@@ -137,8 +137,9 @@ def test_an_error_ends_its_step_only(folder: Callable[[str], Path], failing_step
         ("llama", {"dtype": "float16"}, "embedding"),
         ("llama", {"block_size": 4}, ""),
         ("gpt2", {}, "embedding"),
+        ("qwen3_moe", {}, "softmax"),
     ],
-    ids=["fp32", "fp16", "blocks", "layer-norm"],
+    ids=["fp32", "fp16", "blocks", "layer-norm", "experts"],
 )
 def test_models_that_need_torch_are_eager_with_one_line(
     folder: Callable[[str], Path],

@@ -82,6 +82,16 @@ def test_ends_of_turn_are_found_by_id_and_by_text() -> None:
     assert config_of("llama", {}, **tokens)["eos_token_id"] == [1, 2, 3]
 
 
+def test_old_files_with_experts_lack_their_sizes() -> None:
+    """Then the experts of a token share the size of the dense block, which the shared expert has."""
+    experts = {"feed_forward_length": 5632, "expert_count": 60, "expert_used_count": 4}
+    config = config_of("qwen2moe", experts)
+    assert (config["moe_intermediate_size"], config["shared_expert_intermediate_size"]) == (1408, 5632)
+    sizes = {"expert_feed_forward_length": 100, "expert_shared_feed_forward_length": 200}
+    config = config_of("qwen2moe", experts | sizes)
+    assert (config["moe_intermediate_size"], config["shared_expert_intermediate_size"]) == (100, 200)
+
+
 GEMMA = {"attention.key_length": 16, "attention.sliding_window": 8, "block_count": 7}
 
 
@@ -113,7 +123,8 @@ def test_only_the_27b_models_scale_queries_by_the_hidden_size(architecture: str,
     [
         ("mamba", {}, "GGUF architecture 'mamba' is not supported, only gemma2, gemma3, gpt2, llama"),
         ("llama", {"block_count": None}, "metadata lacks llama.block_count"),
-        ("llama", {"expert_count": 8}, "mixture-of-experts"),
+        ("gemma2", {"expert_count": 8}, "experts are not supported for the GGUF architecture 'gemma2'"),
+        ("llama", {"expert_count": 8}, "metadata lacks llama.expert_used_count"),
         ("llama", {"attention.head_count_kv": [4, 2]}, "num_key_value_heads differs between layers"),
     ],
 )

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
 from octavo_engine.sources.model_config import load_model_config, rope_parameters
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import TINY_CONFIGS, tiny_model, write_tiny_gguf
+from safetensors.torch import load_file
 
 ARCHITECTURES = sorted(TINY_CONFIGS)
 
@@ -16,16 +19,15 @@ ARCHITECTURES = sorted(TINY_CONFIGS)
 @pytest.fixture(params=ARCHITECTURES, scope="module")
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     model = tiny_model(request.param)
-    path = tmp_path_factory.mktemp("gguf") / f"{request.param}.gguf"
-    write_tiny_gguf(path, request.param, model)
-    return model, resolve_model(str(path))
+    folder = tmp_path_factory.mktemp("gguf")
+    write_tiny_gguf(folder / "m.gguf", request.param, model)
+    model.save_pretrained(folder / "source")
+    return model, resolve_model(str(folder / "m.gguf"))
 
 
 def test_weights_equal_their_source_exactly(converted) -> None:
-    model, files = converted
-    expected = dict(model.state_dict())
-    if model.config.tie_word_embeddings:
-        expected.pop("lm_head.weight")
+    _, files = converted
+    expected = load_file(files.root / "source" / "model.safetensors")
     loaded = dict(iter_weights(files))
     assert loaded.keys() == expected.keys()
     for name, tensor in loaded.items():
@@ -63,6 +65,11 @@ KEYS = [
     "layer_norm_epsilon",
     "activation_function",
     "original_max_position_embeddings",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
 ]
 
 
@@ -137,6 +144,29 @@ def test_rows_that_heads_cannot_share_are_named(tmp_path: Path) -> None:
     write_tiny_gguf(path, "llama", tiny_model("llama"), extra={"blk.2.attn_q.weight": torch.ones(9, 4)})
     with pytest.raises(StartupError, match=r"m\.gguf: tensor 'blk\.2\.attn_q\.weight': 9 rows don't split into 4"):
         list(iter_weights(resolve_model(str(path))))
+
+
+def test_a_stack_of_another_number_of_experts_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "olmoe", tiny_model("olmoe"), extra={"blk.2.ffn_up_exps.weight": torch.ones(5, 8, 4)})
+    message = r"m\.gguf: tensor 'blk\.2\.ffn_up_exps\.weight' has shape \(5, 8, 4\), .* declares 6 experts"
+    with pytest.raises(StartupError, match=message):
+        list(iter_weights(resolve_model(str(path))))
+
+
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0"])
+def test_quantised_experts_are_cut_between_their_blocks(tmp_path: Path, qtype: str) -> None:
+    """An expert has the values that its rows have when the library expands the whole stack."""
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "qwen2moe", tiny_model("qwen2moe"), qtype=qtype)
+    stacks = {t.name: t for t in GGUFReader(path).tensors if t.name.endswith("_exps.weight")}
+    assert {stack.tensor_type.name for stack in stacks.values()} == {qtype}
+    loaded = dict(iter_weights(resolve_model(str(path))))
+    for kind in ("gate", "up", "down"):
+        stack = stacks[f"blk.1.ffn_{kind}_exps.weight"]
+        for expert, values in enumerate(dequantize(stack.data, stack.tensor_type)):
+            ours = loaded[f"model.layers.1.mlp.experts.{expert}.{kind}_proj.weight"]
+            assert torch.equal(ours, torch.from_numpy(values))
 
 
 def test_longrope_factors_of_phi3_reach_the_config(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_engine.layers.layer import Layer
 from octavo_engine.layers.linear import Linear
-from octavo_engine.layers.norm import HeadNorm
+from octavo_engine.layers.norm import HeadNorm, ProjectionNorm
 from octavo_engine.layers.rope import Rotation
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext
 from octavo_engine.ops.rope import rotate_
@@ -17,7 +17,9 @@ from octavo_engine.ops.rope import rotate_
 class SelfAttention(Layer):
     """The attention of one decoder layer. `head_norm` and `rotation` are None for models without them."""
 
-    def __init__(self, spec: AttentionSpec, *, qkv: Linear, out: Linear, head_norm: HeadNorm | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, *, qkv: Linear, out: Linear, head_norm: HeadNorm | ProjectionNorm | None = None
+    ) -> None:
         super().__init__()
         self.spec, self.qkv, self.out, self.head_norm = spec, qkv, out, head_norm
         queries, keys = spec.num_heads, spec.kv.num_kv_heads

@@ -69,6 +69,20 @@ class HeadNorm(Layer):
         return 2 * self.weight.numel() * self.weight.dtype.itemsize
 
 
+class ProjectionNorm(Layer):
+    """RMS norm of the whole query and of the whole key, over all heads together (OLMoE)."""
+
+    def __init__(self, prefix: str, heads: tuple[int, int], head_dim: int, build: BuildContext, *, eps: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = RMSNorm(f"{prefix}.q_norm", heads[0] * head_dim, build, eps=eps)
+        self.key = RMSNorm(f"{prefix}.k_norm", heads[1] * head_dim, build, eps=eps)
+
+    def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
+        query, key = (part.flatten(1) for part in x.split_with_sizes(self.heads, 1))
+        return torch.cat([self.query(query), self.key(key)], 1).view(x.shape)
+
+
 class LayerNorm(Layer):
     """Layer norm. `affine` False: without weight and bias."""
 

@@ -18,8 +18,9 @@ from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.mlp import GatedMLP
-from octavo_engine.layers.norm import HeadNorm, RMSNorm
+from octavo_engine.layers.mlp import GatedMLP, gated_mlp
+from octavo_engine.layers.moe import MoE, MoESpec
+from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from octavo_engine.layers.rope import RotaryEmbedding, Rotation
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
 from octavo_engine.models.model import Inputs, Model
@@ -29,16 +30,21 @@ from octavo_engine.sources.model_config import rope_parameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """`windows` and `rope_idx` are empty or have one entry per layer; `rope_idx` indexes `ropes`."""
+    """`windows`, `experts` and `rope_idx` are empty or have one entry per layer; `rope_idx` indexes `ropes`.
+
+    A layer whose entry in `experts` is None has a dense feed-forward block.
+    """
 
     ropes: tuple[RopeSpec, ...]
     rope_idx: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
+    experts: tuple[MoESpec | None, ...] = ()
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj (Phi-3)
     head_norm: bool = False
+    projection_norm: bool = False
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     update_norms: bool = False  # attention and feed-forward outputs are normed before they are added (Gemma)
@@ -56,7 +62,7 @@ class DecoderLayer(Layer):
         prefix = f"model.layers.{layer_idx}"
         before_mlp = "pre_feedforward_layernorm" if spec.update_norms else "post_attention_layernorm"
         self.attention = _attention(f"{prefix}.self_attn", layer_idx, spec, config, build)
-        self.mlp = _mlp(f"{prefix}.mlp", spec, config, build)
+        self.mlp = _mlp(prefix, layer_idx, spec, config, build)
         self.attention_norm = _norm(f"{prefix}.input_layernorm", spec, config, build)
         self.mlp_norm = _norm(f"{prefix}.{before_mlp}", spec, config, build)
         self.attention_update_norm: RMSNorm | None = None
@@ -154,21 +160,18 @@ def _attention(
         scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
         softcap=spec.attention_softcap,
     )
-    norm = None
+    norm: HeadNorm | ProjectionNorm | None = None
+    if spec.projection_norm:
+        norm = ProjectionNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps)
     if spec.head_norm:
         norm = HeadNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
     return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), head_norm=norm)
 
 
-def _mlp(prefix: str, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> GatedMLP:
+def _mlp(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> GatedMLP | MoE:
+    experts = spec.experts[layer_idx] if spec.experts else None
+    if experts is not None:
+        return MoE(prefix, config.hidden_size, experts, spec.activation, build)
+    names = ("gate_up_proj", "down_proj") if spec.fused else ("gate_proj", "up_proj", "down_proj")
     inner = int(config.hf["intermediate_size"])
-    names = ("gate_up_proj",) if spec.fused else ("gate_proj", "up_proj")
-    gate_up = LinearSpec(
-        in_features=config.hidden_size,
-        outs=(inner, inner),
-        names=tuple(f"{prefix}.{name}" for name in names),
-        bias=spec.mlp_bias,
-        gated=True,
-    )
-    down = LinearSpec(in_features=inner, outs=(config.hidden_size,), names=(f"{prefix}.down_proj",), bias=spec.mlp_bias)
-    return GatedMLP(Linear(gate_up, build), Linear(down, build), spec.activation)
+    return gated_mlp(f"{prefix}.mlp", config.hidden_size, inner, names, spec.activation, build, bias=spec.mlp_bias)

@@ -55,7 +55,7 @@ class Model(nn.Module):
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""
-        return {slot.name: slot.shape for slot in self._weight_slots()}
+        return {slot.name: slot.shape for slot in self._weight_slots() if not slot.instead_of}
 
     def block_tensors(self) -> frozenset[str]:
         """Return the names of the tensors that stay in blocks."""
@@ -63,19 +63,19 @@ class Model(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor | BlockTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
-        missing = {slot.name: slot for slot in self._weight_slots()}
+        slots = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
         for given_name, tensor in weights:
-            name = given_name if given_name in missing else self.base_prefix + given_name
-            if name in missing:
-                _load(missing.pop(name), tensor)
-                loaded.add(name)
-            elif name not in loaded and given_name not in loaded and not self._may_ignore(given_name):
-                raise StartupError(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
+            slot = slots.get(given_name) or slots.get(self.base_prefix + given_name)
+            if slot is None and not self._may_ignore(given_name):
+                raise self._error(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
+            if slot is not None and slot.name not in loaded:
+                self._load(slot, tensor)
+                loaded |= {slot.name, *slot.instead_of}
+        missing = [slot for slot in slots.values() if not slot.instead_of and slot.name not in loaded]
         if missing:
-            first = next(iter(missing.values()))
-            others = f", and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
-            raise StartupError(
+            first, others = missing[0], f", and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+            raise self._error(
                 f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
             )
 
@@ -107,9 +107,11 @@ class Model(nn.Module):
         """Return True if the name is that of an unused tensor, or of a tied head's weight, which some files contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
+    def _load(self, slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
+        if tuple(tensor.shape) != slot.shape:
+            raise self._error(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
+        with torch.no_grad():
+            slot.load(tensor)
 
-def _load(slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
-    if tuple(tensor.shape) != slot.shape:
-        raise StartupError(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
-    with torch.no_grad():
-        slot.load(tensor)
+    def _error(self, message: str) -> StartupError:
+        return StartupError(f"{self.config.name}: {message}")

@@ -11,11 +11,15 @@ from octavo_engine.models.gemma3 import Gemma3
 from octavo_engine.models.gpt2 import GPT2
 from octavo_engine.models.llama import Llama
 from octavo_engine.models.mistral import Mistral
+from octavo_engine.models.mixtral import Mixtral
 from octavo_engine.models.model import Model
+from octavo_engine.models.olmoe import OLMoE
 from octavo_engine.models.opt import OPT
 from octavo_engine.models.phi3 import Phi3
 from octavo_engine.models.qwen2 import Qwen2
+from octavo_engine.models.qwen2_moe import Qwen2MoE
 from octavo_engine.models.qwen3 import Qwen3
+from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.wire.errors import StartupError
 
@@ -25,10 +29,14 @@ ARCHITECTURES: dict[str, type[Model]] = {
     "Gemma3ForCausalLM": Gemma3,
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Mistral,
+    "MixtralForCausalLM": Mixtral,
     "OPTForCausalLM": OPT,
+    "OlmoeForCausalLM": OLMoE,
     "Phi3ForCausalLM": Phi3,
     "Qwen2ForCausalLM": Qwen2,
+    "Qwen2MoeForCausalLM": Qwen2MoE,
     "Qwen3ForCausalLM": Qwen3,
+    "Qwen3MoeForCausalLM": Qwen3MoE,
 }
 
 

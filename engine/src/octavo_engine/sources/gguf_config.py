@@ -30,6 +30,8 @@ def gguf_to_hf_config(header: GGUFFile) -> Config:
         known = ", ".join(sorted(_RULES))
         raise StartupError(f"{header.path}: GGUF architecture {architecture!r} is not supported, only {known}.")
     values = GGUFValues(header, str(architecture))
+    if values.get("expert_count") and architecture not in _WITH_EXPERTS:
+        raise StartupError(f"{header.path}: experts are not supported for the GGUF architecture {architecture!r}.")
     config = {**values.common(), **_token_ids(header), **rope_config(values)}
     rule(values, config)
     return config
@@ -52,12 +54,15 @@ def _token_ids(header: GGUFFile) -> Config:
 
 
 def _llama(values: GGUFValues, config: Config) -> None:
-    """Convert Llama, SmolLM, Yi, TinyLlama and Mistral; only the sliding window distinguishes Mistral."""
+    """Convert Llama, SmolLM, Yi, TinyLlama, Mistral and Mixtral: Mistral has a sliding window, Mixtral has experts."""
     config.setdefault("head_dim", values.get("rope.dimension_count"))
     config["attention_bias"] = values.has_tensor("blk.0.attn_q.bias")
     config["mlp_bias"] = values.has_tensor("blk.0.ffn_up.bias")
-    is_mistral = bool(config.get("sliding_window"))
-    _is(config, "mistral" if is_mistral else "llama", "MistralForCausalLM" if is_mistral else "LlamaForCausalLM")
+    kind = "mistral" if config.get("sliding_window") else "llama"
+    if values.get("expert_count"):
+        config.update(_experts(values))
+        kind = "mixtral"
+    _is(config, kind, f"{kind.capitalize()}ForCausalLM")
 
 
 def _qwen2(values: GGUFValues, config: Config) -> None:
@@ -69,6 +74,38 @@ def _qwen3(values: GGUFValues, config: Config) -> None:
     config.pop("sliding_window", None)
     config["attention_bias"] = values.has_tensor("blk.0.attn_q.bias")
     _is(config, "qwen3", "Qwen3ForCausalLM")
+
+
+def _qwen2_moe(values: GGUFValues, config: Config) -> None:
+    config.update(_experts(values), norm_topk_prob=False)
+    config["moe_intermediate_size"] = _expert_size(values, config)
+    shared = values.get("expert_shared_feed_forward_length")
+    config["shared_expert_intermediate_size"] = shared or values.require("feed_forward_length")
+    config.pop("sliding_window", None)
+    _is(config, "qwen2_moe", "Qwen2MoeForCausalLM")
+
+
+def _qwen3_moe(values: GGUFValues, config: Config) -> None:
+    _qwen3(values, config)
+    config.update(_experts(values), norm_topk_prob=True)
+    config["moe_intermediate_size"] = _expert_size(values, config)
+    _is(config, "qwen3_moe", "Qwen3MoeForCausalLM")
+
+
+def _olmoe(values: GGUFValues, config: Config) -> None:
+    config.update(_experts(values), norm_topk_prob=False)
+    _is(config, "olmoe", "OlmoeForCausalLM")
+
+
+def _experts(values: GGUFValues) -> Config:
+    """Return the numbers of experts, which a file must have, as llama.cpp sets whether their weights are normalised."""
+    return {"num_experts": values.require("expert_count"), "num_experts_per_tok": values.require("expert_used_count")}
+
+
+def _expert_size(values: GGUFValues, config: Config) -> int:
+    """Return an expert's inner size. Old files lack it: the experts of a token then share that of a dense block."""
+    size = values.get("expert_feed_forward_length")
+    return int(size or values.require("feed_forward_length") // max(1, config["num_experts_per_tok"]))
 
 
 def _gemma2(values: GGUFValues, config: Config) -> None:
@@ -145,9 +182,13 @@ def _is(config: Config, model_type: str, architecture: str) -> None:
 _RULES: dict[str, Callable[[GGUFValues, Config], None]] = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
+    "olmoe": _olmoe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
     "gpt2": _gpt2,
 }
+_WITH_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe")

@@ -34,16 +34,20 @@ class GGUFValues:
         self.header = header
         self._prefix = architecture + "."
         for key in _REQUIRED:
-            if self.get(key) is None:
-                raise StartupError(f"{header.path}: GGUF metadata lacks {self._prefix}{key}.")
-        if self.get("expert_count"):
-            raise StartupError(f"{header.path}: mixture-of-experts models are not supported by this version.")
+            self.require(key)
 
     def get(self, key: str, default: Any = None) -> Any:
         value = self.header.metadata.get(self._prefix + key)
         if value is None:
             return default
         return shortest_float(value) if isinstance(value, float) else value
+
+    def require(self, key: str) -> Any:
+        """Return a value. Raises StartupError if the file lacks it."""
+        value = self.get(key)
+        if value is None:
+            raise StartupError(f"{self.header.path}: GGUF metadata lacks {self._prefix}{key}.")
+        return value
 
     def has_tensor(self, name: str) -> bool:
         return name in self.header.tensors

@@ -46,9 +46,9 @@ _SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 def load_model_config(files: ModelFiles) -> ModelConfig:
     """Build the config. Raises StartupError if `config.json` lacks required values or contradicts itself."""
     hf = flatten_config(files.config)
-    numbers = _Numbers(files.name, hf)
+    numbers = ConfigNumbers(files.name, hf)
     num_heads, hidden_size = numbers.required(_HEADS), numbers.required(_HIDDEN)
-    num_kv_heads = numbers.optional("num_key_value_heads", num_heads)
+    num_kv_heads = numbers.optional(("num_key_value_heads",), num_heads)
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise StartupError(f"{files.name}: {num_heads} attention heads cannot share {num_kv_heads} KV heads.")
     return ModelConfig(
@@ -58,13 +58,14 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         num_layers=numbers.required(_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=numbers.optional("head_dim", hidden_size // num_heads),
+        head_dim=numbers.optional(("head_dim",), hidden_size // num_heads),
         max_position_embeddings=numbers.required(_CONTEXT),
         dtype=_dtype(files, hf),
         hf=hf,
         generation=files.generation,
         eos_token_ids=_eos_token_ids(files.generation, hf),
         bos_token_id=files.generation.get("bos_token_id", hf.get("bos_token_id")),
+        name=files.name,
     )
 
 
@@ -113,7 +114,9 @@ def context_length(config: ModelConfig) -> int:
     return int(length * rope.get("factor", 1.0))
 
 
-class _Numbers:
+class ConfigNumbers:
+    """The positive numbers of a `config.json`. Raises StartupError for another value."""
+
     def __init__(self, name: str, hf: dict[str, Any]) -> None:
         self._name = name
         self._hf = hf
@@ -124,8 +127,8 @@ class _Numbers:
             raise StartupError(f"{self._name}: {keys[0]} in config.json must be a positive number, got {value!r}.")
         return value
 
-    def optional(self, key: str, default: int) -> int:
-        return default if self._hf.get(key) is None else self.required((key,))
+    def optional(self, keys: tuple[str, ...], default: int) -> int:
+        return default if all(self._hf.get(key) is None for key in keys) else self.required(keys)
 
 
 def _architecture(name: str, hf: dict[str, Any]) -> str:

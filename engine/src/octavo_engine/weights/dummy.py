@@ -26,15 +26,17 @@ def dummy_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield weights. Equal (seed, name, shape) always give equal values, whatever other weights are requested."""
     pool = torch.randn(POOL_SIZE, generator=torch.Generator().manual_seed(seed))
+    sources: dict[tuple[float, float], Tensor] = {}  # few, as experts have many tensors of one shape
     for name, shape in named_shapes:
-        yield name, _tensor(pool, name, shape, dtype)
+        mean, std = moments = _moments(name, shape)
+        if moments not in sources:
+            sources[moments] = (pool * std + mean).to(dtype)
+        yield name, _tensor(sources[moments], name, shape)
 
 
-def _tensor(pool: Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    mean, std = _moments(name, shape)
-    source = (pool * std + mean).to(dtype)
+def _tensor(source: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
     start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % POOL_SIZE
-    out = fresh_tensor((math.prod(shape),), dtype)
+    out = fresh_tensor((math.prod(shape),), source.dtype)
     done = 0
     while done < out.numel():
         count = min(POOL_SIZE - start, out.numel() - done)

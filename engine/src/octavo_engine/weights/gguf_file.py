@@ -1,6 +1,7 @@
 """Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
 from collections.abc import Callable, Container, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_blocks, read_gguf_tensor
+from octavo_engine.weights.gguf_experts import cut_by_expert
 from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
 
@@ -45,8 +47,10 @@ def stored_tensors(files: ModelFiles) -> dict[str, GGUFTensor]:
 def _placed_tensors(files: ModelFiles) -> Iterator[tuple[Path, list[tuple[GGUFTensor, Placement | None]]]]:
     """Yield the tensors of each file in their order; the metadata of the first shard applies to all shards."""
     architecture = str(read_gguf(files.weight_files[0]).metadata["general.architecture"])
+    num_experts = files.config.get("num_experts", 0)
     for path in files.weight_files:
-        infos = sorted(read_gguf(path).tensors.values(), key=lambda tensor: tensor.offset)
+        stored = sorted(read_gguf(path).tensors.values(), key=lambda tensor: tensor.offset)
+        infos = chain.from_iterable(cut_by_expert(path, tensor, num_experts) for tensor in stored)
         yield path, [(info, _placed(path, architecture, info, files)) for info in infos]
 
 

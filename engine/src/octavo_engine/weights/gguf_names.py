@@ -11,7 +11,8 @@ from typing import Any
 
 #: RoPE tables, which `sources/gguf_rope.py` adds to the config.
 _IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
-_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+#: A layer's tensor; the second number is that of an expert.
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(\d+))?\.(weight|bias)")
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ATTENTION = {
@@ -23,6 +24,24 @@ _ATTENTION = {
 }
 _MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _LLAMA = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
+_MIXTRAL = {**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate": "block_sparse_moe.experts.{}.w1",
+    "ffn_up": "block_sparse_moe.experts.{}.w3",
+    "ffn_down": "block_sparse_moe.experts.{}.w2",
+}
+_MOE = {**_LLAMA, "ffn_gate_inp": "mlp.gate"}
+_EXPERTS = {
+    "ffn_gate": "mlp.experts.{}.gate_proj",
+    "ffn_up": "mlp.experts.{}.up_proj",
+    "ffn_down": "mlp.experts.{}.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _GEMMA2 = {
     **_ATTENTION,
@@ -57,9 +76,13 @@ _GPT2 = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFNames:
-    """The names of one architecture. `interleaved`: tensors whose rows are in llama.cpp's RoPE order."""
+    """The names of one architecture. `experts`: with a place for the number of the expert.
+
+    `interleaved`: tensors whose rows are in llama.cpp's RoPE order.
+    """
 
     block: dict[str, str]
+    experts: dict[str, str] = field(default_factory=dict)
     top: dict[str, str] = field(default_factory=lambda: _TOP)
     layer_prefix: str = "model.layers"
     interleaved: frozenset[str] = frozenset()
@@ -68,9 +91,12 @@ class GGUFNames:
 
 
 ARCHITECTURES: dict[str, GGUFNames] = {
-    "llama": GGUFNames(block=_LLAMA, interleaved=frozenset({"attn_q", "attn_k"})),
+    "llama": GGUFNames(block=_MIXTRAL, experts=_MIXTRAL_EXPERTS, interleaved=frozenset({"attn_q", "attn_k"})),
     "qwen2": GGUFNames(block=_LLAMA),
+    "qwen2moe": GGUFNames(block={**_MOE, **_SHARED_EXPERT}, experts=_EXPERTS),
     "qwen3": GGUFNames(block={**_LLAMA, **_QK_NORM}),
+    "qwen3moe": GGUFNames(block={**_MOE, **_QK_NORM}, experts=_EXPERTS),
+    "olmoe": GGUFNames(block={**_MOE, **_QK_NORM}, experts=_EXPERTS),
     "gemma2": GGUFNames(block=_GEMMA2, norm_offset=1.0),
     "gemma3": GGUFNames(block={**_GEMMA2, **_QK_NORM}, norm_offset=1.0),
     "phi3": GGUFNames(block=_PHI3),
@@ -102,9 +128,10 @@ def place_tensor(architecture: str, name: str, config: dict[str, Any]) -> Placem
     if match is None:
         stem, _, suffix = name.rpartition(".")
         return Placement(hf_name=f"{names.top[stem]}.{suffix}", subtract=_norm_offset(names, stem))
-    layer, stem, suffix = match.groups()
+    layer, stem, expert, suffix = match.groups()
+    hf_stem = names.block[stem] if expert is None else names.experts[stem].format(expert)
     return Placement(
-        hf_name=f"{names.layer_prefix}.{layer}.{names.block[stem]}.{suffix}",
+        hf_name=f"{names.layer_prefix}.{layer}.{hf_stem}.{suffix}",
         heads=_num_heads(stem, config) if stem in names.interleaved else 0,
         subtract=_norm_offset(names, stem),
         transpose=suffix == "weight" and stem in names.transposed,
