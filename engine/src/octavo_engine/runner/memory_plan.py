@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
@@ -34,8 +34,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: before loading. `model`: its needs in `dtype`."""
+    """`memory`: before loading. `model`: its needs in `dtype`. `model_impl`: as the user set it."""
 
+    model_impl: ModelImpl
     dtype: torch.dtype
     max_model_len: int
     model: ModelMemory
@@ -65,7 +66,9 @@ def plan_memory(config: EngineConfig, device: Device, model_config: ModelConfig)
         model = _model_memory(config, device, model_config, dtype, max_model_len)
     kv = size_kv(config, model, memory, max_model_len=max_model_len)
     _warn_if_cut(config, model, memory, kv)
-    return MemoryPlan(dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory)
+    return MemoryPlan(
+        model_impl=config.model_impl, dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory
+    )
 
 
 def planned_weights_bytes(model: Model) -> int:
@@ -89,7 +92,7 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
 def _model_memory(
     config: EngineConfig, device: Device, model_config: ModelConfig, dtype: torch.dtype, longest: int
 ) -> ModelMemory:
-    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest)
+    model = build_model(model_config, impl=config.model_impl, dtype=dtype, device="meta", max_model_len=longest)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),

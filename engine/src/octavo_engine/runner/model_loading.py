@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
+from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 
@@ -94,14 +94,21 @@ def load_model(
     device: Device, files: ModelFiles, model_config: ModelConfig, plan: MemoryPlan, progress: Progress | None = None
 ) -> Model:
     dtype = plan.dtype
-    model = build_model(model_config, dtype=dtype, device=device.torch_device, max_model_len=plan.max_model_len)
+    model = build_model(
+        model_config,
+        impl=plan.model_impl,
+        dtype=dtype,
+        device=device.torch_device,
+        max_model_len=plan.max_model_len,
+    )
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
-    elif progress is not None:
-        model.load_weights(iter_weights(files, dtype=dtype, progress=progress))
     else:
-        with loading_bar() as show:
-            model.load_weights(iter_weights(files, dtype=dtype, progress=show))
+        with nullcontext(progress) if progress is not None else loading_bar() as show:
+            lazy = model.loads_lazily
+            model.load_weights(
+                lazy_weights(files, progress=show) if lazy else iter_weights(files, dtype=dtype, progress=show)
+            )
     model.finish_loading()
     device.synchronize()
     return model
