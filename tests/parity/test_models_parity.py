@@ -25,6 +25,7 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
+from octavo_testing.parity import BLOCK, FEEDS, WHOLE, max_distance
 from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -32,7 +33,6 @@ from transformers import AutoModelForCausalLM
 TOLERANCE = 1e-4
 MUTANT_DISTANCE = 1e-3
 MIN_LOGIT_STD = 1.0
-BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,7 @@ class Case:
     ) -> float:
         """Return max |Δlogit| over all positions of both sequences, run in steps of these numbers of tokens."""
         driver = PagedDriver(model, block_size=BLOCK, backend=backend)
-        fed, worst = [0, 0], 0.0
-        for counts in zip(*chunks, strict=True):
-            step = {seq: self.tokens[seq, fed[seq] : fed[seq] + n].tolist() for seq, n in enumerate(counts) if n}
-            for seq, logits in driver.feed(step).items():
-                rows = slice(fed[seq], fed[seq] + len(logits))
-                worst = max(worst, (logits - self.expected[seq, rows]).abs().max().item())
-            fed = [done + n for done, n in zip(fed, counts, strict=True)]
-        assert fed == [LENGTH, LENGTH]
-        return worst
+        return max_distance(driver, self.tokens, self.expected, chunks)
 
 
 @pytest.fixture(scope="module", params=TINY)
@@ -73,15 +65,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with torch.inference_mode():
         expected = model(tokens).logits
     return Case(request.param, folder, tokens, expected)
-
-
-WHOLE = ([LENGTH], [LENGTH])
-FEEDS = {
-    "prefill": WHOLE,
-    "prefill_one_after_the_other": ([LENGTH, 0], [0, LENGTH]),
-    "decode": ([15] + [1] * (LENGTH - 15), [17] + [1] * (LENGTH - 17) + [0] * 2),
-    "chunks_at_block_edges": ([16, 15, 1, 1, 16, 17, LENGTH - 66], [1, 16, 31, 16, 1, 6, 1]),
-}
 
 
 @pytest.mark.parametrize("feed", FEEDS)

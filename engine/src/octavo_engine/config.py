@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "octavo", "transformers"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -87,6 +88,7 @@ class EngineConfig:
     revision: str | None = None
     download_dir: str | None = None  # None: the cache of each hub
     served_model_name: tuple[str, ...] = ()
+    model_impl: ModelImpl = "auto"
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

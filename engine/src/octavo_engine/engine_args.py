@@ -28,6 +28,9 @@ LOAD_FORMAT_ALIASES = {
     "instanttensor": "safetensors",
 }
 
+#: vLLM's name of its own classes of models.
+MODEL_IMPL_ALIASES = {"vllm": "octavo"}
+
 #: name -> (smallest, largest) accepted value
 _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1024),
@@ -89,6 +92,8 @@ def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:
 def _normalise(name: str, value: Any) -> Any:
     if name == "load_format":
         return LOAD_FORMAT_ALIASES.get(value, value)
+    if name == "model_impl":
+        return MODEL_IMPL_ALIASES.get(value, value)
     if name == "dtype":
         word = str(value).removeprefix("torch.")
         return _DTYPE_ALIASES.get(word, word)

@@ -142,7 +142,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "kv_cache_dtype": _values("auto", missing="the KV cache has the type of the model.", remedy="see --dtype."),
     "override_attention_dtype": VllmArgument(missing="attention has the type of the model.", remedy="see --dtype."),
     "config_format": _values("auto", "hf", missing="only config.json of Hugging Face is read."),
-    "model_impl": _values("auto", "vllm", missing="only Octavo's own models are run."),
     "tokenizer_mode": _values(
         *("auto", "hf"),
         harmless=("slow",),

@@ -163,9 +163,60 @@ TINY: dict[str, Tiny] = {
     ),
 }
 
+_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+
+#: Models that only transformers' implementation runs, or that it is to run; the last five have experts.
+FAMILIES: dict[str, Tiny] = {
+    "granite": Tiny(model_type="granite", config={"attention_multiplier": 0.3, "logits_scaling": 0.7}),
+    "olmo3": Tiny(model_type="olmo3", config={"sliding_window": 19}),
+    "smollm3": Tiny(model_type="smollm3", config={"tie_word_embeddings": False}),
+    "glm4": Tiny(model_type="glm4", config={"head_dim": 16}),
+    "cohere2": Tiny(
+        model_type="cohere2", config={"sliding_window": 19, "logit_scale": 0.8, "tie_word_embeddings": False}
+    ),
+    "phi": Tiny(model_type="phi"),
+    "gpt_neox": Tiny(model_type="gpt_neox"),
+    "olmo2_longrope": Tiny(
+        model_type="olmo2",
+        config={
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "longrope",
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [1.5 + 0.7 * i for i in range(8)],
+                "original_max_position_embeddings": 24,
+            },
+        },
+    ),
+    "modernbert_decoder": Tiny(model_type="modernbert-decoder", config={"local_attention": 38}),
+    "mixtral": Tiny(model_type="mixtral", config={"sliding_window": 19, "num_local_experts": 8}),
+    "qwen3_moe": Tiny(model_type="qwen3_moe", config={"head_dim": 24, "num_experts": 8, **_EXPERTS}),
+    "olmoe": Tiny(model_type="olmoe", config={"num_experts": 8, **_EXPERTS}),
+    "granitemoe": Tiny(
+        model_type="granitemoe", config={"num_local_experts": 8, "attention_multiplier": 0.3, "logits_scaling": 0.7}
+    ),
+    "deepseek_v3": Tiny(
+        model_type="deepseek_v3",
+        config={
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 24,
+            "n_routed_experts": 8,
+            **_EXPERTS,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 12,
+            "head_dim": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+}
+
 
 def make_tiny(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Write config.json, safetensors and tokenizer.json of `TINY[name]` under `folder`; return the model's folder."""
+    """Write config.json, safetensors and tokenizer.json of a tiny model under `folder`; return the model's folder."""
     path = folder / name
     if not path.exists():
         tiny_model(name, seed=seed).save_pretrained(path)
@@ -184,7 +235,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def tiny_config(name: str) -> PreTrainedConfig:
-    tiny = TINY[name]
+    tiny = TINY.get(name) or FAMILIES[name]
     unused = {"opt": {"num_key_value_heads", "intermediate_size"}, "gpt2": set(_BASE) - {"vocab_size"}}
     base = {key: value for key, value in _BASE.items() if key not in unused.get(tiny.model_type, set())}
     return AutoConfig.for_model(tiny.model_type, **{**base, **tiny.config})

@@ -20,6 +20,18 @@ def test_fields_have_vllms_names():
     assert (config.served_model_name, config.watermark) == (("m",), 0.0)
 
 
+def test_the_implementation_of_the_model_has_vllms_names():
+    given = ("auto", "vllm", "octavo", "transformers")
+    assert [resolve_config(model_impl=name).model_impl for name in given] == [
+        "auto",
+        "octavo",
+        "octavo",
+        "transformers",
+    ]
+    with pytest.raises(StartupError, match=r"model_impl='terratorch': .* use one of auto, octavo, transformers"):
+        resolve_config(model_impl="terratorch")
+
+
 @pytest.mark.parametrize("value", [None, -1, "auto"])
 def test_the_length_is_fitted_to_the_memory_by_default(value):
     assert resolve_config(max_model_len=value).max_model_len is None

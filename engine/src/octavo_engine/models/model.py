@@ -32,6 +32,9 @@ class Model(nn.Module):
     #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
+    #: The weights are given as objects that are read when they are needed (`weights.loader.lazy_weights`).
+    loads_lazily: ClassVar[bool] = False
+
     embedding: Embedding
     head: LogitsHead
 

@@ -1,10 +1,10 @@
-"""The supported architectures, by their names in `config.json`."""
+"""The architectures with a class of Octavo, by their names in `config.json`; transformers runs others."""
 
 from collections.abc import Mapping
 
 import torch
 
-from octavo_engine.config import ModelConfig
+from octavo_engine.config import ModelConfig, ModelImpl
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
 from octavo_engine.models.gemma3 import Gemma3
@@ -43,6 +43,7 @@ ARCHITECTURES: dict[str, type[Model]] = {
 def build_model(
     config: ModelConfig,
     *,
+    impl: ModelImpl = "auto",
     dtype: torch.dtype,
     device: torch.device | str,
     max_model_len: int,
@@ -50,16 +51,33 @@ def build_model(
 ) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.
 
-    `block_formats`: as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
+    `impl`: a class of Octavo, or transformers'; "auto": transformers' if there is no class of Octavo. `block_formats`:
+    as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
     """
-    architecture = ARCHITECTURES.get(config.architecture)
-    if architecture is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise StartupError(f"architecture '{config.architecture}' is not supported: supported are {known}.")
     build = BuildContext(
         dtype=dtype,
         device=torch.device(device),
         max_model_len=max_model_len,
         block_formats=block_formats or {},
     )
-    return architecture(config, build)
+    own = ARCHITECTURES.get(config.architecture)
+    if own is not None and impl != "transformers":
+        return own(config, build)
+    if impl == "octavo":
+        raise StartupError(
+            f"architecture '{config.architecture}' is not one of Octavo's ({', '.join(sorted(ARCHITECTURES))}): omit "
+            "--model-impl, so that transformers runs it."
+        )
+    return _transformers_decoder(config, build)
+
+
+def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
+    try:
+        from octavo_engine.models.transformers_decoder import TransformersDecoder  # optional, and slow to import
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"architecture '{config.architecture}' needs transformers, which is not installed (no module "
+            f"{error.name!r}): pip install 'octavo-engine[transformers]', or use one of the architectures "
+            f"{', '.join(sorted(ARCHITECTURES))}."
+        ) from error
+    return TransformersDecoder(config, build)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
@@ -37,8 +37,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: before loading. `model`: its needs in `dtype`. `block_formats`: of tensors that may stay in blocks."""
+    """`memory`: before loading. `model`: its needs in `dtype`. `model_impl`: as the user set it. `block_formats`: of
+    tensors that may stay in blocks.
+    """
 
+    model_impl: ModelImpl
     dtype: torch.dtype
     max_model_len: int
     model: ModelMemory
@@ -81,7 +84,13 @@ def plan_memory(
     _warn_if_cut(config, model, memory, kv)
     formats = kept_formats(stored or {}, device, dtype)
     return MemoryPlan(
-        dtype=dtype, max_model_len=max_model_len, model=model, kv=kv, memory=memory, block_formats=formats
+        model_impl=config.model_impl,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        model=model,
+        kv=kv,
+        memory=memory,
+        block_formats=formats,
     )
 
 
@@ -119,7 +128,14 @@ def _model_memory(
     longest: int,
     formats: Mapping[str, BlockFormat],
 ) -> ModelMemory:
-    model = build_model(model_config, dtype=dtype, device="meta", max_model_len=longest, block_formats=formats)
+    model = build_model(
+        model_config,
+        impl=config.model_impl,
+        dtype=dtype,
+        device="meta",
+        max_model_len=longest,
+        block_formats=formats,
+    )
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),

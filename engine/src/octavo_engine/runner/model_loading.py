@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.gguf_file import stored_tensors
-from octavo_engine.weights.loader import Progress, iter_weights, loading_bar
+from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 
@@ -100,6 +100,7 @@ def load_model(
     dtype = plan.dtype
     model = build_model(
         model_config,
+        impl=plan.model_impl,
         dtype=dtype,
         device=device.torch_device,
         max_model_len=plan.max_model_len,
@@ -107,11 +108,13 @@ def load_model(
     )
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
-    elif progress is not None:
-        model.load_weights(iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=progress))
     else:
-        with loading_bar() as show:
-            model.load_weights(iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show))
+        with nullcontext(progress) if progress is not None else loading_bar() as show:
+            model.load_weights(
+                lazy_weights(files, progress=show)
+                if model.loads_lazily
+                else iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show)
+            )
     model.finish_loading()
     device.synchronize()
     return model

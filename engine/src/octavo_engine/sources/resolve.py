@@ -26,7 +26,10 @@ _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt
 def resolve_files(config: EngineConfig) -> ModelFiles:
     """Locate the files of the configured model. Raises StartupError."""
     folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
-    return resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
+    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
+    if config.model_impl == "transformers" and files.gguf is not None:
+        raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
+    return files
 
 
 def resolve_text_files(config: EngineConfig, files: ModelFiles) -> ModelFiles:

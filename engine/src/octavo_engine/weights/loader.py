@@ -7,7 +7,7 @@ reports missing, unexpected or wrongly shaped tensors, as it has the list of req
 import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import iter_gguf
-from octavo_engine.weights.safetensors_file import iter_safetensors
+from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
 from octavo_engine.weights.torch_file import iter_torch_file
 from octavo_engine.wire.errors import StartupError
 
@@ -69,6 +69,16 @@ def iter_weights(
             yield from _iter_hugging_face(files, advance)
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
+
+
+def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor), or (name, `LazyTensor`) for a safetensors file, for a reader that has to see all names."""
+    if files.load_format != "safetensors":
+        yield from iter_weights(files, progress=progress)
+        return
+    advance = _advance(files, progress)
+    for path in files.weight_files:
+        yield from lazy_safetensors(path, advance=advance)
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:

@@ -4,8 +4,10 @@ A suspended generator keeps its local variables alive, so a tensor is yielded wi
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -37,6 +39,27 @@ def iter_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[
             file.seek(info.offset)
             yield info.name, _read(path, file, info)
             advance(info.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor of a file, which `[...]` reads."""
+
+    path: Path
+    info: SafeTensor
+    advance: Callable[[int], None]
+
+    def __getitem__(self, _: EllipsisType) -> Tensor:
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.info.offset)
+            tensor = _read(self.path, file, self.info)
+        self.advance(self.info.num_bytes)
+        return tensor
+
+
+def lazy_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, LazyTensor]]:
+    for info in read_safetensors(path).values():
+        yield info.name, LazyTensor(path, info, advance)
 
 
 def _read(path: Path, file: FileIO, info: SafeTensor) -> Tensor:

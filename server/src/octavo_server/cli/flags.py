@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
-from octavo_engine.engine_args import LOAD_FORMAT_ALIASES
+from octavo_engine.engine_args import LOAD_FORMAT_ALIASES, MODEL_IMPL_ALIASES
 
 from octavo_server.cli.arg_types import json_object, positive_count, size, size_or_auto
 from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
@@ -24,6 +24,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "revision": "Branch, tag or commit of a model on the Hugging Face hub.",
         "download_dir": "Folder for downloaded models.",
         "served_model_name": "Names of the model in the API; responses show the first one.",
+        "model_impl": "Implementation of the model; auto: a class of Octavo if there is one, else transformers; vllm: "
+        "octavo.",
         "load_format": "File format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
         "machine.",
@@ -77,7 +79,11 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     },
 }
 
-_ALIASES = {"dtype": ("half", "float"), "load_format": tuple(LOAD_FORMAT_ALIASES)}
+_ALIASES = {
+    "dtype": ("half", "float"),
+    "load_format": tuple(LOAD_FORMAT_ALIASES),
+    "model_impl": tuple(MODEL_IMPL_ALIASES),
+}
 _TYPES: dict[str, Any] = {
     "max_model_len": size_or_auto,
     "max_logprobs": int,

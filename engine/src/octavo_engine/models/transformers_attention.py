@@ -1,0 +1,105 @@
+"""Attention of transformers' models over the paged KV cache, registered in its `AttentionInterface` as `NAME`.
+
+transformers passes the keyword `octavo` of a model's forward pass on to `_attend`. Its value is the `PagedAttention` of
+a step or, on the meta device, a `SpecRecorder` of heads, windows and scales, which `config.json` may state wrongly.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+
+NAME = "octavo"
+#: Keywords that change nothing: there is no dropout, and the batch has the positions.
+_UNUSED = {"dropout", "position_ids", "use_cache"}
+
+
+class UnsupportedAttention(ValueError):
+    """A property of a model's attention that the paged KV cache does not have; the message continues "it ..."."""
+
+
+class Attention(Protocol):
+    """The value of the keyword `octavo`."""
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend with rows [tokens, heads, head_dim], K and V of one size; `spec` describes this call."""
+        ...
+
+
+@dataclass(slots=True)
+class SpecRecorder:
+    """Records the specs of the layers in order, on the meta device."""
+
+    specs: list[AttentionSpec] = field(default_factory=list)
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if spec.layer_idx != len(self.specs):
+            raise UnsupportedAttention(f"attends in layer {spec.layer_idx} after {len(self.specs)} calls")
+        self.specs.append(spec)
+        return q
+
+
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """The attention of one step. A call must equal the recorded `specs`, or a kernel would write outside its blocks."""
+
+    specs: list[AttentionSpec]
+    context: ForwardContext
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        expected = self.specs[spec.layer_idx]
+        if spec != expected:
+            raise UnsupportedAttention(f"attends with {spec}, but the KV cache was made for {expected}")
+        return self.context.backend.attend(spec, q, k, v, self.context.batch)
+
+
+def record_specs(model: PreTrainedModel) -> list[AttentionSpec]:
+    """Return the attention of each layer of a model on the meta device. Raises any error of its code."""
+    recorder, ids = SpecRecorder(), torch.zeros(1, 3, dtype=torch.int64, device="meta")
+    with torch.inference_mode():
+        model.base_model(input_ids=ids, position_ids=ids, use_cache=False, octavo=recorder)
+    return recorder.specs
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    octavo: Attention | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, None]:
+    """Attend with heads [1, heads, tokens, head_dim]; return rows [1, tokens, heads, size of a value]."""
+    if octavo is None:
+        raise UnsupportedAttention("does not pass keywords on to its attention")
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedAttention("has attention that is not causal")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    size = v.shape[-1]
+    if size != k.shape[-1]:  # DeepSeek: the cache has one size for both
+        v = F.pad(v, (0, k.shape[-1] - size))
+    return octavo.attend(_spec_of_call(module, q, k, keywords), q, k, v)[None, ..., :size], None
+
+
+def _spec_of_call(module: nn.Module, q: Tensor, k: Tensor, keywords: dict[str, Any]) -> AttentionSpec:
+    given = {name: value for name, value in keywords.items() if value is not None and name not in _UNUSED}
+    scale, window, softcap = (given.pop(name, None) for name in ("scaling", "sliding_window", "softcap"))
+    if given:
+        raise UnsupportedAttention(f"has attention with {', '.join(sorted(given))}, which is not built")
+    head_dim = q.shape[-1]
+    return AttentionSpec(
+        layer_idx=int(module.layer_idx),  # type: ignore[arg-type]
+        num_heads=q.shape[1],
+        kv=LayerKVSpec(num_kv_heads=k.shape[1], head_dim=head_dim, window=window),
+        scale=head_dim**-0.5 if scale is None else float(scale),
+        softcap=softcap,
+    )
+
+
+AttentionInterface.register(NAME, _attend)

@@ -1,0 +1,66 @@
+"""Finds an architecture in transformers; refuses those that the paged KV cache cannot serve, with reason and remedy."""
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from octavo_engine.config import ModelConfig
+from octavo_engine.ops.attention import AttentionSpec
+from octavo_engine.wire.errors import StartupError
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def find_family(config: ModelConfig) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """Return the model's class and its config. Raises StartupError."""
+    if config.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        where = f"transformers {transformers.__version__} has no decoder of this name"
+        if "auto_map" in config.hf:
+            where += ", and code from checkpoints (auto_map) is never run"
+        raise refusal(config.architecture, where)
+    family: type[PreTrainedModel] = getattr(transformers, config.architecture)
+    assert family.config_class is not None
+    try:
+        family_config = family.config_class.from_dict(config.hf)
+    except Exception as error:
+        raise refusal(config.architecture, f"transformers rejects config.json: {first_line(error)}") from error
+    problem = _problem_of_family(family, family_config)
+    if problem is not None:
+        raise refusal(config.architecture, f"it {problem}")
+    return family, family_config
+
+
+def check_specs(architecture: str, config: PreTrainedConfig, specs: list[AttentionSpec], max_model_len: int) -> None:
+    """Compare the recorded attention with the config. Raises StartupError."""
+    if len(specs) != config.num_hidden_layers:
+        raise refusal(architecture, f"{len(specs)} of its {config.num_hidden_layers} layers have attention")
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is None or window >= max_model_len:
+        return
+    for spec in specs:
+        slides = types is None or types[spec.layer_idx] == "sliding_attention"
+        if slides and spec.kv.window is None:
+            raise refusal(architecture, f"it does not pass the sliding_window of {window} on to its attention")
+
+
+def refusal(architecture: str, reason: str) -> StartupError:
+    return StartupError(
+        f"architecture '{architecture}' is not supported: {reason}: use a model of another architecture; "
+        "docs/guide/models.md lists tested ones."
+    )
+
+
+def first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _problem_of_family(family: type[PreTrainedModel], config: PreTrainedConfig) -> str | None:
+    if "text_config" in config.sub_configs or config.is_encoder_decoder:
+        return "is more than a decoder of text"
+    if not family._supports_attention_backend:
+        return "does not allow other attention (_supports_attention_backend)"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES))
+    if others:
+        return f"has layers of type {', '.join(others)}, but only {' and '.join(_LAYER_TYPES)} are built"
+    return "keeps a state besides keys and values" if family._is_stateful else None

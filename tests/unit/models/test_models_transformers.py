@@ -1,0 +1,219 @@
+"""Models that transformers runs: refusals, wrong weights, the check of each call, planned bytes, failing code."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine import LLM, SamplingParams
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.models.registry import build_model
+from octavo_engine.models.transformers_attention import UnsupportedAttention
+from octavo_engine.models.transformers_decoder import TransformersDecoder
+from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.runner.memory_plan import planned_weights_bytes
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, resolve_model
+from octavo_engine.weights.dummy import dummy_weights
+from octavo_engine.weights.loader import lazy_weights
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.decode_pairs import Pair
+from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
+from octavo_testing.paged import PagedDriver
+from octavo_testing.tiny_models import LENGTH, byte_tokenizer, make_tiny, tiny_config
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.models.granite.modeling_granite import GraniteMLP
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def config_of(model_type: str, architecture: str, **more: Any) -> ModelConfig:
+    config = AutoConfig.for_model(model_type, **{**SIZES, **more}).to_dict() | {"architectures": [architecture]}
+    return load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=config))
+
+
+def build(config: ModelConfig, dtype: torch.dtype = torch.float32, impl: Any = "transformers") -> TransformersDecoder:
+    model = build_model(config, impl=impl, dtype=dtype, device="cpu", max_model_len=32)
+    assert isinstance(model, TransformersDecoder)
+    return model
+
+
+def dummy(model: TransformersDecoder) -> dict[str, torch.Tensor]:
+    return dict(dummy_weights(model.named_shapes().items(), dtype=model.build.dtype))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return lambda name: make_tiny(name, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (("bloom", "BloomForCausalLM"), "_supports_attention_backend"),
+        (("stablelm", "StableLmForCausalLM"), "_supports_attention_backend"),
+        (("nemotron", "NemotronForCausalLM"), "does not pass keywords on"),
+        (("minimax", "MiniMaxForCausalLM"), "layers of type linear_attention"),
+        (("llama4_text", "Llama4ForCausalLM"), "layers of type chunked_attention"),
+        (("gpt_oss", "GptOssForCausalLM"), "attention with s_aux"),
+        (("diffllama", "DiffLlamaForCausalLM"), "attends in layer 0 after 1 calls"),
+        (("gemma3", "Gemma3ForConditionalGeneration"), "more than a decoder"),
+    ],
+)
+def test_a_refusal_has_architecture_reason_and_remedy(config: tuple[str, str], reason: str) -> None:
+    with pytest.raises(StartupError) as error:
+        build(config_of(*config) if config[0] != "gemma3" else gemma3())
+    message = str(error.value)
+    assert f"'{config[1]}' is not supported" in message
+    assert reason in message
+    assert "use a model of another architecture" in message
+
+
+def gemma3() -> ModelConfig:
+    """A multimodal architecture, whose text part would be run under its own name."""
+    config = config_of("llama", "LlamaForCausalLM")
+    hf = config.hf | {"architectures": ["Gemma3ForConditionalGeneration"]}
+    return load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf))
+
+
+def test_a_window_that_attention_does_not_get_is_refused_if_it_is_in_use() -> None:
+    with pytest.raises(StartupError, match=r"does not pass the sliding_window of 19 on"):
+        build(config_of("phimoe", "PhimoeForCausalLM", sliding_window=19, num_local_experts=2))
+    assert build(config_of("phimoe", "PhimoeForCausalLM", sliding_window=32, num_local_experts=2)).kv_specs()
+
+
+def test_code_in_a_checkpoint_is_never_run() -> None:
+    hf = config_of("llama", "LlamaForCausalLM").hf
+    other = hf | {"architectures": ["XyzForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_xyz.Xyz"}}
+    config = load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=other))
+    with pytest.raises(StartupError, match=r"'XyzForCausalLM' is not supported: .* code from checkpoints \(auto_map\)"):
+        build(config, impl="auto")
+
+
+def test_implementations_that_do_not_exist_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("granite", "GraniteForCausalLM")
+    with pytest.raises(StartupError, match=r"'GraniteForCausalLM' is not one of Octavo's .*LlamaForCausalLM.*: omit"):
+        build(config, impl="octavo")
+    monkeypatch.setitem(sys.modules, "octavo_engine.models.transformers_decoder", None)
+    with pytest.raises(StartupError, match=r"pip install 'octavo-engine\[transformers\]'"):
+        build(config, impl="auto")
+
+
+def test_gguf_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"))
+    assert resolve_files(EngineConfig(model=str(path))).gguf == path
+    with pytest.raises(StartupError, match=rf"{path}: --model-impl transformers reads no GGUF files: omit it"):
+        resolve_files(EngineConfig(model=str(path), model_impl="transformers"))
+
+
+def test_wrong_tensors_are_named() -> None:
+    model = build(config_of("granite", "GraniteForCausalLM"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    given = dummy(model)
+    with pytest.raises(StartupError, match=rf"missing tensor '{name}' of shape \(48, 32\): check"):
+        model.load_weights({n: t for n, t in given.items() if n != name}.items())
+    with pytest.raises(StartupError, match=rf"tensor '{name}' has shape \(32, 48\), the model needs \(48, 32\)"):
+        model.load_weights((given | {name: torch.zeros(32, 48)}).items())
+    with pytest.raises(StartupError, match=r"unexpected tensor 'model.layers.0.x': GraniteForCausalLM"):
+        model.load_weights((given | {"model.layers.0.x": torch.zeros(1)}).items())
+
+
+def test_a_missing_expert_is_an_error(folder: Callable[[str], Path]) -> None:
+    made = folder("mixtral")
+    weights = load_file(made / "model.safetensors")
+    (gone,) = (name for name in weights if "layers.2." in name and "experts.5.w2" in name)
+    save_file({name: tensor for name, tensor in weights.items() if name != gone}, made / "model.safetensors")
+    files = resolve_model(str(made))
+    with pytest.raises(
+        StartupError, match=r"'model\.layers\.2\..*' has shape \(7, 64, 96\), the model needs \(8, 64, 96\)"
+    ):
+        build(load_model_config(files)).load_weights(lazy_weights(files))
+
+
+@pytest.mark.parametrize("name", ["granite", "deepseek_v3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_planned_bytes_are_those_of_the_loaded_model(name: str, dtype: torch.dtype) -> None:
+    hf = tiny_config(name).to_dict()
+    architecture = {"granite": "GraniteForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}[name]
+    files = ModelFiles(name="m", root=Path(), load_format="dummy", config=hf | {"architectures": [architecture]})
+    config = load_model_config(files)
+    meta = build_model(config, impl="transformers", dtype=dtype, device="meta", max_model_len=32)
+    planned = planned_weights_bytes(meta)
+    model = build(config, dtype)
+    model.load_weights(dummy(model).items())
+    model.finish_loading()
+    assert planned == pytest.approx(model.weights_bytes(), rel=0.02)
+
+
+def test_a_call_with_other_heads_never_reaches_the_kernel(folder: Callable[[str], Path]) -> None:
+    """A kernel would write outside its blocks."""
+    files = resolve_model(str(folder("granite")))
+    model = build(load_model_config(files))
+    model.load_weights(lazy_weights(files))
+    model.finish_loading()
+    driver = PagedDriver(model, backend=CpuBackend(model.kv_specs(), 16, torch.float32))
+    driver.feed({0: [5, 6, 7]})
+    spec = model.specs[1]
+    model.specs[1] = replace(spec, kv=replace(spec.kv, num_kv_heads=1))
+    with pytest.raises(UnsupportedAttention, match=r"num_kv_heads=2.*the KV cache was made for .*num_kv_heads=1"):
+        driver.feed({0: [8]})
+
+
+def test_decode_steps_are_eager_with_one_log_line(
+    folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pair = Pair.open(folder("granite"), max_model_len=LENGTH)
+    pair.add(0, list(range(3, 15)))
+    for _ in range(5):
+        pair.decode([0])
+    declined = [r for r in caplog.messages if "not recorded" in r]
+    assert len(declined) == 1
+    loaded = [r for r in caplog.messages if "GraniteForCausalLM is run by transformers" in r]
+    assert len(loaded) == 2  # a line for each of the pair's models
+
+
+def test_an_exception_in_a_familys_code_fails_only_its_step(
+    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(str(folder("granite")), dtype="float32", max_model_len=LENGTH, num_gpu_blocks_override=16)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = {"prompt_token_ids": [5, 6, 7]}
+    before = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+
+    def broken(self: Any, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("a bug of the family")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraniteMLP, "forward", broken)
+        (failed,) = llm.generate(prompt, params, use_tqdm=False)
+    assert failed.error_kind == "internal"
+    assert "a bug of the family" in str(failed.error)
+    assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == before
+    llm.shutdown()
+
+
+def test_dummy_weights_need_only_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("granite", "GraniteForCausalLM").hf))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    llm = LLM(str(tmp_path), load_format="dummy", dtype="float32", max_model_len=32, num_gpu_blocks_override=8)
+    (output,) = llm.generate({"prompt_token_ids": [5]}, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
+    assert output.outputs[0].token_ids
+    llm.shutdown()
