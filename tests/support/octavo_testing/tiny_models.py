@@ -163,9 +163,7 @@ TINY: dict[str, Tiny] = {
     ),
 }
 
-_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
-
-#: Models that only transformers' implementation runs, or that it is to run; the last five have experts.
+#: Models that only transformers' implementation runs; the last two have experts.
 FAMILIES: dict[str, Tiny] = {
     "granite": Tiny(model_type="granite", config={"attention_multiplier": 0.3, "logits_scaling": 0.7}),
     "olmo3": Tiny(model_type="olmo3", config={"sliding_window": 19}),
@@ -189,9 +187,6 @@ FAMILIES: dict[str, Tiny] = {
         },
     ),
     "modernbert_decoder": Tiny(model_type="modernbert-decoder", config={"local_attention": 38}),
-    "mixtral": Tiny(model_type="mixtral", config={"sliding_window": 19, "num_local_experts": 8}),
-    "qwen3_moe": Tiny(model_type="qwen3_moe", config={"head_dim": 24, "num_experts": 8, **_EXPERTS}),
-    "olmoe": Tiny(model_type="olmoe", config={"num_experts": 8, **_EXPERTS}),
     "granitemoe": Tiny(
         model_type="granitemoe", config={"num_local_experts": 8, "attention_multiplier": 0.3, "logits_scaling": 0.7}
     ),
@@ -202,7 +197,8 @@ FAMILIES: dict[str, Tiny] = {
             "q_lora_rank": 24,
             "kv_lora_rank": 24,
             "n_routed_experts": 8,
-            **_EXPERTS,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 2,
             "qk_nope_head_dim": 16,
             "qk_rope_head_dim": 8,
             "v_head_dim": 12,

@@ -41,8 +41,8 @@ class BuildContext:
 class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
-    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`. `instead_of`: names of
-    the slots that it fills, if the checkpoint may have it in their place.
+    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`. `instead_of`: names
+    of the slots that it fills, if the checkpoint may have it in their place.
     """
 
     name: str
