@@ -14,6 +14,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig, batch
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.engine import EngineCore
+from octavo_engine.ngram import NgramProposer
 from octavo_engine.runner.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.trace_file import TraceFile
 from octavo_engine.wire.errors import StartupError
@@ -65,8 +66,15 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     scheduler = (
         Scheduler(limits, **publishing) if trace is None else TracingScheduler(limits, trace.write, **publishing)
     )
-    timeout_s = config.grammar_compile_timeout
-    return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
+    speculation = config.speculative_config
+    core = EngineCore(
+        scheduler,
+        executor,
+        trace=trace,
+        grammar_timeout_s=config.grammar_compile_timeout,
+        proposer=None if speculation is None else NgramProposer(speculation),
+    )
+    return core, ready
 
 
 def warn_if_steps_are_small(config: SchedulerConfig) -> None:
