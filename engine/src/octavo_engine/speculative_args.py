@@ -37,8 +37,8 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
     least = _count("prompt_lookup_min", _first_given(least, most))
     if least > most:
         raise StartupError(
-            f"speculative_config.prompt_lookup_min={least} is above prompt_lookup_max={most}: lower the former or raise "
-            f"the latter."
+            f"speculative_config.prompt_lookup_min={least} is above prompt_lookup_max={most}: lower the former or "
+            f"raise the latter."
         )
     return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_max=most, prompt_lookup_min=least)
 

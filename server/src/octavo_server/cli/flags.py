@@ -169,14 +169,8 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
         group.add_argument(flag, choices=choices, default=default, help=described)
     else:
         kind = _TYPES.get(config_field.name, _plain_type(hint))
-        group.add_argument(
-            flag,
-            *_SHORT_FLAGS.get(config_field.name, ()),
-            type=kind,
-            default=default,
-            metavar=_metavar(kind),
-            help=described,
-        )
+        flags = (flag, *_SHORT_FLAGS.get(config_field.name, ()))
+        group.add_argument(*flags, type=kind, default=default, metavar=_metavar(kind), help=described)
 
 
 def _plain_type(hint: Any) -> Any:
