@@ -64,9 +64,10 @@ class MetricTable(MarkdownDirective):
 
 
 def engine_metrics() -> Iterator[str]:
-    for metric in active_metrics(frozenset({"kv_cache_metrics"})):
+    for metric in active_metrics(frozenset({"kv_cache_metrics", "spec_decode"})):
         suffix = "_total" if metric.kind == "counter" else ""
-        only = " Only with `--kv-cache-metrics`." if metric.feature == "kv_cache_metrics" else ""
+        flag = {"kv_cache_metrics": "--kv-cache-metrics", "spec_decode": "--speculative-config"}.get(metric.feature)
+        only = f" Only with `{flag}`." if flag else ""
         yield metric_row(
             [name + suffix for name in metric.exposed_names()],
             metric.kind,

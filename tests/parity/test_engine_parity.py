@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 1e-4
 BLOCK = 16
 NUM_BLOCKS = 64
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LENGTHS = (21, 32, 43, 48)  # two of them end on a block's edge
 
 
@@ -103,6 +104,17 @@ def test_cached_prompts_equal_transformers(case: Case) -> None:
         outputs = generate(llm, prompts(*LENGTHS))
         assert [output.num_cached_tokens for output in outputs] == [16, 31, 32, 47]
         assert llm.stats.cow_copies >= 2
+    assert case.distance(outputs) <= TOLERANCE
+
+
+def test_outputs_with_drafts_equal_transformers(case: Case) -> None:
+    """The prompts repeat themselves, and a model without training soon does, too, so drafts are found and accepted."""
+    repeated = [{"prompt_token_ids": prompt["prompt_token_ids"][:7] * 3} for prompt in prompts(*LENGTHS)]
+    with case.llm(speculative_config=DRAFTS) as llm:
+        outputs = generate(llm, repeated)
+        stats = llm.stats
+        assert sum(stats.accepted_draft_tokens) > 0
+        assert stats.drafts > 0
     assert case.distance(outputs) <= TOLERANCE
 
 

@@ -80,6 +80,16 @@ class KVEventsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """Value of `--speculative-config`. `prompt_lookup_*`: the most and the least tokens that a match must have."""
+
+    num_speculative_tokens: int
+    method: Literal["ngram"] = "ngram"
+    prompt_lookup_max: int = 5
+    prompt_lookup_min: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
@@ -108,6 +118,7 @@ class EngineConfig:
     max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
+    speculative_config: SpeculativeConfig | None = None  # None: no drafts
     enable_sleep_mode: bool = False
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events

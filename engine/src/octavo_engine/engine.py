@@ -22,6 +22,7 @@ from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
+    from octavo_engine.ngram import NgramProposer
     from octavo_engine.runner.executor import Executor
     from octavo_engine.trace_file import TraceFile
 
@@ -41,11 +42,13 @@ class EngineCore:
         clock: Clock = time.monotonic,
         trace: "TraceFile | None" = None,
         grammar_timeout_s: float = 10.0,
+        proposer: "NgramProposer | None" = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._trace = trace
+        self._proposer = proposer
         self._costs = StepCosts()
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
@@ -145,6 +148,9 @@ class EngineCore:
             self._trace.close()
 
     def _advance(self, now: float) -> list[SeqOutput]:
+        if self._proposer is not None:
+            for seq_id, drafts in self._proposer.propose(self._scheduler.decoding()):
+                self._scheduler.propose(seq_id, drafts)
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:
             return []

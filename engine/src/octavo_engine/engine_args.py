@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from octavo_engine.config import EngineConfig, KVEventsConfig
+from octavo_engine.speculative_args import speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
 from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
@@ -103,6 +104,8 @@ def _normalise(name: str, value: Any) -> Any:
         return (value,) if isinstance(value, str) else tuple(value or ())
     if name == "kv_events_config":
         return kv_events_config(value)
+    if name == "speculative_config":
+        return speculative_config(value)
     if name == "override_generation_config":
         return _generation_override(value)
     if (

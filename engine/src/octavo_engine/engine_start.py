@@ -19,6 +19,7 @@ from octavo_engine.trace_file import TraceFile
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
+    from octavo_engine.ngram import NgramProposer
     from octavo_engine.runner.capacity import Capacity
     from octavo_engine.runner.executor import Executor
 
@@ -65,8 +66,22 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     scheduler = (
         Scheduler(limits, **publishing) if trace is None else TracingScheduler(limits, trace.write, **publishing)
     )
-    timeout_s = config.grammar_compile_timeout
-    return EngineCore(scheduler, executor, trace=trace, grammar_timeout_s=timeout_s), ready
+    core = EngineCore(
+        scheduler,
+        executor,
+        trace=trace,
+        grammar_timeout_s=config.grammar_compile_timeout,
+        proposer=_make_proposer(config),
+    )
+    return core, ready
+
+
+def _make_proposer(config: EngineConfig) -> "NgramProposer | None":
+    if config.speculative_config is None:
+        return None
+    from octavo_engine.ngram import NgramProposer  # it needs numpy, which this module's other users don't import
+
+    return NgramProposer(config.speculative_config)
 
 
 def warn_if_steps_are_small(config: SchedulerConfig) -> None:

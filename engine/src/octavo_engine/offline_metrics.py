@@ -139,5 +139,11 @@ def _totals(stats: EngineStats, labels: dict[str, str]) -> list[MetricValue]:
         "prompt_tokens": stats.prompt_tokens,
         "generation_tokens": stats.generation_tokens,
     }
+    if stats.drafts:
+        counters |= {
+            "spec_decode_num_drafts": stats.drafts,
+            "spec_decode_num_draft_tokens": stats.draft_tokens,
+            "spec_decode_num_accepted_tokens": sum(stats.accepted_draft_tokens),
+        }
     found: list[MetricValue] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
     return found + [Counter(DEFAULT_PREFIX + name, labels, value) for name, value in counters.items()]

@@ -183,7 +183,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "guided_decoding_disable_any_whitespace": replace(_EITHER, is_switch=True),
     "guided_decoding_disable_additional_properties": replace(_EITHER, is_switch=True),
     "reasoning_config": _values({}, missing="--reasoning-parser knows the tokens around reasoning."),
-    "speculative_config": VllmArgument(missing="there is no speculative decoding.", flags=("-sc",)),
     # Features.
     "enable_lora": _values(False, is_switch=True, **_NO_LORA),
     "enable_prompt_adapter": _values(False, is_switch=True, **_NO_LORA),

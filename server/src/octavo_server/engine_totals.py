@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.wire.metrics import active_metrics
+from octavo_engine.wire.metrics import Feature, active_metrics
 from octavo_engine.wire.records import EngineStats
 from octavo_engine.wire.sleep import MemoryTag
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,12 +17,14 @@ Samples = dict[str, list[Sample]]
 class EngineCollector(Collector):
     """Exports all gauges and counters. `samples`: returns the current samples by metric name."""
 
-    def __init__(self, common: Mapping[str, str], prefix: str, samples: Callable[[], Samples]) -> None:
-        self._common, self._prefix, self._samples = common, prefix, samples
+    def __init__(
+        self, common: Mapping[str, str], prefix: str, samples: Callable[[], Samples], features: frozenset[Feature]
+    ) -> None:
+        self._common, self._prefix, self._samples, self._features = common, prefix, samples, features
 
     def collect(self) -> Iterator[Metric]:
         samples = self._samples()
-        for metric in active_metrics():
+        for metric in active_metrics(self._features):
             if metric.kind != "histogram":
                 family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
                 for name in metric.exposed_names(self._prefix):
@@ -50,6 +52,9 @@ def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[Me
         "dropped_blocks": s.dropped_blocks,
         "recomputed_tokens": s.recomputed_tokens,
         "cow_copies": s.cow_copies,
+        "spec_decode_num_drafts": s.drafts,
+        "spec_decode_num_draft_tokens": s.draft_tokens,
+        "spec_decode_num_accepted_tokens": sum(s.accepted_draft_tokens),
         **dict.fromkeys(ALWAYS_ZERO, 0),
     }
     labelled: dict[str, dict[str, float]] = {
@@ -63,6 +68,7 @@ def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[Me
         "kv_blocks": {"free": s.free_blocks, "cached": s.cached_blocks, "in_use": s.in_use_blocks},
         "host_kv_blocks": {"used": s.host_used_blocks, "total": s.host_total_blocks},
         "preemptions_by_mode": {"swap": s.preemptions_swap, "recompute": s.preemptions_recompute},
+        "spec_decode_num_accepted_tokens_per_pos": {str(i): n for i, n in enumerate(s.accepted_draft_tokens)},
         "swapped_blocks": {"out": s.swapped_out_blocks, "in": s.swapped_in_blocks},
     }
     found: Samples = {name: [((), value)] for name, value in plain.items()}

@@ -51,9 +51,9 @@ class Telemetry:
         self._cache_labels, self._startup_s = cache_labels(config, ready), ready.startup_s
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        registry.register(EngineCollector(common, prefix, self._samples))
+        features = _features(config)
+        registry.register(EngineCollector(common, prefix, self._samples, features))
         self._histograms: dict[str, list[Histogram]] = {}
-        features: frozenset[Feature] = frozenset({"kv_cache_metrics"} if config.kv_cache_metrics else ())
         for metric in active_metrics(features):
             if metric.kind == "histogram":
                 bounds = metric.bounds(ready.max_model_len)
@@ -113,3 +113,11 @@ class Telemetry:
             request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
         )
         return RequestMetrics(summary, self)
+
+
+def _features(config: EngineConfig) -> frozenset[Feature]:
+    enabled: dict[Feature, bool] = {
+        "kv_cache_metrics": config.kv_cache_metrics,
+        "spec_decode": config.speculative_config is not None,
+    }
+    return frozenset(feature for feature, is_on in enabled.items() if is_on)

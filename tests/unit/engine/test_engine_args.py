@@ -49,7 +49,6 @@ def test_an_unknown_name_gets_its_near_matches():
         ("pipeline_parallel_size", 4, 1),
         ("quantization", "awq", None),
         ("enable_lora", True, False),
-        ("speculative_config", {"method": "ngram"}, None),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),
         ("hf_overrides", {"rope_theta": 1}, {}),

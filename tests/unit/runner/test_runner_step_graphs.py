@@ -221,9 +221,8 @@ def decoding(**fields: Any) -> SeqStep:
         decoding(num_tokens=0, logits_from=1),
         decoding(logits_from=1),
         decoding(num_prompt_logprobs=1),
-        decoding(draft_token_ids=[3]),
     ],
-    ids=["prompt", "fork", "fork-with-token", "prompt-logprobs", "drafts"],
+    ids=["prompt", "fork", "fork-with-token", "prompt-logprobs"],
 )
 def test_only_plain_decode_steps_may_be_replayed(other: SeqStep) -> None:
     assert may_replay(StepPlan(step_id=0, seqs=[decoding()]))

@@ -221,11 +221,6 @@ def test_logits_that_are_not_finite_end_one_sequence(rig: Rig) -> None:
     assert [(s.token_ids, s.error) for s in result.seqs] == [([6], None), ([], NOT_FINITE)]
 
 
-def test_draft_tokens_are_refused(rig: Rig) -> None:
-    result = rig.run(step(1, 0, 1, draft_token_ids=[3]), new_seqs=[new(1, 5)])
-    assert "speculative decoding" in (result.error or "")
-
-
 def test_costs_are_measured_from_large_chunks_and_swaps(rig: Rig) -> None:
     small = rig.run(step(1, 0, 1), new_seqs=[new(1, *range(200))])
     assert (small.costs.prefill_token_s, small.costs.swap_block_s) == (0.0, 0.0)

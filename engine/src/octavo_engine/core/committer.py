@@ -44,6 +44,8 @@ class Committer:
             return
         tokens = [] if sampled is None else sampled.token_ids
         is_first = seq.num_output == 0
+        if step.draft_token_ids and tokens:
+            self._count_drafts(len(step.draft_token_ids), num_accepted=len(tokens) - 1)
         count, stop = append_tokens(seq, tokens)
         if seq.status == "preempted":
             self._state.num_waiting_tokens += count
@@ -68,6 +70,15 @@ class Committer:
         outputs.append(output)
         if stop[0] is not None:
             self._end(seq, output, stop)
+
+    def _count_drafts(self, num_drafts: int, *, num_accepted: int) -> None:
+        counters = self._state.counters
+        counters.drafts += 1
+        counters.draft_tokens += num_drafts
+        accepted = counters.accepted_draft_tokens
+        accepted += [0] * (num_drafts - len(accepted))
+        for position in range(num_accepted):
+            accepted[position] += 1
 
     def _rewind(self, seq: Sequence) -> None:
         """Set `computed` to the accepted tokens without the newest, whose KV the sequence's next step computes."""

@@ -81,6 +81,8 @@ class Planner:
                 if seq.status != "running":
                     break
                 continue
+            if seq.drafts:
+                self._cut_drafts(seq, budget, num_later=len(running) - position)
             want = self._share_of(seq, start, budget)
             if not self._make_room(seq, position, start + want):
                 if seq.status == "running":
@@ -89,6 +91,17 @@ class Planner:
             self._kv.grow(seq, start + want)
             budget -= self._schedule(seq, want)
         return budget
+
+    def _cut_drafts(self, seq: Sequence, budget: int, *, num_later: int) -> None:
+        """Cut drafts to the sequence's length limit, and to tokens and blocks that no later sequence may need.
+
+        The later sequences, which decode or have a prompt, need one token each, and at most one block for it.
+        """
+        length, pool = len(seq.token_ids), self._kv.pool
+        copied = self._kv.shared_write_block(seq) is not None
+        blocks = len(seq.table) + max(pool.num_available - num_later - copied, 0)
+        room = min(seq.limit - 1, blocks * self._config.block_size) - length
+        seq.drafts = seq.drafts[: max(min(room, budget - num_later - (length - seq.computed)), 0)]
 
     def _collect_prompt(self, seq: Sequence, position: int) -> int:
         """Make a prompt's next block writable, and keep it for its share of the step; return the tokens reserved."""
@@ -151,7 +164,6 @@ class Planner:
         The result is 0 only without chunked prefill, for a prompt that exceeds the remaining budget.
         """
         todo = len(seq.token_ids) - start
-        seq.drafts = seq.drafts[: max(seq.limit - len(seq.token_ids) - 1, 0)]
         want = todo + len(seq.drafts)
         if self._config.enable_chunked_prefill:
             want = min(self._below_threshold(want), budget)

@@ -26,7 +26,7 @@ class PromptShares:
 
     def __init__(self, max_step_s: float, costs: StepCosts, decodes: list[SeqStep]) -> None:
         self._costs = costs
-        self._rest_s = costs.step_s + sum([costs.chunk_s(step.start, step.num_tokens) for step in decodes])
+        self._rest_s = costs.step_s + sum([costs.chunk_s(step.start, step.num_computed) for step in decodes])
         self._left_s = max(max_step_s - self._rest_s, MIN_SHARE * self._rest_s)
         self._reserved_s = self._least_first_s = 0.0
 

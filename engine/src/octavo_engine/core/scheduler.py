@@ -123,6 +123,11 @@ class Scheduler:
         self._check_invariants()
         return child.seq_id
 
+    def decoding(self) -> list[Sequence]:
+        """Return the running sequences whose next step computes one generated token, the newest."""
+        running = self._state.running
+        return [seq for seq in running if seq.computed == len(seq.token_ids) - 1 >= seq.num_prompt]
+
     def propose(self, seq_id: SeqId, draft_token_ids: list[int]) -> None:
         """Set the draft tokens that the sequence's next decode step verifies; ignored if no step is due."""
         seq = self._state.seqs.get(seq_id)
@@ -171,6 +176,7 @@ class Scheduler:
         state, pool, host = self._state, self._state.kv.pool, self._state.kv.host
         return replace(
             state.counters,
+            accepted_draft_tokens=[*state.counters.accepted_draft_tokens],
             running=len(state.running),
             waiting=len(state.waiting) + len(state.deferred),
             deferred=len(state.deferred),

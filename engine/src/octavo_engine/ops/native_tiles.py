@@ -1,8 +1,8 @@
 """Divides one step's attention for the native kernel: tiles of queries, parts of long contexts, merges of the parts.
 
-If a sequence's queries fit one tile (decode, a short chunk), its keys are divided at multiples of `PART_KEYS`; more
-queries are divided into tiles that each process all their keys. The division, and so the result, depends only on the
-sequence itself.
+The keys of a sequence with few queries (decode, drafts, a short chunk) are divided at multiples of `PART_KEYS`; with
+more queries, each tile processes all its keys. The division, and so the result, depends only on the sequence itself. It
+is the same for one query and for several: a draft has the bits of a decode step.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from octavo_engine.ops.cpu_groups import Ints, Lengths
 
 PART_KEYS = 256
+DIVIDED_QUERIES = 33  # the most tokens of a decode step with drafts
 
 _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
 
@@ -32,28 +33,29 @@ def make_tiles(lengths: Lengths, *, group: int, window: int | None, tile_rows: i
     first = lengths.seq - lengths.query
     num_tiles = -(-lengths.query // per_tile)
     oldest = _oldest_key(first, window) // chunk_keys * chunk_keys
-    num_parts = -(-lengths.seq // PART_KEYS) - oldest // PART_KEYS
-    units = np.where(num_tiles == 1, num_parts, num_tiles)
+    is_divided = (num_tiles == 1) | (lengths.query <= DIVIDED_QUERIES)
+    num_parts = np.where(is_divided, -(-lengths.seq // PART_KEYS) - oldest // PART_KEYS, 1)
+    units = num_tiles * num_parts
     seq = np.repeat(np.arange(len(units)), units)
     index = np.arange(len(seq)) - np.repeat(np.cumsum(units) - units, units)
+    tile, part_idx = np.divmod(index, num_parts[seq])
 
-    is_part = num_tiles[seq] == 1
-    query = np.where(is_part, 0, index * per_tile)
+    query = tile * per_tile
     num_queries = np.minimum(per_tile, lengths.query[seq] - query)
     position = first[seq] + query
-    part = (oldest[seq] // PART_KEYS + index) * PART_KEYS
+    part = (oldest[seq] // PART_KEYS + part_idx) * PART_KEYS
     key_begin = _oldest_key(position, window) // chunk_keys * chunk_keys
-    key_begin = np.where(is_part, np.maximum(part, key_begin), key_begin)
-    key_end = np.where(is_part, np.minimum(part + PART_KEYS, lengths.seq[seq]), position + num_queries)
+    key_begin = np.where(is_divided[seq], np.maximum(part, key_begin), key_begin)
+    key_end = position + num_queries
+    key_end = np.where(is_divided[seq], np.minimum(part + PART_KEYS, key_end), key_end)
 
-    is_cut = is_part & (num_parts[seq] > 1)
+    is_cut = num_parts[seq] > 1
     partial = np.where(is_cut, np.cumsum(is_cut) - 1, -1)
-    columns = [seq, lengths.row[seq] + query, position, num_queries, key_begin, key_end, partial, np.zeros_like(seq)]
+    row = lengths.row[seq] + query
+    columns = [seq, row, position, num_queries, key_begin, key_end, partial, np.zeros_like(seq)]
     tiles = np.stack(columns, axis=1).astype(np.int32)
     order = np.argsort(-(num_queries * (key_end - key_begin)), kind="stable")
-    cut = np.flatnonzero((num_tiles == 1) & (num_parts > 1))
-    starts = np.cumsum(num_parts[cut]) - num_parts[cut]
-    merges = np.stack([lengths.row[cut], lengths.query[cut], starts, num_parts[cut]], axis=1)
+    merges = np.stack([row, num_queries, partial, num_parts[seq]], axis=1)[is_cut & (part_idx == 0)]
     return Tiles(np.ascontiguousarray(tiles[order]), merges.astype(np.int32), int(is_cut.sum()))
 
 

@@ -24,8 +24,8 @@ Ints = npt.NDArray[np.int64]
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows` and `start` (the tokens with
-    KV before them) have an entry for each.
+    `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows`, `num_drafts` (the last ones
+    of these rows) and `start` (the tokens with KV before them) have an entry for each.
     """
 
     input_ids: Tensor
@@ -34,6 +34,7 @@ class StepInputs:
     steps: list[SeqStep]
     first_row: Ints
     num_rows: Ints
+    num_drafts: Ints
     start: Ints
 
 
@@ -77,13 +78,17 @@ class PersistentBatch:
         self.seqs[seq_id].token_ids[position] = token_id
 
     def inputs(self, plan: StepPlan) -> StepInputs | None:
-        """Build the step's inputs; return None if the plan computes no tokens."""
+        """Build the step's inputs, drafts included; return None if the plan computes no tokens."""
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
             return None
+        num_drafts = np.fromiter((len(step.draft_token_ids) for step in steps), dtype=np.int64, count=len(steps))
+        for step in (steps[i] for i in np.flatnonzero(num_drafts)):
+            end = step.start + step.num_tokens
+            self.seqs[step.seq_id].token_ids[end : end + len(step.draft_token_ids)] = step.draft_token_ids
         slots = self.slots_of([step.seq_id for step in steps])
         start = np.fromiter((step.start for step in steps), dtype=np.int64, count=len(steps))
-        num_rows = np.fromiter((step.num_tokens for step in steps), dtype=np.int64, count=len(steps))
+        num_rows = num_drafts + np.fromiter((step.num_tokens for step in steps), dtype=np.int64, count=len(steps))
         ends = np.cumsum(num_rows)
         first_row = ends - num_rows
         positions = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
@@ -105,6 +110,7 @@ class PersistentBatch:
             steps=steps,
             first_row=first_row,
             num_rows=num_rows,
+            num_drafts=num_drafts,
             start=start,
         )
 

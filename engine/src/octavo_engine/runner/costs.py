@@ -31,9 +31,12 @@ class CostMeter:
         self._is_measured = False
         self._swap_block_s = 0.0
 
-    def record_forward(self, num_rows: Ints, start: Ints, duration_s: float) -> None:
-        """Record a forward pass. `num_rows`, `start` [seqs]: tokens computed, and tokens with KV before them."""
-        largest = int(num_rows.max())
+    def record_forward(self, num_rows: Ints, start: Ints, duration_s: float, *, num_drafts: Ints | int = 0) -> None:
+        """Record a forward pass. [seqs]: tokens computed, tokens with KV before them, and drafts among the computed.
+
+        A step whose only long entries are drafts is one without a prompt.
+        """
+        largest = int((num_rows - num_drafts).max())
         self._is_measured |= largest >= _FIRST_CHUNK_TOKENS
         pairs = (num_rows * (start + num_rows / 2)).sum()
         sizes = np.array([1.0, num_rows.sum(), pairs]) * _SCALE / duration_s

@@ -15,10 +15,6 @@ from octavo_engine.wire.sampling import SamplingParams
 Ints = npt.NDArray[np.int64]
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-
-
 class TokenCounts:
     """The distinct tokens of the prompt and the output, with their counts in the output."""
 

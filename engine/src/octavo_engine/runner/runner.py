@@ -21,6 +21,7 @@ from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.device import Device
+from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.sampler import Sampler, SampleRows
@@ -113,8 +114,6 @@ class Runner:
             self._grammars.add(new)
         self._batch.update_tables(plan)
         self._move_blocks(plan)
-        if any(step.draft_token_ids for step in plan.seqs):
-            raise NotImplementedError("speculative decoding: this runner takes no draft tokens")
         started = time.perf_counter()
         inputs = self._batch.inputs(plan)
         if inputs is None:
@@ -128,7 +127,8 @@ class Runner:
         results = self._sample(plan, inputs, hidden)
         self._add_prompt_logprobs(results, inputs, hidden)
         self._device.synchronize()
-        self._costs.record_forward(inputs.num_rows, inputs.start, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._costs.record_forward(inputs.num_rows, inputs.start, seconds, num_drafts=inputs.num_drafts)
         return list(results.values())
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -146,22 +146,19 @@ class Runner:
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> dict[int, SeqResult]:
         """Sample; return results by sequence id, in plan order, and append the tokens to their sequences."""
-        last_row = {
-            step.seq_id: int(row)
-            for step, row in zip(inputs.steps, inputs.first_row + inputs.num_rows - 1, strict=True)
-        }
+        last = inputs.first_row + inputs.num_rows - inputs.num_drafts - 1
+        last_row = {step.seq_id: row for step, row in zip(inputs.steps, last.tolist(), strict=True)}
         sampling = [step for step in plan.seqs if step.sample]
-        sources = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
-        results: dict[int, SeqResult] = {}
+        rows, chosen = rows_to_choose(sampling, last_row), list[SeqResult]()
         vocab_rows = self._rows_at_a_time()
-        for at in range(0, len(sampling), vocab_rows):
-            part = sampling[at : at + vocab_rows]
-            logits = self._logits(hidden, np.array(sources[at : at + vocab_rows]))
-            for result in self._sampler.sample(logits, self._sample_rows(part), self._grammars.rows(part)):
-                results[result.seq_id] = result
+        for at in range(0, len(rows.steps), vocab_rows):
+            part = rows.part(at, at + vocab_rows)
+            logits = self._logits(hidden, part.sources)
+            chosen += self._sampler.sample(logits, self._sample_rows(part), self._grammars.rows(part.steps))
+        results = accept_drafts(sampling, chosen)
         for step in sampling:
-            for token in results[step.seq_id].token_ids:
-                self._batch.append(step.seq_id, step.start + step.num_tokens, token)
+            for position, token in enumerate(results[step.seq_id].token_ids, step.start + step.num_tokens):
+                self._batch.append(step.seq_id, position, token)
         self._grammars.begin_next(self._outputs([s for s in sampling if results[s.seq_id].token_ids], num_new=1))
         return results
 
@@ -170,12 +167,12 @@ class Runner:
         seqs = self._batch.seqs
         return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new) for s in sampling}
 
-    def _sample_rows(self, steps: list[SeqStep]) -> SampleRows:
-        seq_ids = [step.seq_id for step in steps]
+    def _sample_rows(self, rows: ChoiceRows) -> SampleRows:
+        seq_ids = [step.seq_id for step in rows.steps]
         return SampleRows(
             seqs=[self._batch.seqs[i] for i in seq_ids],
             slots=self._batch.slots_of(seq_ids),
-            positions=np.array([step.start + step.num_tokens for step in steps], dtype=np.int64),
+            positions=rows.positions,
         )
 
     def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

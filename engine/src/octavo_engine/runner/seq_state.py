@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo_engine.runner.penalties import TokenCounts, has_penalties
+from octavo_engine.runner.penalties import TokenCounts
 from octavo_engine.runner.token_masks import TokenMasks
 from octavo_engine.wire.plan import NewSeq, SeqId
 from octavo_engine.wire.sampling import SamplingParams
@@ -36,7 +36,7 @@ class SeqState:
             params=params,
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=token_ids,
-            counts=TokenCounts(params, new.num_prompt_tokens) if has_penalties(params) else None,
+            counts=TokenCounts(params, new.num_prompt_tokens) if params.has_penalties else None,
             masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
         )
 

