@@ -10,13 +10,13 @@ from pathlib import Path
 
 import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine import LLM, SamplingParams
-from octavo_testing.copy_prompts import COPY_CHATS
+from octavo_testing.copy_prompts import COPY_PROMPTS
 from table import Samples, print_table, save_json
 
 
 def tokens_per_s(llm: LLM, params: SamplingParams, num_prompts: int) -> float:
     began = time.process_time()
-    outputs = [llm.chat(chat, params, use_tqdm=False)[0].outputs[0] for chat in COPY_CHATS[:num_prompts]]
+    outputs = [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for prompt in COPY_PROMPTS[:num_prompts]]
     return sum(len(output.token_ids) for output in outputs) / (time.process_time() - began)
 
 

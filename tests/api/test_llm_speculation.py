@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_engine import LLM, RequestOutput, SamplingParams
-from octavo_testing.copy_prompts import COPY_CHATS
+from octavo_testing.copy_prompts import COPY_PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
@@ -43,10 +43,10 @@ def visible(outputs: list[RequestOutput]) -> list[Any]:
 def test_drafts_change_no_output(llms: tuple[LLM, LLM], name: str, crowded: bool) -> None:
     params = SamplingParams(max_tokens=64, **SETTINGS[name])
     plain, drafting = llms
-    groups = [COPY_CHATS] if crowded else [[chat] for chat in COPY_CHATS]
+    groups = [COPY_PROMPTS] if crowded else [[prompt] for prompt in COPY_PROMPTS]
     before = sum(drafting.stats.accepted_draft_tokens)
     for group in groups:
-        want, got = (visible(llm.chat(group, params, use_tqdm=False)) for llm in (plain, drafting))
+        want, got = (visible(llm.generate(group, params, use_tqdm=False)) for llm in (plain, drafting))
         assert got == want
     accepted = sum(drafting.stats.accepted_draft_tokens) - before
     assert accepted == 0 if name == "penalties" else accepted > 100

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from octavo_testing.copy_prompts import COPY_CHATS
+from octavo_testing.copy_prompts import COPY_PROMPTS
 from octavo_testing.serve_command import octavo_serve
 from openai import OpenAI
 
@@ -20,9 +20,9 @@ def stream(url: str, stop: list[str]) -> tuple[str, str | None, Any, int]:
     """Return text, finish reason, usage and number of chunks with text."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     chunks = list(
-        client.chat.completions.create(
+        client.completions.create(
             model=MODEL,
-            messages=COPY_CHATS[8],  # type: ignore[arg-type]
+            prompt=COPY_PROMPTS[8],
             temperature=0,
             max_tokens=80,
             stop=stop,
@@ -30,7 +30,7 @@ def stream(url: str, stop: list[str]) -> tuple[str, str | None, Any, int]:
             stream_options={"include_usage": True},
         )
     )
-    texts = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+    texts = [c.choices[0].text for c in chunks if c.choices and c.choices[0].text]
     reasons = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
     return "".join(texts), reasons[-1], chunks[-1].usage, len(texts)
 

@@ -25,7 +25,7 @@ class NgramProposer:
     def propose(self, seqs: list[Sequence]) -> Iterator[tuple[SeqId, list[int]]]:
         """Yield the drafts of those sequences that have any. `seqs`: all sequences whose next step decodes.
 
-        Sequences with a grammar or penalties get none: their tokens depend on the tokens before them, drafts included.
+        Sequences with a grammar or penalties get none: their masks and counts are those of one row, not yet of several.
         """
         buffers, lengths = self._buffers, self._lengths
         self._buffers, self._lengths = {}, {}

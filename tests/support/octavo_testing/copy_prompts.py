@@ -1,10 +1,10 @@
-"""Prompts below 250 tokens whose answers quote them."""
+"""Prompts below 250 tokens that models continue by copying a part of them."""
 
-_TASKS = (
-    "Repeat this text exactly",
-    "Copy the following without changes",
-    "Write this again, word by word",
-    "Correct the typos in this text and return all of it",
+_FRAMES = (
+    "Original:\n{}\n\nExact copy:\n",
+    "Text:\n{}\n\nCopy of the text:\n",
+    "Source:\n{}\n\nVerbatim copy:\n",
+    "Input:\n{}\n\nOutput, equal to the input:\n",
 )
 _TEXTS = (
     "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
@@ -15,5 +15,4 @@ _TEXTS = (
     "- flour 200 g\n- sugar 100 g\n- butter 150 g\n- eggs 3\n- milk 50 ml\n- salt 1 pinch\n",
 )
 
-#: 20 chats of one message each.
-COPY_CHATS = [[{"role": "user", "content": f"{task}:\n\n{text}"}] for text in _TEXTS for task in _TASKS]
+COPY_PROMPTS = [frame.format(text) for text in _TEXTS for frame in _FRAMES]

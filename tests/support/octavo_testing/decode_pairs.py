@@ -145,6 +145,14 @@ class Pair:
         steps = [self._step(seq_id, 1) for seq_id in seq_ids]
         self._append(self.both(StepPlan(step_id=0, seqs=steps, **plan)))
 
+    def verify(self, seq_id: int, drafts: list[int]) -> None:
+        """Decode with drafts."""
+        step = self._step(seq_id, 1 + len(drafts))
+        step.num_tokens, step.draft_token_ids = 1, drafts
+        result = self.both(StepPlan(step_id=0, seqs=[step]))
+        self.lengths[seq_id] += len(result.seqs[0].token_ids) - 1 - len(drafts)
+        self._append(result)
+
     def drop(self, seq_id: int) -> None:
         """Preempt or finish a sequence."""
         self.both(StepPlan(step_id=0, dropped_seqs=[seq_id]))

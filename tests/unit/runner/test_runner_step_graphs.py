@@ -210,6 +210,23 @@ def test_all_numbers_of_rows_share_the_memory(folder: Callable[[str], Path]) -> 
     assert 0 < use(*range(1, 9)) == use(*range(8, 0, -1)) == largest
 
 
+def test_steps_with_drafts_are_replayed(folder: Callable[[str], Path]) -> None:
+    """Drafts of the greedy tokens are accepted, others rejected; the tokens are those of single steps."""
+    pair = Pair.open(folder("llama"))
+    for seq_id in (1, 2):
+        pair.add(seq_id, prompt(15, 0))
+    decode(pair, 1, steps=12)
+    want = pair.tokens[1]
+    while len(pair.tokens[2]) < len(want) - 3:
+        right = want[len(pair.tokens[2]) :][:2]
+        pair.verify(2, [right[0], (right[1] + 1) % 30])
+    assert pair.tokens[2] == want[: len(pair.tokens[2])]
+    assert len(pair.tokens[2]) == 16 + 2 * 5
+    graphs = pair.recorded.device.graphs
+    assert graphs is not None
+    assert graphs.graphs[3] is not None
+
+
 def decoding(**fields: Any) -> SeqStep:
     return SeqStep(**{"seq_id": 1, "start": 5, "num_tokens": 1, "sample": True, **fields})
 

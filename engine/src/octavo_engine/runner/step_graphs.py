@@ -17,7 +17,7 @@ from octavo_engine.runner.batch import StepInputs
 from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_ROWS = 4096
+_MOST_ROWS = 512  # larger steps gain nothing, and drafts make steps of any number of rows, each with a recording
 
 #: A model's forward pass: token ids, positions and context to hidden rows.
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
@@ -33,7 +33,7 @@ class StepGraphs(Protocol):
 
 
 def may_replay(plan: StepPlan) -> bool:
-    """Return True if a graph can compute this step: one token of each sequence, and no use of hidden rows but the last.
+    """Return True if a graph can compute this step: one token of each sequence with its drafts, and no other rows.
 
     A feature that computes in the forward pass from anything beside tokens, positions and the KV cache, such as an
     adapter, pooling or a second rank, must return False here: a graph would repeat the work of another step.

@@ -119,7 +119,7 @@ class EngineStats:
     cow_copies: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    drafts: int = 0
+    drafts: int = 0  # steps of sequences with draft tokens
     draft_tokens: int = 0
     accepted_draft_tokens: list[int] = field(default_factory=list)  # by position in the draft
     step_s: float = 0.0  # duration of the latest step
