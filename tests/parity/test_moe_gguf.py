@@ -24,4 +24,4 @@ def test_a_gguf_file_gives_the_tokens_of_its_source(architecture: str, tmp_path:
         outputs.append([result.outputs[0].token_ids for result in results])
         llm.shutdown()
     assert outputs[0] == outputs[1]
-    assert len(set(outputs[0][0])) > 5
+    assert len({*outputs[0][0], *outputs[0][1]}) >= 5
