@@ -43,8 +43,8 @@ def sample_rows(params: SamplingParams, rows: int, vocab: int) -> tuple[Sampler,
         tokens = np.array([*PROMPT, 0], dtype=np.int32)
         seqs.append(SeqState.from_new_seq(new, slot, tokens, vocab_size=vocab, device=torch.device("cpu")))
         columns.set(seqs[-1], slot)
-    positions = np.full(rows, len(PROMPT), dtype=np.int64)
-    return Sampler(columns), SampleRows(seqs=seqs, slots=np.arange(rows, dtype=np.int64), positions=positions)
+    slots, positions = np.arange(rows, dtype=np.int64), np.full(rows, len(PROMPT), dtype=np.int64)
+    return Sampler(columns), SampleRows(seqs=seqs, slots=slots, positions=positions, num_drafts=np.zeros_like(slots))
 
 
 def measure(params: SamplingParams, logits: torch.Tensor, steps: int) -> Samples:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from octavo_engine import LLM, RequestOutput, SamplingParams
-from octavo_testing.copy_prompts import COPY_PROMPTS
+from octavo_engine import LLM, SamplingParams
+from octavo_testing.copy_prompts import COPY_PROMPTS, outputs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_model]
 
@@ -35,10 +35,6 @@ def llms() -> Iterator[tuple[LLM, LLM]]:
     drafting.shutdown()
 
 
-def visible(outputs: list[RequestOutput]) -> list[Any]:
-    return [(o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs) for each in outputs for o in each.outputs]
-
-
 @pytest.mark.parametrize("crowded", [False, True], ids=["alone", "all-at-once"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafts_change_no_output(llms: tuple[LLM, LLM], name: str, crowded: bool) -> None:
@@ -47,7 +43,7 @@ def test_drafts_change_no_output(llms: tuple[LLM, LLM], name: str, crowded: bool
     groups = [COPY_PROMPTS] if crowded else [[prompt] for prompt in COPY_PROMPTS]
     before = sum(drafting.stats.accepted_draft_tokens)
     for group in groups:
-        want, got = (visible(llm.generate(group, params, use_tqdm=False)) for llm in (plain, drafting))
+        want, got = (outputs_of(llm.generate(group, params, use_tqdm=False)) for llm in (plain, drafting))
         assert got == want
     accepted = sum(drafting.stats.accepted_draft_tokens) - before
-    assert accepted == 0 if name == "penalties" else accepted > 100
+    assert accepted > 100

@@ -8,9 +8,11 @@ blocks, and at the end that every output ended exactly once with exactly its tok
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.events import KVDelta
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.ngram import NgramProposer
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers
@@ -59,13 +61,22 @@ requests = st.fixed_dictionaries(
 )
 
 
+speculation = st.builds(
+    SpeculativeConfig,
+    num_speculative_tokens=st.integers(1, 4),
+    prompt_lookup_max=st.integers(1, 2),
+    prompt_lookup_min=st.just(1),
+)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs, costs=costs)
-    def start(self, config: dict[str, object], costs: StepCosts) -> None:
+    @initialize(config=configs, costs=costs, speculation=st.none() | speculation)
+    def start(self, config: dict[str, object], costs: StepCosts, speculation: SpeculativeConfig | None) -> None:
         if not config["enable_chunked_prefill"]:
             config["max_num_batched_tokens"] = config["max_model_len"]
         scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
-        self.sim = Simulation(scheduler=scheduler, costs=costs)
+        proposer = NgramProposer(speculation) if speculation else None
+        self.sim = Simulation(scheduler=scheduler, costs=costs, proposer=proposer)
         self.listener = KVSet()
         self.full_hashes: dict[bytes, bytes] = {}  # full hashes by short hashes
 

@@ -149,7 +149,7 @@ class EngineCore:
 
     def _advance(self, now: float) -> list[SeqOutput]:
         if self._proposer is not None:
-            for seq_id, drafts in self._proposer.propose(self._scheduler.decoding()):
+            for seq_id, drafts in self._proposer.propose(self._scheduler.decoding(), self._costs):
                 self._scheduler.propose(seq_id, drafts)
         plan = self._scheduler.step(now, self._costs)
         if plan.is_empty:

@@ -1,48 +1,92 @@
 """`NgramProposer`: guesses the next tokens of a sequence from an earlier place in it that ends with the same tokens.
 
-Text that quotes its prompt, as summaries and edits do, repeats long runs of it. A wrong guess costs some rows of a step
-and changes no output: the runner accepts a draft only where the sampler chooses the same token.
+Text that quotes its prompt, as summaries and edits do, repeats long runs of it. A wrong guess changes no output, as the
+runner accepts a draft only where the sampler chooses the same token, but it costs time. Hence a sequence gets drafts
+only while the share of its drafts that were accepted lately pays for them; else it gets a single one now and then.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.wire.plan import SeqId
+from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]
+_FIRST_SHARE = 0.5  # of a sequence without a history
+_NEWEST = 0.3  # weight of the newest drafts in the share
+_MIN_PAUSE, _MAX_PAUSE = 8, 64  # steps between single drafts; each rejection doubles the pause
 
 
 class NgramProposer:
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
-        self._buffers: dict[SeqId, Tokens] = {}  # the tokens searched in the last call, with room for more
-        self._lengths: dict[SeqId, int] = {}
+        self._histories: dict[SeqId, _History] = {}
 
-    def propose(self, seqs: list[Sequence]) -> Iterator[tuple[SeqId, list[int]]]:
-        """Yield the drafts of those sequences that have any. `seqs`: all sequences whose next step decodes.
+    def propose(self, seqs: list[Sequence], costs: StepCosts) -> Iterator[tuple[SeqId, list[int]]]:
+        """Yield the drafts of those sequences that have any. `seqs`: all sequences whose next step decodes."""
+        known = self._histories
+        self._histories = {seq.seq_id: known.get(seq.seq_id) or _History() for seq in seqs}
+        least = least_share(len(seqs), costs)
+        for seq, history in zip(seqs, self._histories.values(), strict=True):
+            history.record(seq.token_ids)
+            count = self._config.num_speculative_tokens if history.share >= least else history.count_probe()
+            if count and (drafts := find_drafts(history.read(seq.token_ids), self._config)[:count]):
+                history.drafts, history.num_before = drafts, len(seq.token_ids)
+                yield seq.seq_id, drafts
 
-        Sequences with a grammar or penalties get none: their masks and counts are those of one row, not yet of several.
-        """
-        buffers, lengths = self._buffers, self._lengths
-        self._buffers, self._lengths = {}, {}
-        for seq in seqs:
-            if seq.group.request.grammar is None and not seq.params.has_penalties:
-                tokens = self._read(seq, buffers.get(seq.seq_id), lengths.get(seq.seq_id, 0))
-                if drafts := find_drafts(tokens, self._config):
-                    yield seq.seq_id, drafts
 
-    def _read(self, seq: Sequence, buffer: Tokens | None, filled: int) -> Tokens:
+def least_share(num_seqs: int, costs: StepCosts) -> float:
+    """Return which share of drafts must be accepted for a step of `num_seqs` decodes to gain from them.
+
+    A draft adds the time of one token, and must save that of the tokens that the step's time computes without drafts.
+    """
+    tokens_s = num_seqs * costs.prefill_token_s
+    return tokens_s / (costs.step_s + tokens_s) if tokens_s else 0.0
+
+
+@dataclass(slots=True)
+class _History:
+    """What the last drafts of a sequence gained. `share`: of accepted drafts, a moving average."""
+
+    share: float = _FIRST_SHARE
+    drafts: list[int] = field(default_factory=list)  # that wait for their result
+    num_before: int = 0  # tokens when they were proposed
+    pause: int = _MIN_PAUSE
+    num_paused: int = 0
+    buffer: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
+    num_read: int = 0  # leading tokens of the sequence that are in the buffer
+
+    def record(self, token_ids: list[int]) -> None:
+        """Compare the last drafts to the tokens that were chosen since."""
+        if not self.drafts or len(token_ids) == self.num_before:
+            return
+        chosen = token_ids[self.num_before : self.num_before + len(self.drafts)]
+        num_right = next((i for i, (a, b) in enumerate(zip(chosen, self.drafts, strict=False)) if a != b), len(chosen))
+        num_tried = num_right if num_right == len(chosen) else len(self.drafts)
+        self.share += _NEWEST * (num_right / num_tried - self.share)
+        self.pause = _MIN_PAUSE if num_right else min(2 * self.pause, _MAX_PAUSE)
+        self.drafts = []
+
+    def count_probe(self) -> int:
+        """Return how many drafts a sequence gets although they do not pay: one after each pause."""
+        self.num_paused += 1
+        if self.num_paused < self.pause:
+            return 0
+        self.num_paused = 0
+        return 1
+
+    def read(self, token_ids: list[int]) -> Tokens:
         """Return the sequence's tokens as an array, to which only the new ones are copied."""
-        length = len(seq.token_ids)
-        if buffer is None or length > len(buffer):
-            buffer, filled = np.empty(2 * length, np.int32), 0
-        buffer[filled:length] = seq.token_ids[filled:]
-        self._buffers[seq.seq_id], self._lengths[seq.seq_id] = buffer, length
-        return buffer[:length]
+        length = len(token_ids)
+        if length > len(self.buffer):
+            self.buffer, self.num_read = np.empty(2 * length, np.int32), 0
+        self.buffer[self.num_read : length] = token_ids[self.num_read :]
+        self.num_read = length
+        return self.buffer[:length]
 
 
 def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:

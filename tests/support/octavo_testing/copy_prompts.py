@@ -1,4 +1,8 @@
-"""Prompts below 250 tokens that models continue by copying a part of them."""
+"""Prompts below 250 tokens that models continue by copying a part of them, and what a caller sees of the outputs."""
+
+from typing import Any
+
+from octavo_engine import RequestOutput
 
 _FRAMES = (
     "Original:\n{}\n\nExact copy:\n",
@@ -16,3 +20,9 @@ _TEXTS = (
 )
 
 COPY_PROMPTS = [frame.format(text) for text in _TEXTS for frame in _FRAMES]
+
+
+def outputs_of(requests: list[RequestOutput]) -> list[tuple[Any, ...]]:
+    """Return ids, text, reasons and log-probabilities of all outputs."""
+    outputs = [output for request in requests for output in request.outputs]
+    return [(o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs) for o in outputs]

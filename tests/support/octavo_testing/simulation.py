@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.ngram import NgramProposer
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput, TokenLogprobs
@@ -64,7 +65,16 @@ class Received:
 
 
 class Simulation:
-    def __init__(self, *, scheduler: Scheduler | None = None, costs: StepCosts | None = None, **config: object) -> None:
+    """`proposer`: gives decoding sequences drafts before each step, as the engine does; None: the test proposes."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler | None = None,
+        costs: StepCosts | None = None,
+        proposer: NgramProposer | None = None,
+        **config: object,
+    ) -> None:
         self.config = scheduler.config if scheduler else sim_config(**config)
         self.scheduler = scheduler or Scheduler(self.config)
         self.executor = SimExecutor(
@@ -73,6 +83,7 @@ class Simulation:
             block_size=self.config.block_size,
         )
         self.costs = costs or StepCosts()
+        self.proposer = proposer
         self.now = 0.0
         self.requests: dict[str, EngineRequest] = {}
         self.received: dict[Output, Received] = {}
@@ -108,6 +119,9 @@ class Simulation:
         self.now += 1.0
         state = self.scheduler._state
         was_waiting = [*state.waiting]
+        if self.proposer is not None:
+            for seq_id, drafts in self.proposer.propose(self.scheduler.decoding(), self.costs):
+                self.scheduler.propose(seq_id, drafts)
         plan = self.scheduler.step(self.now, self.costs)
         self._check_laws(plan, was_waiting)
         if not plan.is_empty:

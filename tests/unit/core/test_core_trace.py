@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.replay import replay, replay_file
 from octavo_engine.core.trace import TracingScheduler
+from octavo_engine.ngram import NgramProposer
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepCosts
 from octavo_testing.simulation import Simulation, sim_config
 
 
-def traced(**config: object) -> tuple[Simulation, list[str]]:
+def traced(*, proposer: NgramProposer | None = None, **config: object) -> tuple[Simulation, list[str]]:
     lines: list[str] = []
-    sim = Simulation(scheduler=TracingScheduler(sim_config(**config), lines.append))
+    sim = Simulation(scheduler=TracingScheduler(sim_config(**config), lines.append), proposer=proposer)
     sim.costs = StepCosts(prefill_token_s=0.001, swap_block_s=0.0005)
     return sim, lines
 
@@ -50,6 +52,23 @@ def test_a_replay_repeats_every_decision(config: dict[str, object]) -> None:
     assert report.num_steps > 30
     assert "every decision is the same" in str(report)
     assert report.stats is not None
+    assert report.stats.preemptions > 0
+
+
+def test_a_replay_repeats_drafts_without_a_proposer() -> None:
+    """A proposer also decides by measured costs, so its drafts are inputs of the trace."""
+    proposer = NgramProposer(SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_max=1, prompt_lookup_min=1))
+    sim, lines = traced(proposer=proposer, num_blocks=12, num_host_blocks=4)
+    for i in range(8):
+        sim.add(f"r{i}", [*range(i, 30)], max_tokens=12, n=1 + i % 2)
+        sim.tick()
+        sim.costs = StepCosts(prefill_token_s=0.001 * (i % 3), step_s=0.01)
+    sim.drain()
+    sim.verify()
+    report = replay(lines)
+    assert report.ok, str(report)
+    assert report.stats is not None
+    assert report.stats.draft_tokens > 20
     assert report.stats.preemptions > 0
 
 

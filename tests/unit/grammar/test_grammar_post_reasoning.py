@@ -77,6 +77,9 @@ def test_reasoning_ends_once(compiled, allowed):
     assert allowed(state, [7]) == ANYTHING  # the sequence was rolled back
 
 
-def test_drafts_before_the_grammar_are_rejected(compiled, allowed):
-    assert allowed(reasoned(compiled, None), [7], (7, END)) == [ANYTHING, set(), set()]
-    assert allowed(reasoned(compiled, None), [7, END], (A,)) == [{A}, {B}]
+def test_drafts_within_reasoning_end_before_its_end(compiled, allowed):
+    state, output = reasoned(compiled, None), np.array([7], dtype=np.int32)
+    assert [state.num_allowed(output, drafts) for drafts in ((7, A), (7, END, A), (EOS,))] == [2, 1, 0]
+    assert allowed(state, [7], (7, END)) == [ANYTHING, ANYTHING, set()]
+    assert allowed(state, [7, END], (A,)) == [{A}, {B}]
+    assert state.num_allowed(np.array([7, END], dtype=np.int32), (A, B, B)) == 2

@@ -74,6 +74,24 @@ def test_a_draft_may_end_the_sequence():
     assert allowed(state, b"a") == [{B}]
 
 
+def test_drafts_are_counted_up_to_the_first_that_is_forbidden_or_ends_the_output():
+    state = state_of(regex="ab(c|a)b*")
+    output = np.array([A], dtype=np.int32)
+    counted = {(): 0, (B, C): 2, (B, B): 1, (C,): 0, (B, C, EOS, B): 2, (B, A, B, B): 4}
+    assert {drafts: state.num_allowed(output, drafts) for drafts in counted} == counted
+    assert allowed(state, b"a") == [{B}]
+    assert state.num_allowed(np.array([C], dtype=np.int32), (A,)) == 0
+
+
+def test_a_failure_after_drafts_ends_their_rows_only(monkeypatch):
+    """A matcher can fail for good, for example at a limit of the library, on tokens that are then not chosen."""
+    state = state_of(regex="a+b")
+    finish = state.finish
+    monkeypatch.setattr(state, "finish", lambda row, count: "limit" if count == 2 else finish(row, count))
+    assert allowed(state, b"a", (A, A)) == [{A, B, WORD}, set(), set()]
+    assert allowed(state, b"a") == [{A, B, WORD}]
+
+
 def test_an_output_outside_the_grammar_is_an_error():
     state = state_of(regex="abc")
     rows = np.zeros((1, state.num_words), dtype=np.int32)

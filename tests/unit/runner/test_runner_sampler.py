@@ -36,6 +36,7 @@ def sample(
         seqs=seqs,
         slots=np.arange(len(requests), dtype=np.int64),
         positions=np.full(len(requests), len(tokens), dtype=np.int64),
+        num_drafts=np.zeros(len(requests), dtype=np.int64),
     )
     return Sampler(columns, mode).sample(logits.clone(), rows)
 
@@ -115,10 +116,9 @@ def test_penalties_equal_the_naive_loop(repetition: float, frequency: float, pre
 
 
 def edited(logits: Tensor, params: SamplingParams) -> Tensor:
-    counts = TokenCounts(params, len(PROMPT))
-    counts.update(np.array(PROMPT + OUTPUT, dtype=np.int32), len(PROMPT) + len(OUTPUT))
+    tokens = np.array(PROMPT + OUTPUT, dtype=np.int32)
     changed = logits.clone()
-    apply_penalties(changed, [0], [counts])
+    apply_penalties(changed, [0], [TokenCounts(params, len(PROMPT)).penalty(tokens, len(tokens), 0)])
     return changed[0]
 
 
@@ -129,10 +129,21 @@ def test_penalties_touch_only_their_own_rows() -> None:
 
 def test_counts_follow_rolled_back_tokens() -> None:
     counts = TokenCounts(greedy(presence_penalty=1.0), 2)
-    counts.update(np.array([1, 2, 3, 3, 4], dtype=np.int32), 5)
-    counts.update(np.array([1, 2, 3, 6, 0], dtype=np.int32), 4)
-    ids, in_output = counts.arrays()
-    assert dict(zip(ids.tolist(), in_output.tolist(), strict=True)) == {1: 0, 2: 0, 3: 1, 6: 1}
+    assert counted(counts, [1, 2, 3, 3, 4]) == {1: 0, 2: 0, 3: 2, 4: 1}
+    assert counted(counts, [1, 2, 3, 6]) == {1: 0, 2: 0, 3: 1, 6: 1}
+
+
+def test_drafts_count_only_for_the_rows_that_follow_them() -> None:
+    counts = TokenCounts(greedy(presence_penalty=1.0), 2)
+    assert counted(counts, [1, 2, 3]) == {1: 0, 2: 0, 3: 1}
+    assert counted(counts, [1, 2, 3, 2], num_drafts=1) == {1: 0, 2: 1, 3: 1}
+    assert counted(counts, [1, 2, 3, 2, 7], num_drafts=2) == {1: 0, 2: 1, 3: 1, 7: 1}
+    assert counted(counts, [1, 2, 3, 8]) == {1: 0, 2: 0, 3: 1, 8: 1}  # the first draft was replaced
+
+
+def counted(counts: TokenCounts, tokens: list[int], num_drafts: int = 0) -> dict[int, int]:
+    penalty = counts.penalty(np.array([*tokens, 99], dtype=np.int32), len(tokens), num_drafts)
+    return dict(zip(penalty.token_ids.tolist(), penalty.counts.tolist(), strict=True))
 
 
 # Distributions. `frequencies` draws with one seed per row, so a run is always the same.

@@ -24,16 +24,29 @@ class PostReasoningState:
         self._num_before: int | None = None  # the result of `_begin` for the output that was followed last
 
     def fill(self, rows: Words, output: npt.NDArray[np.int32], drafts: Sequence[int] = ()) -> str | None:
-        """Fill the masks like `GrammarState.fill`; reasoning allows all tokens but stop tokens, and no drafts."""
+        """Fill the masks like `GrammarState.fill`; reasoning allows all tokens but stop tokens.
+
+        Rows after a draft that ends the reasoning are zero.
+        """
         begin = self._begin(output)
         if begin is None:
-            rows[1:] = 0
-            self._state.fill_any(rows[0])
+            num_free = 1 + self.num_allowed(output, drafts)
+            rows[num_free:] = 0
+            for row in rows[:num_free]:
+                self._state.fill_any(row)
             return None
         error = self._state.fill(rows, output[begin:], drafts)
         if len(output) == 0 and self._start_id is not None:
             set_bit(rows[0], self._start_id, on=True)
         return error
+
+    def num_allowed(self, output: npt.NDArray[np.int32], drafts: Sequence[int]) -> int:
+        """Count drafts like `GrammarState.num_allowed`; drafts within reasoning stop before its end token."""
+        begin = self._begin(output)
+        if begin is not None:
+            return self._state.num_allowed(output[begin:], drafts)
+        ends = (i for i, draft in enumerate(drafts) if draft == self._end_id or self.is_end(draft))
+        return next(ends, len(drafts))
 
     def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
         """Return the matcher like `GrammarState.follow`; None also during reasoning."""

@@ -6,6 +6,7 @@ to continue. This module, not llguidance, allows stop ids: where the grammar may
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ class GrammarState:
         """Write to row i the mask of the tokens that may follow `output` and the first i draft tokens.
 
         Rows after a draft that the grammar rejects are zero. The drafts are rolled back. Return an error
-        message if no token can follow, else None.
+        message if no token can follow the output, else None.
         """
         accepted = 0
         for row in range(1 + len(drafts)):
@@ -43,8 +44,12 @@ class GrammarState:
             if matcher is not None:
                 matcher.unsafe_compute_mask_ptr(rows[row].ctypes.data, rows[row].nbytes)
             error = self.finish(rows[row], len(output) + row)
-            if error is not None:
+            if error is not None and row == 0:
                 return error
+            if error is not None:  # the drafts caused it, which may be no part of the output
+                rows[row:] = 0
+                self._restart()
+                return None
             if row == len(drafts):
                 break
             if self._matcher.try_consume_tokens([drafts[row]]) != 1:
@@ -54,6 +59,13 @@ class GrammarState:
         if accepted:
             self._matcher.rollback(accepted)
         return None
+
+    def num_allowed(self, output: npt.NDArray[np.int32], drafts: Sequence[int]) -> int:
+        """Return how many of the first draft tokens may follow `output`, without any that ends it."""
+        if self.follow(output) is None or self._matcher.is_error():
+            return 0
+        eos = self._compiled.eos_token_id
+        return self._matcher.validate_tokens([*takewhile(lambda i: i != eos and not self.is_end(i), drafts)])
 
     def follow(self, output: npt.NDArray[np.int32]) -> LLMatcher | None:
         """Return the matcher, positioned after `output`; None if the grammar rejects the output."""
@@ -99,6 +111,10 @@ class GrammarState:
         self._matcher.rollback(len(self._tokens) - same)
         del self._tokens[same:]
         return same
+
+    def _restart(self) -> None:
+        """Replace a matcher that has failed, which can't be rolled back; the next call consumes the output again."""
+        self._matcher, self._tokens = self._compiled.matcher(), []
 
     def _failure(self) -> str:
         """Return a message with llguidance's error; "NoExtension" means that no text can complete the grammar."""

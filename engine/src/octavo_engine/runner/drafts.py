@@ -17,15 +17,22 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRows:
-    """Row i chooses the token at `positions[i]` of the sequence of `steps[i]`, from the hidden row `sources[i]`."""
+    """Row i chooses the token at `positions[i]` of the sequence of `steps[i]`, from the hidden row `sources[i]`.
+
+    The last `num_drafts[i]` tokens before that position are drafts.
+    """
 
     steps: list[SeqStep]
     sources: Ints
     positions: Ints
+    num_drafts: Ints
 
     def part(self, begin: int, end: int) -> "ChoiceRows":
         return ChoiceRows(
-            steps=self.steps[begin:end], sources=self.sources[begin:end], positions=self.positions[begin:end]
+            steps=self.steps[begin:end],
+            sources=self.sources[begin:end],
+            positions=self.positions[begin:end],
+            num_drafts=self.num_drafts[begin:end],
         )
 
 
@@ -39,6 +46,7 @@ def rows_to_choose(sampling: list[SeqStep], last_row: Mapping[SeqId, int]) -> Ch
         steps=[s for s in sampling for _ in range(1 + len(s.draft_token_ids))],
         sources=np.repeat(np.array(first, dtype=np.int64), counts) + offset,
         positions=np.repeat(np.array(start, dtype=np.int64), counts) + offset,
+        num_drafts=offset,
     )
 
 

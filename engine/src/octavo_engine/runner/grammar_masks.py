@@ -1,9 +1,9 @@
 """`GrammarMasks`: computes the tokens that the grammars of a step's sequences allow, concurrently with other work.
 
 Masks of the next step are started as soon as this step's tokens are sampled: until the next forward pass, which needs
-every core, one core is idle. A sequence whose mask was not started then gets it at the beginning of its step. Only
-the library's own work runs on a thread, in one call without the GIL; only the runner's thread accesses the states.
-Sequences without a grammar cost nothing.
+every core, one core is idle. A sequence whose mask was not started then, or that has drafts, gets its masks during the
+forward pass. A thread computes them, mostly in calls of the library without the GIL; until it has ended, the runner's
+thread accesses no state. Sequences without a grammar cost nothing.
 """
 
 import time
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
+from llguidance import LLMatcher
 from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
@@ -44,9 +45,12 @@ class GrammarRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    """`row`: of the mask after `output`; the masks after each of the drafts follow it."""
+
     row: int
     state: AnyGrammarState
     output: Output
+    drafts: list[int]
 
     def is_for(self, output: Output) -> bool:
         """Return True if the mask is for `output`, judged by its length and last token, as in `GrammarState`."""
@@ -55,11 +59,14 @@ class _Place:
 
 @dataclass(slots=True)
 class _Masks:
-    """The masks of some sequences. The library computes the bits; `finish` adds the states' stop ids."""
+    """The masks of some sequences. The library computes the bits; `finish` adds the states' stop ids.
+
+    The result of `done` are the messages of sequences with drafts that failed.
+    """
 
     words: Words
     places: dict[SeqId, _Place]
-    done: Future[None] | None  # None: there was nothing to compute
+    done: Future[dict[SeqId, str]] | None  # None: there was nothing to compute
     errors: dict[SeqId, str] = field(default_factory=dict)
     is_finished: bool = False
 
@@ -72,11 +79,13 @@ class _Masks:
         if self.is_finished:
             return
         self.is_finished = True
-        self.wait()
+        if self.done is not None:
+            self.errors |= self.done.result()
         for seq_id, place in self.places.items():
-            error = place.state.finish(self.words[place.row], len(place.output))
-            if error is not None:
-                self.errors[seq_id] = error
+            if not place.drafts:
+                error = place.state.finish(self.words[place.row], len(place.output))
+                if error is not None:
+                    self.errors[seq_id] = error
 
 
 class GrammarMasks:
@@ -109,22 +118,29 @@ class GrammarMasks:
             state if end_id is None else PostReasoningState(state, start_id=start_id, end_id=end_id)
         )
 
-    def begin(self, outputs: Mapping[SeqId, Output]) -> None:
-        """Start the masks of a step that `begin_next` did not. `outputs`: generated tokens per sampled sequence."""
+    def begin(self, outputs: Mapping[SeqId, Output], drafts: Mapping[SeqId, list[int]]) -> dict[SeqId, list[int]]:
+        """Start the masks of a step that `begin_next` did not. `outputs`: generated tokens per sampled sequence.
+
+        Return the drafts of sequences with a grammar, cut before the first that the grammar forbids.
+        """
         self._wait()
         shaped = {seq_id: output for seq_id, output in outputs.items() if seq_id in self._states}
         ahead, self._ahead, self._step = self._ahead, None, []
         if ahead is not None:
             ready = {
-                i: place for i, place in ahead.places.items() if i in shaped and self._is_ready(i, place, shaped[i])
+                i: place
+                for i, place in ahead.places.items()
+                if i in shaped and i not in drafts and self._is_ready(i, place, shaped[i])
             }
             shaped = {seq_id: output for seq_id, output in shaped.items() if seq_id not in ready}
             if not shaped.keys().isdisjoint(ahead.places):
                 ahead.wait()  # the states of these sequences are moved next
             ahead.places = ready
             self._step.append(ahead)
+        allowed = {i: self._allowed(i, shaped[i], drafts[i]) for i in shaped.keys() & drafts.keys()}
         if shaped:
-            self._step.append(self._start(shaped))
+            self._step.append(self._start(shaped, allowed))
+        return allowed
 
     def begin_next(self, outputs: Mapping[SeqId, Output]) -> None:
         """Start the masks of the next step. `outputs`: generated tokens of sequences that may continue."""
@@ -135,11 +151,14 @@ class GrammarMasks:
         }
         if continuing:
             self._wait()
-            self._ahead = self._start(continuing)
+            self._ahead = self._start(continuing, {})
             time.sleep(0)  # release the GIL, so that the thread enters the library's call, which runs without it
 
-    def rows(self, steps: list[SeqStep]) -> GrammarRows | None:
-        """Return the masks for logits with a row for each of `steps`, or None; blocks until they are computed."""
+    def rows(self, steps: list[SeqStep], num_drafts: npt.NDArray[np.int64]) -> GrammarRows | None:
+        """Return the masks for logits with a row for each of `steps`, or None; blocks until they are computed.
+
+        `num_drafts`: of each row, how many drafts of its sequence precede it.
+        """
         if not self._step:
             return None
         for masks in self._step:
@@ -149,7 +168,8 @@ class GrammarMasks:
         if not rows:
             return None
         seq_ids = [steps[row].seq_id for row in rows]
-        words = np.stack([found[seq_id].words[found[seq_id].places[seq_id].row] for seq_id in seq_ids])
+        at = [found[i].places[i].row + num_drafts[row] for row, i in zip(rows, seq_ids, strict=True)]
+        words = np.stack([found[i].words[each] for i, each in zip(seq_ids, at, strict=True)])
         errors = {row: found[i].errors[i] for row, i in zip(rows, seq_ids, strict=True) if i in found[i].errors}
         return GrammarRows(rows=rows, words=torch.from_numpy(words), errors=errors)
 
@@ -161,10 +181,31 @@ class GrammarMasks:
     def _is_ready(self, seq_id: SeqId, place: _Place, output: Output) -> bool:
         return self._states[seq_id] is place.state and place.is_for(output)
 
-    def _start(self, shaped: Mapping[SeqId, Output]) -> _Masks:
-        words = np.zeros((len(shaped), self._num_words), dtype=np.int32)
-        places = {
-            seq_id: _Place(row, self._states[seq_id], output) for row, (seq_id, output) in enumerate(shaped.items())
-        }
-        work = [(matcher, p.row) for p in places.values() if (matcher := p.state.follow(p.output)) is not None]
-        return _Masks(words, places, self._thread.submit(self._worker.fill, work, words) if work else None)
+    def _allowed(self, seq_id: SeqId, output: Output, drafts: list[int]) -> list[int]:
+        return drafts[: self._states[seq_id].num_allowed(output, drafts)]
+
+    def _start(self, shaped: Mapping[SeqId, Output], drafts: Mapping[SeqId, list[int]]) -> _Masks:
+        places: dict[SeqId, _Place] = {}
+        num_rows = 0
+        for seq_id, output in shaped.items():
+            place = places[seq_id] = _Place(num_rows, self._states[seq_id], output, drafts.get(seq_id, []))
+            num_rows += 1 + len(place.drafts)
+        words = np.zeros((num_rows, self._num_words), dtype=np.int32)
+        alone = [place for place in places.values() if not place.drafts]
+        work = [(matcher, place.row) for place in alone if (matcher := place.state.follow(place.output)) is not None]
+        drafted = {seq_id: place for seq_id, place in places.items() if place.drafts}
+        done = self._thread.submit(self._fill, work, drafted, words) if work or drafted else None
+        return _Masks(words, places, done)
+
+    def _fill(
+        self, work: list[tuple[LLMatcher, int]], drafted: Mapping[SeqId, _Place], words: Words
+    ) -> dict[SeqId, str]:
+        """Compute masks, on the thread; return the messages of sequences with drafts that failed."""
+        if work:
+            self._worker.fill(work, words)
+        errors: dict[SeqId, str] = {}
+        for seq_id, place in drafted.items():
+            rows = words[place.row : place.row + 1 + len(place.drafts)]
+            if (error := place.state.fill(rows, place.output, place.drafts)) is not None:
+                errors[seq_id] = error
+        return errors

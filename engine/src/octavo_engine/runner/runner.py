@@ -9,6 +9,8 @@ EngineDead. Work is measured until the device has finished it.
 
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -115,10 +117,10 @@ class Runner:
         self._batch.update_tables(plan)
         self._move_blocks(plan)
         started = time.perf_counter()
+        plan = self._begin_masks(plan)
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
-        self._grammars.begin(self._outputs([s for s in plan.seqs if s.sample], num_new=0))
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay(plan) else None
@@ -130,6 +132,18 @@ class Runner:
         seconds = time.perf_counter() - started
         self._costs.record_forward(inputs.num_rows, inputs.start, seconds, num_drafts=inputs.num_drafts)
         return list(results.values())
+
+    def _begin_masks(self, plan: StepPlan) -> StepPlan:
+        """Start the masks of grammars; return the plan without drafts that they forbid."""
+        sampling = [step for step in plan.seqs if step.sample]
+        if not sampling:
+            return plan
+        drafts = {step.seq_id: step.draft_token_ids for step in sampling if step.draft_token_ids}
+        allowed = self._grammars.begin(self._outputs(sampling, {}), drafts)
+        if not allowed:
+            return plan
+        cut = [replace(s, draft_token_ids=allowed.get(s.seq_id, s.draft_token_ids)) for s in plan.seqs]
+        return replace(plan, seqs=cut)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.swap_out or plan.swap_in:
@@ -154,18 +168,21 @@ class Runner:
         for at in range(0, len(rows.steps), vocab_rows):
             part = rows.part(at, at + vocab_rows)
             logits = self._logits(hidden, part.sources)
-            chosen += self._sampler.sample(logits, self._sample_rows(part), self._grammars.rows(part.steps))
+            chosen += self._sampler.sample(
+                logits, self._sample_rows(part), self._grammars.rows(part.steps, part.num_drafts)
+            )
         results = accept_drafts(sampling, chosen)
+        num_new = {seq_id: len(result.token_ids) for seq_id, result in results.items()}
         for step in sampling:
             for position, token in enumerate(results[step.seq_id].token_ids, step.start + step.num_tokens):
                 self._batch.append(step.seq_id, position, token)
-        self._grammars.begin_next(self._outputs([s for s in sampling if results[s.seq_id].token_ids], num_new=1))
+        self._grammars.begin_next(self._outputs([s for s in sampling if num_new[s.seq_id]], num_new))
         return results
 
-    def _outputs(self, sampling: list[SeqStep], *, num_new: int) -> dict[SeqId, npt.NDArray[np.int32]]:
-        """Return the tokens that these sequences have generated, including up to `num_new` tokens of this step."""
+    def _outputs(self, sampling: list[SeqStep], num_new: Mapping[SeqId, int]) -> dict[SeqId, npt.NDArray[np.int32]]:
+        """Return the tokens that these sequences have generated. `num_new`: how many of them this step has."""
         seqs = self._batch.seqs
-        return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new) for s in sampling}
+        return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new.get(s.seq_id, 0)) for s in sampling}
 
     def _sample_rows(self, rows: ChoiceRows) -> SampleRows:
         seq_ids = [step.seq_id for step in rows.steps]
@@ -173,6 +190,7 @@ class Runner:
             seqs=[self._batch.seqs[i] for i in seq_ids],
             slots=self._batch.slots_of(seq_ids),
             positions=rows.positions,
+            num_drafts=rows.num_drafts,
         )
 
     def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

@@ -59,11 +59,15 @@ class SamplingColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """Row i of the logits is for the token of `seqs[i]` at `positions[i]`, its number of earlier tokens."""
+    """Row i of the logits is for the token of `seqs[i]` at `positions[i]`, its number of earlier tokens.
+
+    The last `num_drafts[i]` of these are drafts.
+    """
 
     seqs: list[SeqState]
     slots: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
+    num_drafts: npt.NDArray[np.int64]
 
 
 class Sampler:
@@ -104,18 +108,17 @@ class Sampler:
     def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
         """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
-        counts, counted_rows, masked_rows = [], [], []
+        penalties, penalised_rows, masked_rows = [], [], []
         for row in editing:
             seq, length = rows.seqs[row], int(rows.positions[row])
             if seq.masks is not None:
                 seq.masks.apply(logits[row], seq.output(length))
                 masked_rows.append(row)
             if seq.counts is not None:
-                seq.counts.update(seq.token_ids, length)
-                counts.append(seq.counts)
-                counted_rows.append(row)
-        if counts:
-            apply_penalties(logits, counted_rows, counts)
+                penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
+                penalised_rows.append(row)
+        if penalties:
+            apply_penalties(logits, penalised_rows, penalties)
         if not masked_rows:
             return {}
         empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
