@@ -18,7 +18,7 @@ from octavo_engine.wire.plan import SeqId, StepCosts
 Tokens = npt.NDArray[np.int32]
 _FIRST_SHARE = 0.5  # of a sequence without a history
 _NEWEST = 0.3  # weight of the newest drafts in the share
-_MIN_PAUSE, _MAX_PAUSE = 8, 64  # steps between single drafts; each rejection doubles the pause
+_MIN_PAUSE, _MAX_PAUSE = 8, 64  # steps before a single draft; each single draft that is rejected doubles the pause
 
 
 class NgramProposer:
@@ -50,7 +50,7 @@ def least_share(num_seqs: int, costs: StepCosts) -> float:
 
 @dataclass(slots=True)
 class _History:
-    """What the last drafts of a sequence gained. `share`: of accepted drafts, a moving average."""
+    """Acceptance of the last drafts of one sequence. `share`: of accepted drafts, a moving average."""
 
     share: float = _FIRST_SHARE
     drafts: list[int] = field(default_factory=list)  # that wait for their result
@@ -68,7 +68,8 @@ class _History:
         num_right = next((i for i, (a, b) in enumerate(zip(chosen, self.drafts, strict=False)) if a != b), len(chosen))
         num_tried = num_right if num_right == len(chosen) else len(self.drafts)
         self.share += _NEWEST * (num_right / num_tried - self.share)
-        self.pause = _MIN_PAUSE if num_right else min(2 * self.pause, _MAX_PAUSE)
+        if num_right:
+            self.pause = _MIN_PAUSE
         self.drafts = []
 
     def count_probe(self) -> int:
@@ -76,7 +77,7 @@ class _History:
         self.num_paused += 1
         if self.num_paused < self.pause:
             return 0
-        self.num_paused = 0
+        self.num_paused, self.pause = 0, min(2 * self.pause, _MAX_PAUSE)
         return 1
 
     def read(self, token_ids: list[int]) -> Tokens:

@@ -7,8 +7,9 @@ import pytest
 from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.sequence import Sequence, new_sequence
 from octavo_engine.engine_args import resolve_config
-from octavo_engine.ngram import NgramProposer, find_drafts
+from octavo_engine.ngram import NgramProposer, find_drafts, least_share
 from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.plan import StepCosts
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -36,27 +37,70 @@ def test_drafts_follow_the_longest_earlier_match(tokens: list[int], expected: li
     assert find_drafts(np.array(tokens, dtype=np.int32), settings()) == expected
 
 
-def sequence(seq_id: int, *tokens: int, grammar: str | None = None, **params: Any) -> Sequence:
-    request = EngineRequest(
-        request_id=str(seq_id), prompt_token_ids=list(tokens), params=SamplingParams(**params), grammar=grammar
-    )
+def sequence(seq_id: int, *tokens: int) -> Sequence:
+    request = EngineRequest(request_id=str(seq_id), prompt_token_ids=list(tokens), params=SamplingParams())
     return new_sequence(request, seq_id=seq_id, key=(0, 0.0, 0, 0), max_len=1000, now=0.0)
 
 
 def test_a_proposer_follows_its_sequences() -> None:
     proposer, seq = NgramProposer(settings()), sequence(1, 1, 2, 3, 4, 1, 2)
-    assert dict(proposer.propose([seq])) == {1: [3, 4, 1]}
+    assert dict(proposer.propose([seq], FREE)) == {1: [3, 4, 1]}
     seq.token_ids += [3, 9]
-    assert dict(proposer.propose([seq])) == {}
+    assert dict(proposer.propose([seq], FREE)) == {}
     seq.token_ids += [4, 1, 2, 3] * 20
-    assert dict(proposer.propose([seq])) == {1: [4, 1, 2]}
-    assert dict(proposer.propose([])) == {}
-    assert dict(proposer.propose([seq])) == {1: [4, 1, 2]}
+    assert dict(proposer.propose([seq], FREE)) == {1: [4, 1, 2]}
+    assert dict(proposer.propose([], FREE)) == {}
+    assert dict(proposer.propose([seq], FREE)) == {1: [4, 1, 2]}
 
 
-@pytest.mark.parametrize("fields", [{"grammar": "g"}, {"repetition_penalty": 1.1}, {"presence_penalty": 0.5}], ids=str)
-def test_grammars_and_penalties_get_no_drafts(fields: dict[str, Any]) -> None:
-    assert dict(NgramProposer(settings()).propose([sequence(1, 1, 2, 3, 1, 2, **fields)])) == {}
+FREE = StepCosts()
+COSTS = StepCosts(prefill_token_s=0.04, step_s=0.96)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "costs", "share"), [(1, COSTS, 0.04), (24, COSTS, 0.5), (64, COSTS, 0.727), (9, FREE, 0)], ids=str
+)
+def test_drafts_must_save_more_time_than_they_take(num_seqs: int, costs: StepCosts, share: float) -> None:
+    assert least_share(num_seqs, costs) == pytest.approx(share, abs=0.001)
+
+
+def steps_with_drafts(num_steps: int, *, right: bool, num_seqs: int = 1) -> list[tuple[int, int]]:
+    """Return the steps in which a sequence that repeats one token got drafts, with their numbers.
+
+    Each step appends this token, so that all drafts are right, or two others, so that all are wrong.
+    """
+    proposer, seqs = NgramProposer(settings(least=1)), [sequence(i, *[7] * 9) for i in range(num_seqs)]
+    found = []
+    for step in range(num_steps):
+        drafts = dict(proposer.propose(seqs, COSTS))
+        if 0 in drafts:
+            found.append((step, len(drafts[0])))
+        for seq in seqs:
+            seq.token_ids += [7] * 4 if right else [1000 + 2 * step, 7]
+    return found
+
+
+def test_a_sequence_whose_drafts_fail_gets_a_single_one_now_and_then() -> None:
+    found = steps_with_drafts(140, right=False)
+    assert [at for at, num in found if num > 1] == list(range(8))
+    assert [at for at, num in found if num == 1] == [15, 31, 63, 127]
+
+
+def test_accepted_single_drafts_bring_drafts_back() -> None:
+    """Drafts for 64 sequences pay from a share of 0.73 on; sequences start below it."""
+    found = steps_with_drafts(40, right=True, num_seqs=64)
+    assert [num for _, num in found] == [1, 1, *[3] * (len(found) - 2)]
+    assert [at for at, _ in found] == [7, 15, *range(16, 40)]
+
+
+def test_a_crowd_without_repetition_gets_few_drafts() -> None:
+    assert sum(num for _, num in steps_with_drafts(140, right=False, num_seqs=64)) == 4
+
+
+def test_drafts_of_a_step_without_room_do_not_count() -> None:
+    proposer, seq = NgramProposer(settings()), sequence(1, 1, 2, 3, 4, 1, 2)
+    for _ in range(50):
+        assert dict(proposer.propose([seq], COSTS)) == {1: [3, 4, 1]}
 
 
 @pytest.mark.parametrize(
