@@ -71,10 +71,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=20, help="number of prompts, at most 20. Default: 20")
     parser.add_argument("--streams", type=int, default=0, help="random prompts at once. Default: copy prompts, alone")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer. Default: 64")
+    parser.add_argument("--steps", nargs="+", default=["eager", "recorded"], help="kinds of steps. Default: both")
     parser.add_argument("--runs", type=int, default=5, help="measured runs of each kind. Default: 5")
     parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
-    found = {kind: compare(arguments, enforce_eager=kind == "eager") for kind in ("eager", "recorded")}
+    found = {kind: compare(arguments, enforce_eager=kind == "eager") for kind in arguments.steps}
     rows = [(kind, *samples.values()) for kind, samples in found.items()]
     header = ("steps", "without", "drafts", "drafts / without", "accepted", "drafts in all")
     print_table("tokens per CPU second: median [min, max]", header, rows)
