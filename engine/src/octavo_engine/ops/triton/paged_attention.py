@@ -42,8 +42,9 @@ def tile_shape(spec: AttentionSpec, dtype: torch.dtype, max_query_len: int) -> T
     if max_query_len == 1:
         return TileShape(1, max(_MIN_DOT, group_rows), keys, num_warps=4)
     is_wide = dtype.itemsize > 2  # products of fp32 run outside the tensor cores, and hold more registers
-    rows = 64 if row_bytes <= 256 and not is_wide else 32
-    return TileShape(max(1, rows // group_rows), group_rows, keys, num_warps=8 if row_bytes <= 256 or is_wide else 4)
+    # 8 query heads of 128 for each KV head spill on sm_80 with 64 rows.
+    rows = 64 if row_bytes <= 256 and row_bytes * group_rows <= 1024 and not is_wide else 32
+    return TileShape(max(1, rows // group_rows), group_rows, keys, num_warps=8 if rows == 64 or is_wide else 4)
 
 
 def paged_attention(
