@@ -7,10 +7,9 @@ from itertools import pairwise
 from torch import Tensor
 
 from octavo_engine.layers.layer import BuildContext, WeightSlot
-from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec
-from octavo_engine.ops.activation import Activation
+from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
 from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight
-from octavo_engine.ops.packed_linear import PackedWeight, gated_linear, packed_linear, wide_linear
+from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.wire.errors import StartupError
 
 
@@ -31,13 +30,12 @@ def common_format(spec: LinearSpec, build: BuildContext) -> BlockFormat | None:
     return formats.pop() if len(formats) == 1 and spec.shard.dim is None else None
 
 
-class BlockMethod:
+class BlockMethod(PackedMethod):
     """A weight in blocks. A tied weight is loaded by the embedding. Checkpoints store blocks as [out, in] only."""
 
     def __init__(self, spec: LinearSpec, build: BuildContext, weight: BlockWeight, *, tied: bool = False) -> None:
         self.spec, self.weight, self.tied = spec, weight, tied
         self.bias = build.empty(sum(spec.outs)) if spec.bias else None
-        self.packed: PackedWeight | None = None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
@@ -52,19 +50,6 @@ class BlockMethod:
     def pack(self) -> None:
         out_features, in_features = self.weight.shape
         self.packed = PackedWeight(out_features, in_features, bias=self.bias, native=self.weight.native(self.bias))
-
-    def apply(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self._now())
-
-    def apply_wide(self, x: Tensor) -> Tensor:
-        return wide_linear(x, self._now())
-
-    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
-        return gated_linear(x, self._now(), activation)
-
-    def _now(self) -> PackedWeight:
-        assert self.packed is not None, "not packed yet"
-        return self.packed
 
     def weights_bytes(self) -> int:
         return (0 if self.tied else self.weight.nbytes) + (0 if self.bias is None else self.bias.nbytes)

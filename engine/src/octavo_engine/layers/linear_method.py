@@ -1,7 +1,7 @@
 """Methods of linear layers: one object per layer creates, loads, packs and multiplies its weight.
 
 `DenseMethod` keeps the weight in the model's type and lets `ops.packed_linear` lay it out for the machine. A quantised
-format is another class with the same four tasks and its own weight slots (scales, zero points, group indices).
+format is another subclass of `PackedMethod` with its own weight slots.
 """
 
 from collections.abc import Iterable, Iterator
@@ -67,7 +67,26 @@ class LinearMethod(Protocol):
         ...
 
 
-class DenseMethod:
+class PackedMethod:
+    """The part of all methods that multiplies, by `ops.packed_linear`. `packed` is None until `pack` sets it."""
+
+    packed: PackedWeight | None = None
+
+    def apply(self, x: Tensor) -> Tensor:
+        return packed_linear(x, self._now())
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        return wide_linear(x, self._now())
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return gated_linear(x, self._now(), activation)
+
+    def _now(self) -> PackedWeight:
+        assert self.packed is not None, "not packed yet"
+        return self.packed
+
+
+class DenseMethod(PackedMethod):
     """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded."""
 
     def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
@@ -79,7 +98,6 @@ class DenseMethod:
         self.weight: Tensor | None = build.empty(*shape) if tied is None else tied
         self._weight_bytes = self.weight.nbytes
         self.bias = build.empty(sum(self.outs)) if spec.bias and self._owns_bias() else None
-        self.packed: PackedWeight | None = None
 
     def _owns_bias(self) -> bool:
         return self.spec.shard.dim != "in" or self.spec.shard.rank == 0
@@ -114,20 +132,8 @@ class DenseMethod:
         self.packed = pack(self.weight, self.bias, wide=self.spec.wide, gated=self.spec.gated)
         self.weight = None
 
-    def apply(self, x: Tensor) -> Tensor:
-        return packed_linear(x, self._now())
-
-    def apply_wide(self, x: Tensor) -> Tensor:
-        return wide_linear(x, self._now())
-
-    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
-        return gated_linear(x, self._now(), activation)
-
     def _now(self) -> PackedWeight:
-        if self.packed is None:
-            assert self.weight is not None
-            return plain_weight(self.weight, self.bias)
-        return self.packed
+        return super()._now() if self.weight is None else plain_weight(self.weight, self.bias)
 
     def weights_bytes(self) -> int:
         """Return the bytes of weight and bias, without the unknown padding of a packed tensor, which has no storage."""

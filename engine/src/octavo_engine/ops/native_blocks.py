@@ -36,7 +36,7 @@ BLOCK_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockTensor:
-    """A tensor as it is in a file: the bytes of each row's blocks."""
+    """A tensor [*, in] in a format: the bytes of the blocks of each row."""
 
     format: BlockFormat
     rows: UInt8[Tensor, "*rows row_bytes"]

@@ -58,7 +58,7 @@ def read_gguf_blocks(
     rows: Tensor | None = None,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> BlockTensor:
-    """Read a tensor as it is stored. `rows` as in `read_gguf_tensor`. Raises StartupError if the file ends early."""
+    """Read the blocks of a tensor unexpanded. `rows` as in `read_gguf_tensor`. Raises StartupError for a short file."""
     num_rows = math.prod(info.shape[:-1])
     out = fresh_tensor((num_rows, info.num_bytes // num_rows), torch.uint8)
     for target, raw in _row_slices(path, file, info, num_rows, rows, advance):

@@ -1,4 +1,4 @@
-"""Cuts a GGUF tensor of all experts into one tensor per expert: by its header entry, whatever the type of its blocks.
+"""Cuts a GGUF tensor of all experts into one tensor per expert. Only header entries change, so every type is supported.
 
 llama.cpp stores the matrices of a layer's experts as one tensor, `blk.0.ffn_gate_exps.weight`. The parts have the names
 that its first files with experts used, `blk.0.ffn_gate.3.weight`.
@@ -17,7 +17,7 @@ _SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
 def cut_by_expert(path: Path, tensor: GGUFTensor, num_experts: int) -> Iterator[GGUFTensor]:
-    """Yield the tensors that a model loads from this one: one per expert, or the tensor itself."""
+    """Yield the header entries of a tensor's experts; if the tensor does not hold experts, its own entry."""
     stack = _STACK.fullmatch(tensor.name)
     if stack is None:
         yield _as_matrix(tensor) if _SHARED_GATE.fullmatch(tensor.name) else tensor
