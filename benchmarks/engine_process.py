@@ -70,6 +70,11 @@ class EngineProcess:
     def seconds(self, prompts: list[list[int]], max_tokens: int) -> float:
         return self.generate(prompts, max_tokens)["seconds"]
 
+    def peak_bytes(self) -> int:
+        """Return the sum of the most memory that each process of the tree has taken so far."""
+        statuses = [Path(f"/proc/{process.pid}/status").read_text() for process in self._tree()]
+        return sum(1024 * int(status.partition("VmHWM:")[2].split()[0]) for status in statuses)
+
     def _read(self) -> dict[str, float]:
         assert self._process.stdout
         line = self._process.stdout.readline()

@@ -45,7 +45,8 @@ if [[ $wanted == *" llama.cpp "* ]]; then # the source distribution of the Pytho
   cmake -S llama.cpp/source/vendor/llama.cpp -B llama.cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
     -DBUILD_SHARED_LIBS=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF >/dev/null
-  ninja -C llama.cpp llama-server
+  ninja -C llama.cpp llama-server llama-quantize
   transformers/bin/python llama.cpp/source/vendor/llama.cpp/convert_hf_to_gguf.py models/smollm2 \
     --outfile models/smollm2-bf16.gguf --outtype bf16
+  llama.cpp/bin/llama-quantize models/smollm2-bf16.gguf models/smollm2-q4_k_m.gguf Q4_K_M
 fi

@@ -1,9 +1,11 @@
 """Time of decode steps and prompts on a CPU, with a GGUF file's weights in blocks and expanded to bf16, in turn.
 
-Expanded weights are those that a bf16 folder has. Each round measures both; the ratios are those of the medians.
+Expanded weights are those that a bf16 folder has. Each round measures both; the ratios are those of the medians. The
+tokens of both must be equal, and the log has a line about tensors that are expanded although their type has blocks.
 """
 
 import argparse
+import logging
 import statistics
 import time
 
@@ -13,6 +15,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.cpu_level import usable_levels
 from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.kept_blocks import log_expanded
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
@@ -29,17 +32,35 @@ KINDS = ("expanded", "blocks")
 def open_runner(config: EngineConfig, device: CpuDevice, *, in_blocks: bool) -> Runner:
     files = resolve_files(config)
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config, stored_tensors(files) if in_blocks else None)
+    stored = stored_tensors(files)
+    plan = plan_memory(config, device, model_config, stored if in_blocks else None)
     began = time.perf_counter()
     model = load_model(device, files, model_config, plan)
     seconds = time.perf_counter() - began
-    print(f"{KINDS[in_blocks]}: {model.weights_bytes() / 1e6:.1f} MB of weights, loaded in {seconds:.2f} s")
+    share = model.weights_bytes() / sum(info.num_bytes for info in stored.values())
+    print(f"{KINDS[in_blocks]}: {model.weights_bytes() / 1e6:.1f} MB, {share:.3f} of the file, read in {seconds:.2f} s")
+    if in_blocks:
+        log_expanded(stored, model.block_tensors(), device, plan.dtype)
 
     def reload_model() -> Model:
         return model
 
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
     return make_runner(config, device, model, plan, compiler, reload_model=reload_model)[0]
+
+
+def first_tokens(runner: Runner, prompts: int, tokens: int) -> list[int]:
+    """Return the greedy tokens after prompts of `tokens` tokens, one of each."""
+    found = []
+    for i in range(prompts):
+        ids = [(i * 7919 + j * 104729) % 1000 + 10 for j in range(tokens)]
+        params = SamplingParams(temperature=0, max_tokens=1)
+        new = NewSeq(seq_id=i, token_ids=ids, num_prompt_tokens=tokens, params=params)
+        step = SeqStep(seq_id=i, start=0, num_tokens=tokens, sample=True, block_ids=[list(range(-(-tokens // BLOCK)))])
+        result = runner.run(StepPlan(step_id=0, new_seqs=[new], seqs=[step]))
+        found += result.seqs[0].token_ids
+        runner.run(StepPlan(step_id=0, dropped_seqs=[i]))
+    return found
 
 
 def start(runner: Runner, rows: int, tokens: int, blocks_each: int) -> float:
@@ -81,6 +102,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="decode steps of a round. Default: 20")
     parser.add_argument("--num-threads", type=int, help="compute threads. Default: one per physical core")
     arguments = parser.parse_args()
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     config = EngineConfig(
         model=arguments.model,
         dtype="bfloat16",
@@ -93,6 +115,10 @@ def main() -> None:
     device.prepare(config)
     print(f"level {usable_levels()[0].name}")
     runners = [open_runner(config, device, in_blocks=in_blocks) for in_blocks in (False, True)]
+    expanded, blocks = (first_tokens(runner, 32, 40) for runner in runners)
+    if expanded != blocks:
+        raise RuntimeError(f"tokens differ: expanded {expanded}, blocks {blocks}")
+    print(f"32 tokens are equal, {len(set(blocks))} of them distinct")
     for rows, tokens in ((1, 64), (16, 64), (1, 1024)):
         rounds = [measure(runners, rows, tokens, arguments.steps) for _ in range(arguments.rounds)]
         show(f"decode, {rows} sequences of {tokens} tokens", [(a[1], b[1]) for a, b in rounds])

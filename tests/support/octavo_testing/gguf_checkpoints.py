@@ -4,7 +4,7 @@ Names come from the `gguf` library's map, and the conversions follow llama.cpp's
 the code under test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,16 @@ TINY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_model(architecture: str) -> Any:
-    """Return a model with random weights, also for the norms and biases that transformers sets to constants."""
+def tiny_model(architecture: str, **changes: Any) -> Any:
+    """Return a model with random weights, also for the norms and biases that transformers sets to constants.
+
+    `changes`: values that replace those of the config.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, config = TINY_CONFIGS[architecture]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config | changes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.3)
@@ -71,11 +74,13 @@ def write_tiny_gguf(
     model: Any,
     *,
     qtype: str = "F32",
+    others: Mapping[str, str] | None = None,
     extra: dict[str, Tensor] | None = None,
     max_tensors: int = 0,
 ) -> None:
     """Quantise matrices whose rows fit the blocks of `qtype`, and write other tensors as F32.
 
+    `others`: types of the tensors with a part of a GGUF name. K types, which `gguf` cannot write, get random blocks.
     `extra` tensors are written unchanged; `max_tensors` splits the file into shards.
     """
     add_values, architecture = _EXTRA.get(architecture, _write_llama_like), architecture.split()[0]
@@ -86,7 +91,8 @@ def write_tiny_gguf(
     for name, tensor in _written_tensors(architecture, model).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        _add_tensor(writer, gguf_name, _converted(architecture, name, tensor, model.config).numpy(), qtype)
+        kind = next((kind for part, kind in (others or {}).items() if part in gguf_name), qtype)
+        _add_tensor(writer, gguf_name, _converted(architecture, name, tensor, model.config).numpy(), kind)
     for name, tensor in (extra or {}).items():
         writer.add_tensor(name, tensor.numpy())
     if model.config.model_type == "llama":
@@ -141,8 +147,25 @@ def _add_tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", qtype: st
         writer.add_tensor(name, array.astype(np.float32))
     elif qtype == "F16":
         writer.add_tensor(name, array.astype(np.float16))
+    elif qtype in K_NUMBERS:
+        writer.add_tensor(name, random_k_blocks(qtype, array.shape), raw_dtype=kind)
     else:
         writer.add_tensor(name, quantize(array.astype(np.float32), kind), raw_dtype=kind)
+
+
+#: The bytes of a block of 256 values, and where its fp16 numbers are.
+K_NUMBERS = {"Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)), "Q6_K": (210, (208,))}
+
+
+def random_k_blocks(qtype: str, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
+    """Return rows of random blocks, whose values are below 1."""
+    num_bytes, places = K_NUMBERS[qtype]
+    generator = np.random.default_rng(sum(shape))
+    blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // 256, num_bytes), dtype=np.uint8)
+    for at in places:
+        numbers = generator.uniform(-2e-4, 2e-4, blocks.shape[:-1]).astype(np.float16)
+        blocks[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def llama3_factors(rope: dict[str, Any], half: int) -> Tensor:

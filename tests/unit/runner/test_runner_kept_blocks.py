@@ -49,7 +49,7 @@ def change_block(files: ModelFiles, name: str, row: int, at: int, scale: bytes) 
         file.write(scale)
 
 
-@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("architecture", sorted(TINY_CONFIGS))
 def test_logits_equal_those_of_the_expanded_model(tmp_path: Path, architecture: str, qtype: str) -> None:
     files = write(tmp_path, architecture, qtype)
@@ -59,6 +59,25 @@ def test_logits_equal_those_of_the_expanded_model(tmp_path: Path, architecture: 
     assert blocks.block_tensors() == quantised - {"transformer.wpe.weight"}
     assert not expanded.block_tensors()
     assert torch.equal(PagedDriver(blocks).feed({0: TOKENS})[0], PagedDriver(expanded).feed({0: TOKENS})[0])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen2moe"])
+def test_logits_of_mixed_types_equal_those_of_the_expanded_model(tmp_path: Path, architecture: str) -> None:
+    """The types of a Q4_K_M file, and a gate and up of two types."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 16}
+    if architecture == "qwen2moe":
+        sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+    others = {"attn_v": "Q6_K", "attn_k.": "Q5_K", "blk.1.ffn_up": "Q5_1", "ffn_down": "Q6_K", "token_embd": "Q8_0"}
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, architecture, tiny_model(architecture, **sizes), qtype="Q4_K", others=others)
+    files = resolve_model(str(path))
+    blocks = loaded(files, planned(files))
+    expanded = loaded(files, planned(files, dtype="bfloat16", in_blocks=False))
+    quantised = {name for name, info in stored_tensors(files).items() if info.type.block_elements > 1}
+    assert blocks.block_tensors() == quantised
+    logits = PagedDriver(blocks).feed({0: TOKENS})[0]
+    assert logits.isfinite().all()
+    assert torch.equal(logits, PagedDriver(expanded).feed({0: TOKENS})[0])
 
 
 def test_the_plan_has_the_bytes_of_the_blocks(tmp_path: Path) -> None:
@@ -72,7 +91,7 @@ def test_the_plan_has_the_bytes_of_the_blocks(tmp_path: Path) -> None:
     assert matrices < model.weights_bytes() < planned(files, in_blocks=False).model.weights_bytes / 2
 
 
-def test_parts_of_several_types_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_beside_a_part_without_blocks_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = write(tmp_path, "llama", "Q8_0")
     stored = stored_tensors(files)
     q = "model.layers.0.self_attn.q_proj.weight"
@@ -85,10 +104,10 @@ def test_parts_of_several_types_are_expanded(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
         log_expanded(stored, model.block_tensors(), DEVICE, plan.dtype)
     assert "3 quantised tensors are expanded to bfloat16" in caplog.text
-    assert "different types" in caplog.text
+    assert "another part of a fused weight" in caplog.text
 
 
-@pytest.mark.parametrize(("qtype", "dtype"), [("Q5_0", "bfloat16"), ("Q8_0", "float32")])
+@pytest.mark.parametrize(("qtype", "dtype"), [("MXFP4", "bfloat16"), ("Q8_0", "float32")])
 def test_one_line_names_the_cause_of_an_expansion(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, qtype: str, dtype: str
 ) -> None:

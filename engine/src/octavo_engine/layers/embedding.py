@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from octavo_engine.layers.block_method import block_slot
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.ops.gather import gather_rows
-from octavo_engine.ops.native_blocks import BlockWeight, gather_blocks
+from octavo_engine.ops.native_blocks import BlockWeight, gather_blocks, native_blocks
 from octavo_engine.ops.native_linear import NativeWeight
 from octavo_engine.wire.errors import StartupError
 
@@ -44,7 +44,7 @@ class Embedding(Layer):
 
     def finish_loading(self) -> None:
         if isinstance(self.weight, BlockWeight):
-            self.blocks = self.weight.native()
+            self.blocks = native_blocks([self.weight])
 
     def weights_bytes(self) -> int:
         return self.weight.nbytes

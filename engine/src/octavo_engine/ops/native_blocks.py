@@ -1,10 +1,11 @@
-"""Weights in blocks of 32 values, as GGUF stores them, for the linear kernels, which expand them in the CPU's cache.
+"""Weights in blocks, as GGUF stores them, for the linear kernels, which expand them in the CPU's cache.
 
 An output has the bits that it has with a bf16 weight of the same values: see `native/expand.h`. The memory of a weight
 is allocated once, and tensors are packed into it as they are read.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,25 +13,38 @@ from jaxtyping import BFloat16, Int, UInt8
 from torch import Tensor
 
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.ops.native_linear import LinearParameters, NativeWeight, can_gate, native_panels
+from octavo_engine.ops.native_linear import NativeWeight, Panels, can_gate, native_panels
 
 _PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A block is `num_bytes` for 32 values of a row. `kernel_format`: `enum Format` of the kernels."""
+    """A block is `num_bytes` for `num_values` of a row. `kernel_format`: `enum Format` of the kernels.
+
+    `unpacked_bytes`: added in memory, where each 6-bit number takes a byte.
+    """
 
     name: str
     kernel_format: int
     num_bytes: int
     num_values: int = 32
+    unpacked_bytes: int = 0
 
 
 #: The formats that the kernels expand, by the names of GGUF's types.
 BLOCK_FORMATS = {
     block_format.name: block_format
-    for block_format in (BlockFormat("Q8_0", 1, 34), BlockFormat("Q4_0", 2, 18), BlockFormat("Q4_1", 3, 20))
+    for block_format in (
+        BlockFormat("Q8_0", 1, 34),
+        BlockFormat("Q4_0", 2, 18),
+        BlockFormat("Q4_1", 3, 20),
+        BlockFormat("Q5_0", 4, 22),
+        BlockFormat("Q5_1", 5, 24),
+        BlockFormat("Q4_K", 6, 144, num_values=256, unpacked_bytes=4),
+        BlockFormat("Q5_K", 7, 176, num_values=256, unpacked_bytes=4),
+        BlockFormat("Q6_K", 8, 210, num_values=256),
+    )
 }
 
 
@@ -62,8 +76,11 @@ class BlockWeight:
         self.format, self.shape = block_format, (out_features, in_features)
         self.gated = gated and can_gate(out_features)
         num_blocks = -(-out_features // _PANEL) * _PANEL * (in_features // block_format.num_values)
-        self.panels = torch.zeros(num_blocks * block_format.num_bytes, dtype=torch.uint8, device=device)
-        self.nbytes = self.panels.nbytes
+        memory = torch.zeros(
+            num_blocks * (block_format.num_bytes + block_format.unpacked_bytes), dtype=torch.uint8, device=device
+        )
+        self.panels = Panels(memory, self.shape, self.gated, block_format.kernel_format)
+        self.nbytes = memory.nbytes
 
     def load(self, first: int, tensor: BlockTensor) -> int | None:
         """Pack a tensor's rows as outputs from `first`; return the first row with an infinite or NaN scale, if any."""
@@ -71,21 +88,19 @@ class BlockWeight:
         assert tensor.rows.is_contiguous()
         library, bad_row = native_library(), ctypes.c_int64()
         assert library is not None, "`kernels_expand_blocks` must be checked first"
-        linear = LinearParameters(None, None, *reversed(self.shape), self.gated, self.format.kernel_format)
+        linear = self.panels.parameters()  # must live until the call returns
         library.octavo_pack_blocks(
-            *(ctypes.addressof(linear), self.panels.data_ptr(), tensor.rows.data_ptr(), first, len(tensor.rows)),
+            *(ctypes.addressof(linear), tensor.rows.data_ptr(), first, len(tensor.rows)),
             *(ctypes.addressof(bad_row), torch.get_num_threads()),
         )
         return None if bad_row.value == len(tensor.rows) else bad_row.value
 
-    def native(self, bias: Tensor | None = None) -> NativeWeight:
-        """Return the weight for `native_linear`, with a layer's bias. Call it once everything is loaded."""
-        library = native_library()
-        assert library is not None, "`kernels_expand_blocks` must be checked first"
-        kernel_format = self.format.kernel_format
-        return native_panels(
-            library, self.panels, bias, shape=self.shape, gated=self.gated, kernel_format=kernel_format
-        )
+
+def native_blocks(weights: Sequence[BlockWeight], bias: Tensor | None = None) -> NativeWeight:
+    """Return the weight for `native_linear`, of parts whose outputs follow each other, once all of them are loaded."""
+    library = native_library()
+    assert library is not None, "`kernels_expand_blocks` must be checked first"
+    return native_panels(library, [weight.panels for weight in weights], bias)
 
 
 def kernels_expand_blocks(dtype: torch.dtype) -> bool:

@@ -36,8 +36,8 @@ _TIMEOUT_S = 120
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _ARGUMENTS = {
-    "octavo_linear": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
-    "octavo_pack_blocks": (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
+    "octavo_linear": (_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
+    "octavo_pack_blocks": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "octavo_gather_blocks": (_POINTER, _POINTER, _LONG, _FLOAT, _POINTER, _INT),
     "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
     "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),

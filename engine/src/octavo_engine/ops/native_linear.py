@@ -5,6 +5,7 @@ and in a batch.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +42,26 @@ class NativeWeight:
     """
 
     library: ctypes.CDLL
-    address: int  # of a `LinearParameters`
+    address: int  # of `LinearParameters`, one for each part
+    num_parts: int
     in_features: int
     out_features: int
     gated: bool
-    owned: tuple[LinearParameters, Tensor, Tensor | None]
+    owned: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A part of the outputs, in the kernel's layout. `kernel_format`: `enum Format` of the kernel."""
+
+    memory: Tensor
+    shape: tuple[int, int]
+    gated: bool = False
+    kernel_format: int = _BFLOAT16
+
+    def parameters(self, bias: Tensor | None = None) -> LinearParameters:
+        address, bias_address = self.memory.data_ptr(), None if bias is None else bias.data_ptr()
+        return LinearParameters(address, bias_address, *reversed(self.shape), self.gated, self.kernel_format)
 
 
 def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> NativeWeight | None:
@@ -55,8 +71,8 @@ def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -
         return None
     out_features, in_features = weight.shape
     gated = gated and can_gate(out_features)
-    panels = packed_panels(weight, gated=gated)
-    return native_panels(library, panels, bias, shape=(out_features, in_features), gated=gated, kernel_format=_BFLOAT16)
+    panels = Panels(packed_panels(weight, gated=gated), (out_features, in_features), gated)
+    return native_panels(library, [panels], bias)
 
 
 def can_gate(out_features: int) -> bool:
@@ -64,22 +80,17 @@ def can_gate(out_features: int) -> bool:
     return out_features % (2 * _UNIT) == 0
 
 
-def native_panels(
-    library: ctypes.CDLL,
-    panels: Tensor,
-    bias: Tensor | None,
-    *,
-    shape: tuple[int, int],
-    gated: bool,
-    kernel_format: int,
-) -> NativeWeight:
-    """Make the weight of panels that are in the kernel's layout. `kernel_format`: `enum Format` of the kernel."""
-    prefer_huge_pages(panels.data_ptr(), panels.nbytes)
+def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | None) -> NativeWeight:
+    """Make a weight of parts, whose outputs follow each other. Only a single part can be gated."""
+    for part in parts:
+        prefer_huge_pages(part.memory.data_ptr(), part.memory.nbytes)
+    sizes = [part.shape[0] for part in parts]
     wide = None if bias is None else bias.float().contiguous()
-    bias_address = None if wide is None else wide.data_ptr()
-    out_features, in_features = shape
-    linear = LinearParameters(panels.data_ptr(), bias_address, in_features, out_features, gated, kernel_format)
-    return NativeWeight(library, ctypes.addressof(linear), in_features, out_features, gated, (linear, panels, wide))
+    biases = [None] * len(parts) if wide is None else wide.split_with_sizes(sizes)
+    array = (LinearParameters * len(parts))(*map(Panels.parameters, parts, biases))
+    gated, in_features = len(parts) == 1 and parts[0].gated, parts[0].shape[1]
+    owned = (array, wide, *(part.memory for part in parts))
+    return NativeWeight(library, ctypes.addressof(array), len(parts), in_features, sum(sizes), gated, owned)
 
 
 def native_linear(
@@ -103,7 +114,8 @@ def _multiply(x: Tensor, weight: NativeWeight, out: Tensor, result: int, activat
     x = x if x.is_contiguous() else x.contiguous()
     size, threads = weight.in_features, torch.get_num_threads()
     weight.library.octavo_linear(
-        weight.address, x.data_ptr(), size, x.numel() // size, out.data_ptr(), result, activation, threads
+        *(weight.address, weight.num_parts, x.data_ptr(), size),
+        *(x.numel() // size, out.data_ptr(), result, activation, threads),
     )
 
 

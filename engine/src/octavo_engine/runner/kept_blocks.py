@@ -47,5 +47,5 @@ def _reason(expanded: StoredTensors, device: Device, type_name: str) -> str:
     types = sorted({info.type.name for info in expanded.values()} - BLOCK_FORMATS.keys())
     reasons = [f"the kernels do not support {', '.join(types)}"] if types else []
     if any(info.type.name in BLOCK_FORMATS for info in expanded.values()):
-        reasons.append("parts of a fused weight have different types, or a tensor belongs to no linear layer")
+        reasons.append("another part of a fused weight is not in blocks, or a tensor belongs to no linear layer")
     return "; ".join(reasons)

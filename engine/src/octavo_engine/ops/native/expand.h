@@ -1,7 +1,8 @@
 // Expands steps of blocks to bf16, in the layout that the linear kernels multiply.
 //
-// Numerics. A value is scale * quant + minimum, rounded once to bf16: products of a quant and an fp16 scale are exact in
-// fp32, so the fp32 sum has one rounding with and without fused multiply-adds. Scales and minima are finite.
+// Numerics. A value is scale * quant + minimum in fp32, rounded to bf16. All products are exact in fp32: an fp16 number has
+// 11 bits, a byte of a K type 6 (Q6_K: 7), a quant at most 5 (Q6_K: 6, Q8_0: 8). So the fp32 sum has one rounding, with and
+// without fused multiply-adds, and equals that of the `gguf` library. Scales and minima are finite.
 #pragma once
 
 #include "panels.h"
@@ -29,6 +30,14 @@ inline BitVec load_words(const uint8_t* p) {
   BitVec words;
   std::memcpy(&words, p, sizeof words);
   return words;
+}
+
+template <typename Byte>
+Vec load_bytes(const uint8_t* p) {
+  typedef Byte Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(__builtin_convertvector(bytes, IntVec), Vec);
 }
 
 inline Vec load_fp16(const uint8_t* p) {
@@ -59,56 +68,92 @@ inline void store_pairs(uint16_t* to, Vec even, Vec odd) {
 #endif
 }
 
+// The scales and minima of a block: of quants 0 to 15 and of quants 16 to 31.
+struct Numbers {
+  Vec scale[2], minimum[2];
+};
+
+template <Format f>
+Numbers numbers_of(const uint8_t* numbers, const uint8_t* factors) {
+  constexpr float kHalf = float(1 << (low_bits(f) + high_bits(f) - 1));
+  if (!is_k_type(f)) {
+    const Vec scale = load_fp16(numbers), minimum = has_minima(f) ? load_fp16(numbers + 2 * kPanel) : scale * -kHalf;
+    return {{scale, scale}, {minimum, minimum}};
+  }
+  const Vec factor = load_fp16(factors);
+  if (has_minima(f)) {
+    const Vec scale = factor * load_bytes<uint8_t>(numbers);
+    const Vec minimum = load_fp16(factors + 2 * kPanel) * -load_bytes<uint8_t>(numbers + kPanel);
+    return {{scale, scale}, {minimum, minimum}};
+  }
+  const Vec first = factor * load_bytes<int8_t>(numbers), second = factor * load_bytes<int8_t>(numbers + kPanel);
+  return {{first, second}, {first * -kHalf, second * -kHalf}};
+}
+
 // Expands a step for kLanes outputs from `output` of the panel; to: the first of these outputs, pairs 2 * kUnit apart.
 template <Format f>
-void expand_lanes(const uint8_t* step, int output, uint16_t* to) {
-  constexpr int kBits = f == kQ8_0 ? 8 : 4, kPerWord = 32 / kBits, kScales = kPanel * quant_bytes(f);
-  const uint8_t* words = step + output / kUnit * kUnit * quant_bytes(f) + output % kUnit * 4;
-  const Vec scale = load_fp16(step + kScales + 2 * output);
-  const Vec minimum = f == kQ4_1 ? load_fp16(step + kScales + 2 * (kPanel + output)) : scale * -float(1 << (kBits - 1));
+void expand_lanes(const uint8_t* weight, int64_t step, int output, uint16_t* to) {
+  constexpr int kBits = low_bits(f), kPerWord = 32 / kBits, kWords = kStep / kPerWord, kHigh = high_bits(f);
+  constexpr int kNumber = is_k_type(f) ? 1 : 2;
+  const uint8_t* from = weight + step_offset(f, step);
+  const uint8_t* factors = weight + step_offset(f, step / kGroupSteps * kGroupSteps) - kPanel * factor_bytes(f);
+  const uint8_t* words = from + output / kUnit * kUnit * quant_bytes(f) + output % kUnit * 4;
+  const Numbers n = numbers_of<f>(from + kPanel * quant_bytes(f) + kNumber * output, factors + 2 * output);
   // A quant is used where it is in its word, so as a multiple of a power of two; only the top one would have a sign.
+  constexpr int kTop = kPerWord - 1, kHalves = kBits == 4 ? 2 : 1;
   Vec scales[kPerWord];
-  for (int i = 0; i < kPerWord - 1; i++) scales[i] = scale * (1.0f / float(1 << (kBits * i)));
-  scales[kPerWord - 1] = scale;
-  auto value = [&](BitVec word, int i) {
-    BitVec quant = i == kPerWord - 1 ? word >> (32 - kBits) : word & ((1u << kBits) - 1) << (kBits * i);
-    return __builtin_convertvector(IntVec(quant), Vec) * scales[i] + minimum;
-  };
-  for (int j = 0; j < quant_bytes(f) / 4; j++, words += 4 * kUnit) {
-    BitVec word = load_words(words);
+  for (int i = 0; i < kTop; i++) scales[i] = n.scale[i % kHalves] * (1.0f / float(1 << (kBits * i)));
+  scales[kTop] = n.scale[kTop % kHalves];
+#pragma GCC unroll 8
+  for (int j = 0; j < kWords; j++) {
+    const BitVec word = load_words(words + j * 4 * kUnit);
+    const int shift = kHigh * j % 4;
+    BitVec high = {};
+    if (kHigh) high = load_words(words + (kWords + kHigh * j / 4) * 4 * kUnit) >> shift;
+    auto value = [&](int i) {
+      BitVec quant = i == kTop ? word >> (32 - kBits) : word & ((1u << kBits) - 1) << (kBits * i);
+      const uint32_t mask = (1u << kHigh) - 1;
+      if (kHigh) quant |= i == kTop ? high >> 24 & mask << 4 : high << 4 & mask << (4 * i + 4);
+      return __builtin_convertvector(IntVec(quant), Vec) * scales[i] + n.minimum[i % kHalves];
+    };
+#pragma GCC unroll 4
     for (int i = 0; i < 16 / kBits; i++) {  // pairs: bytes 0 and 1, bytes 2 and 3; of 4 bits, low halves before high
       int half = i / 2, second = i % 2, first = (4 * half + 16 * second) / kBits;
-      store_pairs(to + (8 * half + 2 * j + second) * 2 * kUnit, value(word, first), value(word, first + 8 / kBits));
+      store_pairs(to + (8 * half + 2 * j + second) * 2 * kUnit, value(first), value(first + 8 / kBits));
     }
   }
 }
 
-using ExpandLanes = void (*)(const uint8_t*, int, uint16_t*);
-inline ExpandLanes expand_lanes_of(Format f) {
-  return f == kQ8_0 ? expand_lanes<kQ8_0> : f == kQ4_0 ? expand_lanes<kQ4_0> : expand_lanes<kQ4_1>;
-}
-
-// `ahead`: steps that are read later, of which as many are prefetched.
+// Expands steps [first, first + count) of all panels' steps. `ahead`: the first of as many steps that are prefetched.
 template <Format f>
-void expand_steps(const uint8_t* from, int64_t count, uint16_t* to, const uint8_t* ahead) {
-  constexpr int kBytes = kPanel * block_bytes(f);
-  for (int64_t s = 0; s < count; s++, from += kBytes, ahead += kBytes, to += kStepElements) {
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 3);
+void expand_steps(const uint8_t* weight, int64_t first, int64_t count, uint16_t* to, int64_t ahead) {
+  constexpr int kFactors = kPanel * factor_bytes(f), kBytes = kPanel * block_bytes(f) + kFactors;
+  for (int64_t s = first; s < first + count; s++, ahead++, to += kStepElements) {
+    const uint8_t* later = weight + step_offset(f, ahead) - kFactors;
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(later + i, 0, 3);
     for (int output = 0; output < kPanel; output += kLanes)
-      expand_lanes<f>(from, output, to + output / kUnit * kUnitElements + output % kUnit * 2);
+      expand_lanes<f>(weight, s, output, to + output / kUnit * kUnitElements + output % kUnit * 2);
   }
 }
+
+struct Expander {
+  void (*lanes)(const uint8_t* weight, int64_t step, int output, uint16_t* to);
+  void (*steps)(const uint8_t* weight, int64_t first, int64_t count, uint16_t* to, int64_t ahead);
+};
+template <Format f>
+constexpr Expander kExpander = {expand_lanes<f>, expand_steps<f>};
+constexpr const Expander* kExpanders[] = {nullptr,           &kExpander<kQ8_0>, &kExpander<kQ4_0>,
+                                          &kExpander<kQ4_1>, &kExpander<kQ5_0>, &kExpander<kQ5_1>,
+                                          &kExpander<kQ4_K>, &kExpander<kQ5_K>, &kExpander<kQ6_K>};
 
 // Returns steps [begin, end) of a panel in bf16: where they are, or expanded into `scratch`. Blocks `steps_ahead` steps
 // after these are prefetched; after a panel's last step comes the panel that is `panels_ahead` after it.
 inline const uint16_t* bf16_steps(const Linear& l, int64_t panel, int64_t begin, int64_t end, uint16_t* scratch,
                                   int64_t steps_ahead, int64_t panels_ahead) {
-  const uint8_t* from = step_of(l, panel, begin);
-  if (l.format == kBFloat16) return reinterpret_cast<const uint16_t*>(from);
-  const int64_t next = begin + steps_ahead, steps = steps_of(l);
-  const uint8_t* ahead = next < steps ? step_of(l, panel, next) : step_of(l, panel + panels_ahead, next - steps);
-  auto expand = l.format == kQ8_0 ? expand_steps<kQ8_0> : l.format == kQ4_0 ? expand_steps<kQ4_0> : expand_steps<kQ4_1>;
-  expand(from, end - begin, scratch, ahead);
+  if (l.format == kBFloat16) return reinterpret_cast<const uint16_t*>(step_of(l, panel, begin));
+  const int64_t steps = steps_of(l), next = begin + steps_ahead;
+  const int64_t ahead = next < steps ? panel * steps + next : (panel + panels_ahead - 1) * steps + next;
+  kExpanders[l.format]->steps(l.weight, panel * steps + begin, end - begin, scratch, ahead);
   return scratch;
 }
 

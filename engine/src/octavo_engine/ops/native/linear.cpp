@@ -18,11 +18,19 @@
 
 extern "C" {
 
-// x: bf16 [rows, in], rows `x_stride` apart. `result`: bf16 [rows, out], fp32 [rows, out], or, of a gated weight, bf16
-// [rows, out / 2] = activation(first half) * second half. out: contiguous.
-void octavo_linear(const Linear* l, const void* x, int64_t x_stride, int64_t rows, void* out, int32_t result,
-                   int32_t activation, int32_t num_threads) {
-  multiply(*l, {static_cast<const BFloat16*>(x), x_stride, rows, out, Result(result), activation, num_threads});
+// Applies the `count` parts of a layer, whose outputs are beside each other. x: bf16 [rows, in], rows `x_stride` apart.
+// `result`: bf16 or fp32 [rows, outputs], or, of one gated part, bf16 [rows, out / 2] = activation(first half) * second
+// half. out: contiguous.
+void octavo_linear(const Linear* parts, int64_t count, const void* x, int64_t x_stride, int64_t rows, void* out,
+                   int32_t result, int32_t activation, int32_t num_threads) {
+  int64_t stride = 0;
+  for (int64_t i = 0; i < count; i++) stride += result == kActivated ? parts[i].out / 2 : parts[i].out;
+  uint8_t* to = static_cast<uint8_t*>(out);
+  for (int64_t i = 0; i < count; i++) {
+    const BFloat16* from = static_cast<const BFloat16*>(x);
+    multiply(parts[i], {from, x_stride, rows, to, stride, Result(result), activation, num_threads});
+    to += parts[i].out * (result == kFloat ? 4 : 2);
+  }
 }
 
 }  // extern "C"

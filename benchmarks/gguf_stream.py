@@ -1,0 +1,136 @@
+"""One stream of Octavo and of llama.cpp over the same GGUF file, in turn, and the memory that each takes.
+
+By default, the file has the shape of TinyLlama-1.1B and random blocks of Q4_0.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import gguf
+import numpy as np
+from engine_process import ENGINES, EngineProcess
+from gguf.constants import GGMLQuantizationType
+from machine import cores, processor
+from table import Samples, print_table
+from workload import Workload
+
+LAYERS, SIZE, INNER_SIZE, KV_SIZE, HEADS, KV_HEADS, VOCAB = 22, 2048, 5632, 256, 32, 4, 32000
+SPECIAL = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+CONTEXT = 2048
+
+
+def write_file(path: Path) -> None:
+    """Write a Llama of TinyLlama's shape; tokens beyond the bytes have names without a meaning."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(SIZE)
+    writer.add_feed_forward_length(INNER_SIZE)
+    writer.add_block_count(LAYERS)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(SIZE // HEADS)
+    writer.add_vocab_size(VOCAB)
+    writer.add_tokenizer_model("llama")
+    tokens = [*SPECIAL, *(f"t{i}" for i in range(VOCAB - len(SPECIAL)))]
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(VOCAB)])
+    kinds = [gguf.TokenType.UNKNOWN] + 2 * [gguf.TokenType.CONTROL] + 256 * [gguf.TokenType.BYTE]
+    writer.add_token_types([*kinds, *(VOCAB - len(SPECIAL)) * [gguf.TokenType.NORMAL]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    generator = np.random.default_rng(0)
+    for name, shape in tensors():
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones(shape, np.float32))
+            continue
+        blocks = generator.integers(0, 256, (shape[0], shape[1] // 32, 18), dtype=np.uint8)
+        blocks[..., :2] = np.array([0.004], np.float16).view(np.uint8)
+        writer.add_tensor(name, blocks.reshape(shape[0], -1), raw_dtype=GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from (("token_embd.weight", (VOCAB, SIZE)), ("output.weight", (VOCAB, SIZE)), ("output_norm.weight", (SIZE,)))
+    for layer in range(LAYERS):
+        parts = {
+            "attn_norm": (SIZE,),
+            "attn_q": (SIZE, SIZE),
+            "attn_k": (KV_SIZE, SIZE),
+            "attn_v": (KV_SIZE, SIZE),
+            "attn_output": (SIZE, SIZE),
+            "ffn_norm": (SIZE,),
+            "ffn_gate": (INNER_SIZE, SIZE),
+            "ffn_up": (INNER_SIZE, SIZE),
+            "ffn_down": (SIZE, INNER_SIZE),
+        }
+        for part, shape in parts.items():
+            yield f"blk.{layer}.{part}.weight", shape
+
+
+def engines(model: Path, llama_server: Path | None, logs: Path) -> list[EngineProcess]:
+    command = [sys.executable, str(ENGINES / "octavo.py"), str(model), str(CONTEXT), "1", "auto"]
+    found = [EngineProcess("octavo", command, env={}, log=logs / "octavo.log")]
+    if llama_server is not None:
+        command = ["python3", str(ENGINES / "llama_cpp.py"), str(llama_server), str(model), "1", "512", str(cores())]
+        found.append(EngineProcess("llama.cpp", command, env={}, log=logs / "llama.cpp.log"))
+    return found
+
+
+def tokens_per_s(engine: EngineProcess, tokens: int, repetition: int) -> float:
+    """Return the tokens per second after the first one."""
+    ids = [1000 + i % 30000 for i in Workload().stream(repetition)]
+    engine.generate([ids], 1)
+    first_s = engine.seconds([ids], 1)
+    return tokens / (engine.seconds([ids], tokens + 1) - first_s)
+
+
+@contextmanager
+def model_file(model: Path | None) -> Iterator[Path]:
+    if model is not None:
+        yield model
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tinyllama-q4_0.gguf"
+        write_file(path)
+        yield path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare one stream over a GGUF file with llama.cpp's.")
+    parser.add_argument("--model", type=Path, help="GGUF file. Default: random Q4_0 blocks in TinyLlama-1.1B's shape")
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server. Default: Octavo alone")
+    parser.add_argument("--repetitions", type=int, default=5, help="samples of each engine. Default: 5")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of the stream. Default: 64")
+    arguments = parser.parse_args()
+    logs = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
+    with model_file(arguments.model) as model, ExitStack() as stack:
+        both = engines(model, arguments.llama_server, logs)
+        samples: list[list[float]] = [[] for _ in both]
+        for engine in both:
+            stack.enter_context(engine)
+        for repetition in range(arguments.repetitions):
+            for engine, values in zip(both, samples, strict=True):
+                with engine.turn():
+                    values.append(tokens_per_s(engine, arguments.tokens, repetition))
+        found = [Samples(tuple(values)) for values in samples]
+        megabytes = [engine.peak_bytes() / 1e6 for engine in both]
+        print(f"{processor()}\nlogs of the engines: {logs}\nfile: {model.stat().st_size / 1e6:.0f} MB")
+    rows = [
+        (engine.name, speed, f"{size:.0f}", f"{engine.load_s:.1f}")
+        for engine, speed, size in zip(both, found, megabytes, strict=True)
+    ]
+    print_table("one stream: median [min, max]", ("engine", "tokens/s", "peak MB", "load s"), rows)
+    if len(found) > 1:
+        print(f"\noctavo / llama.cpp: {found[0].median / found[1].median:.2f}")
+
+
+if __name__ == "__main__":
+    main()
