@@ -19,6 +19,7 @@ import torch
 from gpu_engine import SHAPES, generate, open_engine, write_config
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
+from octavo_engine.runner.cuda_device import CudaDevice
 from table import number, print_table
 
 BLOCK = 16
@@ -76,12 +77,10 @@ def tokens_of(name: str, folder: Path, sizes: list[tuple[int, int]], device: str
 
 
 def largest_error(lengths: list[int], queries: int, dtype: torch.dtype) -> float:
-    from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton
-
     kv = LayerKVSpec(num_kv_heads=2, head_dim=128)
     spec = AttentionSpec(layer_idx=0, num_heads=8, kv=kv, scale=128**-0.5)
     results = []
-    for backend in (CudaBackend([kv], BLOCK, dtype, "cuda"), ReferenceBackend([kv], BLOCK, dtype, "cuda")):
+    for backend in (CudaDevice().attention_backend([kv], BLOCK, dtype), ReferenceBackend([kv], BLOCK, dtype, "cuda")):
         generator = torch.Generator("cuda").manual_seed(0)
         backend.allocate(sum(-(-n // BLOCK) for n in lengths))
 
@@ -122,16 +121,15 @@ def batch_of(lengths: list[int], queries: list[int]) -> AttentionBatch:
 def measure_attention(folder: Path, device: str) -> Rows:
     if device != "cuda":
         return
-    from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton
-
     kv = LayerKVSpec(num_kv_heads=8, head_dim=128)
     spec = AttentionSpec(layer_idx=0, num_heads=16, kv=kv, scale=128**-0.5)
-    backend = CudaBackend([kv], BLOCK, torch.bfloat16, "cuda")
+    backend = CudaDevice().attention_backend([kv], BLOCK, torch.bfloat16)
     bandwidth = 1e9 * figure_of(folder, "copy bandwidth")
 
     def timed(seqs: int, length: int, queries: int) -> float:
         backend.allocate(seqs * -(-length // BLOCK))
         step = batch_of([length] * seqs, [queries] * seqs)
+        backend.begin_step(step)
         q, k, v = (torch.randn(seqs * queries, n, 128, device="cuda", dtype=torch.bfloat16) for n in (16, 8, 8))
         return seconds(lambda: backend.attend(spec, q, k, v, step), device)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.triton.decode_attention import decode_attention, decode_parts
 from octavo_engine.ops.triton.paged_attention import paged_attention
 from octavo_engine.ops.triton.write_kv import write_kv
 
@@ -16,11 +17,20 @@ _CHUNK_BLOCKS = 256  # blocks copied or swapped at a time, which bounds the stag
 
 
 class CudaBackend:
-    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer."""
+    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer.
+
+    `num_programs`: how many programs share the decode attention of a step; a few for each multiprocessor of the GPU.
+    """
 
     def __init__(
-        self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        specs: list[LayerKVSpec],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        num_programs: int = 8,
     ) -> None:
+        self.num_programs = num_programs
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
         self._shapes = [(2, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
@@ -37,12 +47,16 @@ class CudaBackend:
         return sum(torch.Size(shape).numel() for shape in self._shapes) * self.dtype.itemsize
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        """Do nothing: the kernels read the step's metadata as it is."""
+        batch.private = decode_parts(batch)
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         cache = self.caches[spec.layer_idx]
         write_kv(cache, k, v, batch.slots)
-        return paged_attention(spec, q, cache, batch)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if batch.max_query_len > 1:
+            paged_attention(out, spec, q, cache, batch)
+        decode_attention(out, spec, q, cache, batch, batch.private, self.num_programs)
+        return out
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         for sources, destinations in _chunks(pairs):

@@ -34,6 +34,7 @@ _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
+_PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -149,7 +150,8 @@ class CudaDevice:
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack
 
-        return CudaBackend(specs, block_size, dtype, self.torch_device)
+        processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+        return CudaBackend(specs, block_size, dtype, self.torch_device, _PROGRAMS_PER_PROCESSOR * processors)
 
     def memory(self) -> MemoryInfo:
         free, total = torch.cuda.mem_get_info(self.torch_device)

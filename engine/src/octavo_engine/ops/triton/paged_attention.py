@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV cache in Triton: one kernel for decode, prefill and steps that mix them.
+"""Causal attention over a paged KV cache in Triton, for sequences with several queries in a step.
 
 A program computes one tile: some consecutive queries of one sequence, for all query heads that share a KV head, packed
 as the rows of one matrix. The grid follows from shapes alone, so that the host never waits for the device: every
@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_MIN_DOT = 16  # the least size of each dimension of a product
+MIN_DOT = 16  # the least size of each dimension of a product
 #: Bytes of a tile of K. The pipeline's tiles of K and V fit into the 99 KiB of shared memory of sm_86 and sm_89.
 _KEY_TILE_BYTES = 16 << 10
 
@@ -34,13 +34,17 @@ class TileShape:
     num_warps: int
 
 
-def tile_shape(spec: AttentionSpec, dtype: torch.dtype, max_query_len: int) -> TileShape:
+def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
+    """Return how many keys a tile of K has."""
+    row_bytes: int = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return max(MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
+
+
+def tile_shape(spec: AttentionSpec, dtype: torch.dtype) -> TileShape:
     """Choose sizes for which no GPU since sm_80 spills registers; they were never tuned on a GPU."""
     group_rows: int = triton.next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
     row_bytes: int = triton.next_power_of_2(spec.kv.head_dim) * dtype.itemsize
-    keys = max(_MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
-    if max_query_len == 1:
-        return TileShape(1, max(_MIN_DOT, group_rows), keys, num_warps=4)
+    keys = tile_keys(spec.kv.head_dim, dtype)
     is_wide = dtype.itemsize > 2  # products of fp32 run outside the tensor cores, and hold more registers
     # 8 query heads of 128 for each KV head spill on sm_80 with 64 rows.
     rows = 64 if row_bytes <= 256 and row_bytes * group_rows <= 1024 and not is_wide else 32
@@ -48,19 +52,22 @@ def tile_shape(spec: AttentionSpec, dtype: torch.dtype, max_query_len: int) -> T
 
 
 def paged_attention(
+    out: Float[Tensor, "tokens q_heads head_dim"],
     spec: AttentionSpec,
     q: Float[Tensor, "tokens q_heads head_dim"],
     cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
     batch: AttentionBatch,
-) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Attend from `q`, whose rows may be strided, to K (`cache[:, 0]`) and V (`cache[:, 1]`) of each sequence."""
+) -> None:
+    """Write the outputs of sequences with several queries to `out`. K is `cache[:, 0]`, V `cache[:, 1]`.
+
+    Rows of `q` may be strided.
+    """
     tokens, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]
     num_seqs, table_width = batch.block_tables.shape
     assert q.stride(1) == dim
     assert q.stride(2) == 1
-    tile = tile_shape(spec, q.dtype, batch.max_query_len)
-    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    tile = tile_shape(spec, q.dtype)
     paged_attention_kernel[(tokens // tile.queries + num_seqs, kv_heads)](
         out,
         q,
@@ -77,7 +84,7 @@ def paged_attention(
         GROUP_ROWS=tile.group_rows,
         QUERIES=tile.queries,
         DIM=dim,
-        DIM_ROW=max(_MIN_DOT, triton.next_power_of_2(dim)),
+        DIM_ROW=max(MIN_DOT, triton.next_power_of_2(dim)),
         BLOCK=block_size,
         KEYS=tile.keys,
         WINDOW=spec.kv.window or 0,
@@ -85,7 +92,6 @@ def paged_attention(
         num_warps=tile.num_warps,
         num_stages=3,
     )
-    return out
 
 
 @triton.jit
@@ -161,7 +167,7 @@ def paged_attention_kernel(
     start = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - start
     first = (tile - start // QUERIES - seq) * QUERIES
-    if first >= num_queries:
+    if (first >= num_queries) | (num_queries == 1):
         return
     computed = tl.load(seq_lens_ptr + seq) - num_queries  # tokens before this step
 
