@@ -10,8 +10,11 @@ from torch import Tensor
 
 def test_a_model_compiles_for_hopper() -> None:
     report = compile_steps("Qwen3ForCausalLM", sm=90)
-    names = [kernel.name for kernel in report.kernels]
-    assert names == ["write_kv_kernel", "decode_parts_kernel", "merge_parts_kernel", "paged_attention_kernel"]
+    attention = ["write_qkv_kernel", "decode_parts_kernel", "merge_parts_kernel"]
+    norm, linear = "rms_norm_kernel", "aten::linear"
+    layer = [norm, linear, *attention, linear, norm, linear, "gate_kernel", linear]
+    assert report.layer_launches == [layer] * 2
+    assert {kernel.name for kernel in report.kernels} == {*layer, "paged_attention_kernel"} - {linear}
     assert report.later == 0, "numbers of sequences and blocks compile no kernel again"
     assert_fast(report)
 
@@ -19,7 +22,7 @@ def test_a_model_compiles_for_hopper() -> None:
 @pytest.fixture
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
-    monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_kv", lambda *arguments: None)
+    monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_qkv", lambda cache, qk, *_: qk[:, : -cache.shape[2]])
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda *arguments: None)
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.decode_attention", lambda *arguments: None)
 
@@ -48,22 +51,18 @@ def test_a_step_with_experts_reads_only_their_numbers_of_rows(monkeypatch: pytes
 
 
 def test_a_planted_synchronisation_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attend(
-        self: CudaBackend, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> Tensor:
+    def attend(self: CudaBackend, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
         return q * batch.seq_lens.max().item()
 
-    monkeypatch.setattr(CudaBackend, "attend", attend)
+    monkeypatch.setattr(CudaBackend, "_attend", attend)
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         run(steps)
 
 
 def test_a_planted_tensor_of_the_host_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attend(
-        self: CudaBackend, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch
-    ) -> Tensor:
+    def attend(self: CudaBackend, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
         return q + torch.ones(q.shape[1:], dtype=q.dtype)
 
-    monkeypatch.setattr(CudaBackend, "attend", attend)
+    monkeypatch.setattr(CudaBackend, "_attend", attend)
     with pytest.raises(RuntimeError, match="device"):
         run(steps)

@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
 
 def compare(spec: AttentionSpec, shapes: list[SeqShape], dtype: torch.dtype, *, block_size: int = 16) -> None:
     want = run_history_and_step(ReferenceBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
-    backend = CudaBackend([spec.kv], block_size, dtype, "cpu")
+    backend = CudaBackend([spec.kv], block_size, dtype, "cpu", num_programs=5)
     got = run_history_and_step(backend, spec, shapes, block_size, dtype)
     torch.testing.assert_close(got, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -72,7 +72,7 @@ def test_stale_contents_of_a_block_are_never_read() -> None:
     outputs = []
     for fill in (0.0, float("nan")):
         batch, num_blocks = make_batch(shapes, 16)
-        backend = CudaBackend([spec.kv], 16, torch.float32, "cpu")
+        backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
         backend.allocate(num_blocks)
         backend.caches[0].fill_(fill)
         backend.allocate = lambda num_blocks: None  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ def test_stale_contents_of_a_block_are_never_read() -> None:
 def test_a_sequence_of_nan_leaves_the_others_alone() -> None:
     spec, shapes = make_spec(), [SeqShape(0, 3), SeqShape(0, 4)]
     batch, num_blocks = make_batch(shapes, 16)
-    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu")
+    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
     backend.allocate(num_blocks)
     q, k, v = random_qkv(spec, 7, torch.float32, seed=0)
     k[:3] = float("nan")
@@ -143,7 +143,7 @@ def test_a_row_of_padding_changes_nothing() -> None:
         slots=F.pad(batch.slots, (0, 2), value=-1),
         positions=F.pad(batch.positions, (0, 2)),
     )
-    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu")
+    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
     backend.allocate(num_blocks)
     backend.caches[0].normal_(generator=torch.Generator().manual_seed(1))
     qkv = random_qkv(spec, 4, torch.float32, seed=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from octavo_engine import LLM, SamplingParams
 from octavo_testing.tiny_models import make_tiny
-from octavo_testing.triton_device import triton_attention
+from octavo_testing.triton_device import triton_kernels
 
 PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (25, 16, 3)]
 
@@ -25,4 +25,4 @@ def generate(folder: Path, attention: AbstractContextManager[None]) -> list[list
 
 def test_an_engine_gives_the_same_tokens(tmp_path: Path) -> None:
     folder = make_tiny("gemma2", tmp_path)
-    assert generate(folder, triton_attention()) == generate(folder, nullcontext())
+    assert generate(folder, triton_kernels()) == generate(folder, nullcontext())

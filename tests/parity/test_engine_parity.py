@@ -14,7 +14,7 @@ import pytest
 import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
 from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
-from octavo_testing.triton_device import triton_attention
+from octavo_testing.triton_device import triton_kernels
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name, _, kernels = request.param.partition(", ")
     folder = make_tiny(name, tmp_path_factory.mktemp("tiny"))
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    with triton_attention() if kernels else nullcontext():
+    with triton_kernels() if kernels else nullcontext():
         yield Case(name, folder, model)
 
 

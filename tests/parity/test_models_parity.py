@@ -120,7 +120,7 @@ def _mixtures(model: Model) -> list[MoE]:
 
 
 def no_rope(model: Model, patch: Patch) -> bool:
-    patch.setattr("octavo_engine.layers.attention.rotate_", lambda x, cos, sin: None)
+    patch.setattr("octavo_engine.ops.attention.rotate_", lambda x, cos, sin: None)
     return isinstance(model, Decoder)
 
 

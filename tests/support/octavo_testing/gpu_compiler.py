@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Shapes of checkpoints on the hub, where transformers' defaults for the architecture differ. Two layers compile all
 #: kernels, except that Gemma 3's windows alternate less often.
@@ -56,10 +57,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`kernels` of the first step of each kind, and how many `later` steps compiled."""
+    """`kernels` of the first step of each kind, and how many `later` steps compiled.
+
+    `layer_launches`: what each decoder layer of a decode step launches, of Triton and of torch.
+    """
 
     kernels: list[Kernel]
     later: int
+    layer_launches: list[list[str]]
 
 
 def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16") -> Report:
@@ -70,7 +75,7 @@ def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16") -> Report:
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"])
+    return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"], found["layer_launches"])
 
 
 def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
@@ -101,6 +106,35 @@ class TargetDriver:
         return 0
 
 
+class Launches(TorchDispatchMode):
+    """Lists the operators of torch that launch something; kernels of Triton are added by `record_compilations`."""
+
+    current: list[str] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in func.name() and Launches.current is not None:
+            Launches.current.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def record_layer_launches(layer: type) -> list[list[str]]:
+    """Return a list to which each call of a layer of this class appends what it launched."""
+    found: list[list[str]] = []
+    call = layer.__call__
+
+    def counted(self: Any, *args: Any) -> Any:
+        Launches.current = []
+        try:
+            with Launches():
+                return call(self, *args)
+        finally:
+            found.append(Launches.current)
+            Launches.current = None
+
+    layer.__call__ = counted  # type: ignore[method-assign]
+    return found
+
+
 def record_compilations(sm: int) -> dict[int, Any]:
     """Make every launch in this process compile for `sm` instead; return the kernels by their `id`, as they come."""
     from triton.runtime import driver
@@ -113,6 +147,8 @@ def record_compilations(sm: int) -> dict[int, Any]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         kernels[id(kernel)] = kernel
+        if Launches.current is not None:
+            Launches.current.append(self.__name__)
         return kernel
 
     JITFunction.run = compile_only
@@ -156,7 +192,7 @@ class MetaSteps:
         max_model_len = min(8192, config.max_position_embeddings)
         self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len)
         self.model.finish_loading()
-        self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta")
+        self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400)
         self.backend.allocate(1000)
 
     def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> torch.Tensor:
@@ -208,11 +244,16 @@ def main() -> None:
     args = parser.parse_args()
 
     from octavo_engine.layers import moe
+    from octavo_engine.models.decoder import DecoderLayer
+    from octavo_engine.ops import triton_devices
 
+    triton_devices.DEVICES.add("meta")
     moe.count_rows = even_counts
     compiled = record_compilations(args.sm)
     steps = MetaSteps(args.model, getattr(torch, args.dtype))
+    layers = record_layer_launches(DecoderLayer)
     steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)
+    layer_launches = list(layers)
     steps.run(seqs=3, tokens=700, max_query_len=300, table_width=33)
     kernels = list(compiled.values())
     for seqs in (1, 2, 16, 17, 256, 300):
@@ -221,7 +262,7 @@ def main() -> None:
             steps.run(seqs=seqs, tokens=seqs + 31, max_query_len=32, table_width=width)
             steps.run(seqs=seqs, tokens=16 * seqs, max_query_len=16, table_width=width)
     found = [{name: getattr(measured, name) for name in Kernel.__slots__} for measured in map(measure, kernels)]
-    print(json.dumps({"kernels": found, "later": len(compiled) - len(kernels)}))
+    print(json.dumps({"kernels": found, "later": len(compiled) - len(kernels), "layer_launches": layer_launches}))
 
 
 if __name__ == "__main__":

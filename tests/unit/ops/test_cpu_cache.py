@@ -20,7 +20,8 @@ Backend = CpuBackend | ReferenceBackend | CudaBackend
 
 @pytest.fixture(params=["cpu", "reference", "cuda"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    kinds = {"cpu": CpuBackend, "reference": ReferenceBackend, "cuda": partial(CudaBackend, device="cpu")}
+    cuda = partial(CudaBackend, device="cpu", num_programs=5)
+    kinds = {"cpu": CpuBackend, "reference": ReferenceBackend, "cuda": cuda}
     made: Backend = kinds[request.param](SPECS, 4, torch.bfloat16)
     made.allocate(6)
     rows = torch.randint(0, 60, (6, made.bytes_per_block()), dtype=torch.uint8)

@@ -35,7 +35,10 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """RMS norm of each head's query and key (Qwen 3, Gemma 3): one call for both, with one weight row per head."""
+    """RMS norm of each head's query and key (Qwen 3, Gemma 3), which the attention backend computes.
+
+    It is one weight with a row per head.
+    """
 
     prepared: RMSWeight
 
@@ -53,9 +56,6 @@ class HeadNorm(Layer):
         self.prefix, self.eps, self.offset = prefix, eps, offset
         self.weight = build.empty(sum(heads), head_dim, dtype=torch.float32)
         self.query, self.key = self.weight.split_with_sizes(heads)
-
-    def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
-        return rms_norm(x, self.prepared)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         shape = (self.weight.shape[-1],)

@@ -1,22 +1,13 @@
 """Rotary position embedding: a table of cosines and sines up to `max_model_len`, read once per step for all layers."""
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.rope_frequencies import RopeSpec, inverse_frequencies
 from octavo_engine.ops.gather import gather_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Cosines and sines for the tokens of one step, in the form that `ops.rope.rotate_` takes: the sine is signed."""
-
-    cos: Float[Tensor, "tokens one rotary_dim"]
-    sin: Float[Tensor, "tokens one rotary_dim"]
+from octavo_engine.ops.rope import Rotation
 
 
 class RotaryEmbedding(Layer):

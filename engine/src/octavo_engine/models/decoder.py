@@ -21,10 +21,11 @@ from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.mlp import GatedMLP, gated_mlp
 from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
-from octavo_engine.layers.rope import RotaryEmbedding, Rotation
+from octavo_engine.layers.rope import RotaryEmbedding
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+from octavo_engine.ops.rope import Rotation
 from octavo_engine.sources.model_config import rope_parameters
 
 
@@ -160,12 +161,12 @@ def _attention(
         scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
         softcap=spec.attention_softcap,
     )
-    norm: HeadNorm | ProjectionNorm | None = None
+    norms: dict[str, Any] = {}
     if spec.projection_norm:
-        norm = ProjectionNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps)
+        norms["projection_norm"] = ProjectionNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps)
     if spec.head_norm:
-        norm = HeadNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
-    return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), head_norm=norm)
+        norms["head_norm"] = HeadNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
+    return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), **norms)
 
 
 def _mlp(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext) -> GatedMLP | MoE:

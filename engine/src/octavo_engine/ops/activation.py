@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.native_library import kernels_for
+from octavo_engine.ops.triton_devices import runs_triton
 
 _SILU, _GELU_TANH = range(2)  # `enum Activation` of native/activations.h
 
@@ -41,6 +42,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def act_mul(gate_up: Float[Tensor, "rows two_n"], activation: Activation) -> Float[Tensor, "rows n"]:
+    if activation.native is not None and runs_triton(gate_up) and gate_up.stride(1) == 1:
+        from octavo_engine.ops.triton import elementwise  # Triton is missing on most machines without a GPU
+
+        return elementwise.gate(gate_up, activation.native)
     library = None if activation.native is None else kernels_for(gate_up)
     if library is None or gate_up.stride(1) != 1:
         return act_mul_reference(gate_up, activation)

@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.norm import RMSWeight, rms_norm
+from octavo_engine.ops.rope import Rotation, rotate_
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKVSpec:
@@ -74,6 +77,18 @@ class AttentionBackend(Protocol):
         """Write k and v to `batch.slots`, then attend causally over each sequence's paged KV."""
         ...
 
+    def attend_qkv(
+        self,
+        spec: AttentionSpec,
+        qk: Float[Tensor, "tokens q_and_kv_heads head_dim"],
+        v: Float[Tensor, "tokens kv_heads head_dim"],
+        norm: RMSWeight | None,
+        rotation: Rotation | None,
+        batch: AttentionBatch,
+    ) -> Float[Tensor, "tokens q_heads head_dim"]:
+        """Norm and rotate queries and keys, which may be changed in place, then do the same as `attend`."""
+        ...
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks on the device, in all layers; no destination is also a source."""
         ...
@@ -83,6 +98,26 @@ class AttentionBackend(Protocol):
         ...
 
     def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None: ...
+
+
+class AttendByParts:
+    """The `attend_qkv` of backends that have no kernel for all of it."""
+
+    def attend_qkv(
+        self: AttentionBackend,
+        spec: AttentionSpec,
+        qk: Tensor,
+        v: Tensor,
+        norm: RMSWeight | None,
+        rotation: Rotation | None,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        if norm is not None:
+            qk = rms_norm(qk, norm)
+        if rotation is not None:
+            rotate_(qk, rotation.cos, rotation.sin)
+        q, k = qk.split_with_sizes((spec.num_heads, spec.kv.num_kv_heads), 1)
+        return self.attend(spec, q, k, v, batch)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import PagedCache
 from octavo_engine.ops.cpu_groups import AttentionGroup, Lengths, make_groups
 from octavo_engine.ops.scratch import Scratch
@@ -31,7 +31,7 @@ class StepTensors:
     groups: dict[int | None, list[AttentionGroup]]  # by window
 
 
-class CpuBackend:
+class CpuBackend(AttendByParts):
     """`AttentionBackend` in torch. KV is stored in `dtype`."""
 
     def __init__(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:

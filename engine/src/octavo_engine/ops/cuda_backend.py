@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.norm import RMSWeight
+from octavo_engine.ops.rope import Rotation
 from octavo_engine.ops.triton.decode_attention import decode_attention, decode_parts
 from octavo_engine.ops.triton.paged_attention import paged_attention
 from octavo_engine.ops.triton.write_kv import write_kv
+from octavo_engine.ops.triton.write_qkv import write_qkv
 
 _CHUNK_BLOCKS = 256  # blocks copied or swapped at a time, which bounds the staging copies
 
@@ -28,7 +31,8 @@ class CudaBackend:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        num_programs: int = 8,
+        *,
+        num_programs: int,
     ) -> None:
         self.num_programs = num_programs
         self.dtype, self.device = dtype, torch.device(device)
@@ -50,8 +54,22 @@ class CudaBackend:
         batch.private = decode_parts(batch)
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        write_kv(self.caches[spec.layer_idx], k, v, batch.slots)
+        return self._attend(spec, q, batch)
+
+    def attend_qkv(
+        self,
+        spec: AttentionSpec,
+        qk: Tensor,
+        v: Tensor,
+        norm: RMSWeight | None,
+        rotation: Rotation | None,
+        batch: AttentionBatch,
+    ) -> Tensor:
+        return self._attend(spec, write_qkv(self.caches[spec.layer_idx], qk, v, batch.slots, norm, rotation), batch)
+
+    def _attend(self, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
         cache = self.caches[spec.layer_idx]
-        write_kv(cache, k, v, batch.slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if batch.max_query_len > 1:
             paged_attention(out, spec, q, cache, batch)

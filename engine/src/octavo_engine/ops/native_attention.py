@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import BlockStore
 from octavo_engine.ops.cpu_groups import Lengths
 from octavo_engine.ops.native_tiles import Tiles, make_tiles
@@ -58,7 +58,7 @@ class _Work:
     tiles: Tiles | None = None
 
 
-class NativeBackend:
+class NativeBackend(AttendByParts):
     """`AttentionBackend` in C++. A sequence's results do not depend on other sequences or the number of threads.
 
     The kernels get the addresses of two structs: a layer's, which `allocate` updates, and a step's, which `begin_step`

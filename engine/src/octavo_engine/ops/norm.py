@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.native_library import kernels_for
+from octavo_engine.ops.triton_devices import runs_triton
 
 
 class _Norm(ctypes.Structure):
@@ -45,6 +46,8 @@ def rms_weight(weight: Float[Tensor, "*heads n"], eps: float) -> RMSWeight:
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: RMSWeight) -> Float[Tensor, "*rows n"]:
+    if runs_triton(x):
+        return _call_triton(x.contiguous(), None, weight)
     library = kernels_for(x)
     stride = _row_stride(x, weight)
     if library is None or stride is None:
@@ -56,6 +59,8 @@ def add_rms_norm(
     x: Float[Tensor, "rows n"], residual: Float[Tensor, "rows n"], weight: RMSWeight
 ) -> Float[Tensor, "rows n"]:
     """Add `x` to `residual` in place; return the norm of the sum."""
+    if runs_triton(residual) and residual.is_contiguous():
+        return _call_triton(residual, x.contiguous(), weight)
     library = kernels_for(residual)
     if library is None or x.dtype != residual.dtype or not (x.is_contiguous() and residual.is_contiguous()):
         return rms_norm(residual.add_(x), weight)
@@ -81,6 +86,12 @@ def _row_stride(x: Tensor, weight: RMSWeight) -> int | None:
         return weight.gain.numel()
     is_run = x.dim() == inner + 1 and x.stride(-1) == 1 and (inner == 1 or x.stride(1) == x.shape[2])
     return x.stride(0) if is_run else None
+
+
+def _call_triton(x: Tensor, update: Tensor | None, weight: RMSWeight) -> Tensor:
+    from octavo_engine.ops.triton import elementwise  # Triton is missing on most machines without a GPU
+
+    return elementwise.rms_norm(x, weight.gain, weight.native.floor_squared, update)
 
 
 def _call(library: ctypes.CDLL, x: Tensor, stride: int, update: int | None, weight: RMSWeight) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 
 
 def causal_mask(query_len: int, seq_len: int, window: int | None) -> Bool[Tensor, "query_len seq_len"]:
@@ -38,7 +38,7 @@ def attention_reference(
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
-class ReferenceBackend:
+class ReferenceBackend(AttendByParts):
     """`AttentionBackend` for tests, on any device."""
 
     def __init__(

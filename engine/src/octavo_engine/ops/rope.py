@@ -4,11 +4,21 @@
 x * cos + roll(x, half) * sin is the whole rotation. `layers/rope.py` computes the angles.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.native_library import kernels_for
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines for the tokens of one step, in the form that `rotate_` takes: the sine is signed."""
+
+    cos: Float[Tensor, "tokens one rotary_dim"]
+    sin: Float[Tensor, "tokens one rotary_dim"]
 
 
 def rotate_(

@@ -151,7 +151,9 @@ class CudaDevice:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack
 
         processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
-        return CudaBackend(specs, block_size, dtype, self.torch_device, _PROGRAMS_PER_PROCESSOR * processors)
+        return CudaBackend(
+            specs, block_size, dtype, self.torch_device, num_programs=_PROGRAMS_PER_PROCESSOR * processors
+        )
 
     def memory(self) -> MemoryInfo:
         free, total = torch.cuda.mem_get_info(self.torch_device)
