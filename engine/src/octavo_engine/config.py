@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
+Quantization = Literal["gguf", "int8", "int4"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -101,6 +102,7 @@ class EngineConfig:
     model_impl: ModelImpl = "auto"
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
+    quantization: Quantization | None = None  # int8, int4: linear layers are quantised while they load
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int | None = None  # None: from the operating system's entropy
     max_model_len: int | None = None  # None: auto, the model's length or what fits into memory

@@ -8,11 +8,11 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from octavo_engine.config import EngineConfig, KVEventsConfig
+from octavo_engine.config import EngineConfig, KVEventsConfig, Quantization
 from octavo_engine.speculative_args import speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
 from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
@@ -98,6 +98,8 @@ def _normalise(name: str, value: Any) -> Any:
     if name == "dtype":
         word = str(value).removeprefix("torch.")
         return _DTYPE_ALIASES.get(word, word)
+    if name == "quantization":
+        return _quantization(value)
     if name == "max_model_len":
         return None if value in ("auto", -1) else value
     if name == "served_model_name":
@@ -113,6 +115,15 @@ def _normalise(name: str, value: Any) -> Any:
         and value is not None
     ):
         return str(value)
+    return value
+
+
+def _quantization(value: Any) -> Any:
+    if value is not None and value not in get_args(Quantization):
+        raise StartupError(
+            f"quantization={value!r} is not supported by this version: serve an unquantised checkpoint, with int8 or "
+            "int4 to quantise it while it loads, or a GGUF file. Leave it out, or set it to 'int8', 'int4' or 'gguf'."
+        )
     return value
 
 

@@ -26,6 +26,13 @@ def of(path: Path, load_format: str = "auto") -> str:
     return weights_fingerprint(resolve_model(str(path), load_format=load_format))
 
 
+def test_weights_that_are_quantised_while_they_load_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    files = resolve_model(str(make(tmp_path / "a")))
+    found = [weights_fingerprint(files, quantization) for quantization in ("int8", "int4", None, "gguf")]  # type: ignore[arg-type]
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+
+
 @pytest.fixture
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "HEAD_BYTES", 64)

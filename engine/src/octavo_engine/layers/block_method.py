@@ -1,4 +1,4 @@
-"""The method of a linear layer whose weight stays in a checkpoint's blocks, and the choice of a layer's method."""
+"""The method of a linear layer whose weight is kept in blocks, and the choice of a layer's method."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,6 +9,7 @@ from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
 from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight, native_blocks
 from octavo_engine.ops.packed_linear import PackedWeight
+from octavo_engine.ops.quantise import quantised_slices
 from octavo_engine.wire.errors import StartupError
 
 
@@ -23,8 +24,12 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | BlockWei
 
 
 def part_formats(spec: LinearSpec, build: BuildContext) -> list[BlockFormat] | None:
-    """Return the formats of the parts; None if one has none, or if each rank holds a part, which is not supported."""
-    formats = [build.block_format(f"{name}.weight", spec.in_features) for name in spec.names]
+    """Return the formats of the parts; None if one has none, or if each rank holds a part, which is not supported.
+
+    A wide layer, which is a logits head or a router of experts, is not quantised.
+    """
+    other = None if spec.wide else build.quantised_format(spec.in_features)
+    formats = [build.block_format(f"{name}.weight", spec.in_features) or other for name in spec.names]
     known = [block_format for block_format in formats if block_format is not None]
     return known if len(known) == len(formats) and spec.shard.dim is None else None
 
@@ -40,13 +45,15 @@ def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[Block
 class BlockMethod(PackedMethod):
     """Weights in blocks, one or one for each part. A tied weight is loaded by the embedding.
 
-    Checkpoints store blocks as [out, in] only.
+    A part that is not in blocks in the checkpoint is quantised as it arrives. Checkpoints store blocks as [out, in]
+    only.
     """
 
     def __init__(
         self, spec: LinearSpec, build: BuildContext, weights: Sequence[BlockWeight], *, tied: bool = False
     ) -> None:
         self.spec, self.weights, self.tied = spec, weights, tied
+        self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
         self.bias = build.empty(sum(spec.outs)) if spec.bias else None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -56,7 +63,11 @@ class BlockMethod(PackedMethod):
         for i, (name, out) in enumerate(zip(self.spec.names, outs, strict=True)):
             first = sum(outs[:i])
             one = len(self.weights) == 1
-            yield block_slot(f"{name}.weight", self.weights[0 if one else i], first if one else 0, out)
+            weight, place = self.weights[0 if one else i], first if one else 0
+            if self.quantises[i]:
+                yield _quantising_slot(f"{name}.weight", weight, place, out, transposed=self.spec.transposed)
+            else:
+                yield block_slot(f"{name}.weight", weight, place, out)
             if self.bias is not None:
                 yield WeightSlot(f"{name}.bias", (out,), self.bias[first : first + out].copy_)
 
@@ -84,3 +95,18 @@ def _load(name: str, weight: BlockWeight, first: int, tensor: BlockTensor) -> No
             f"tensor '{name}': row {bad_row} has an infinite or NaN scale or minimum in a "
             f"{tensor.format.name} block: the file is corrupt; download or convert it again."
         )
+
+
+def _quantising_slot(name: str, weight: BlockWeight, first: int, out: int, *, transposed: bool) -> WeightSlot:
+    shape = (weight.shape[1], out) if transposed else (out, weight.shape[1])
+    return WeightSlot(name, shape, partial(_load_quantised, name, weight, first, transposed), quantises=True)
+
+
+def _load_quantised(name: str, weight: BlockWeight, first: int, transposed: bool, tensor: Tensor) -> None:
+    for start, rows in quantised_slices(tensor.t() if transposed else tensor, weight.format):
+        bad_row = weight.load(first + start, rows)
+        if bad_row is not None:
+            raise StartupError(
+                f"tensor '{name}': output {start + bad_row} has a weight that is infinite, not a number or too large "
+                f"for {weight.format.name} blocks: download the checkpoint again, or omit --quantization."
+            )

@@ -20,35 +20,46 @@ from octavo_engine.ops.native_blocks import BlockFormat
 class BuildContext:
     """The type and the device of a model's tensors, and the longest sequence that the model must support.
 
-    `block_formats`: by the names of tensors, the formats in which they may stay in memory.
+    `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
+    which linear layers quantise other tensors as they load them.
     """
 
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
     block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
+    quantise_to: BlockFormat | None = None
 
     def block_format(self, name: str, in_features: int) -> BlockFormat | None:
         """Return the format in which a tensor [out, in] stays; None if it is expanded."""
-        found = self.block_formats.get(name)
-        return None if found is None or in_features % found.num_values else found
+        return _if_whole_blocks(self.block_formats.get(name), in_features)
+
+    def quantised_format(self, in_features: int) -> BlockFormat | None:
+        """Return the format to which a linear layer's tensor is quantised; None if it is not."""
+        return _if_whole_blocks(self.quantise_to, in_features)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+
+
+def _if_whole_blocks(block_format: BlockFormat | None, in_features: int) -> BlockFormat | None:
+    return None if block_format is None or in_features % block_format.num_values else block_format
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
-    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`. `instead_of`: names
-    of the slots that it fills, if the checkpoint may have it in their place.
+    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`. `quantises`: it
+    stores this tensor in blocks. `instead_of`: names of the slots that it fills, if the checkpoint may have it in their
+    place.
     """
 
     name: str
     shape: tuple[int, ...]
     load: Callable[[Any], object]
     format: BlockFormat | None = None
+    quantises: bool = False
     instead_of: tuple[str, ...] = ()
 
 

@@ -61,8 +61,12 @@ class Model(nn.Module):
         return {slot.name: slot.shape for slot in self._weight_slots() if not slot.instead_of}
 
     def block_tensors(self) -> frozenset[str]:
-        """Return the names of the tensors that stay in blocks."""
+        """Return the names of the tensors that stay in the blocks of the checkpoint."""
         return frozenset(slot.name for slot in self._weight_slots() if slot.format is not None)
+
+    def quantised_tensors(self) -> frozenset[str]:
+        """Return the names of the tensors that are quantised while they are loaded."""
+        return frozenset(slot.name for slot in self._weight_slots() if slot.quantises)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor | BlockTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""

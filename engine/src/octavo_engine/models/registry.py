@@ -48,17 +48,19 @@ def build_model(
     device: torch.device | str,
     max_model_len: int,
     block_formats: Mapping[str, BlockFormat] | None = None,
+    quantise_to: BlockFormat | None = None,
 ) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.
 
-    `impl`: a class of Octavo, or transformers'; "auto": transformers' if there is no class of Octavo. `block_formats`:
-    as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
+    `impl`: a class of Octavo, or transformers'; "auto": transformers' if there is no class of Octavo. `block_formats`,
+    `quantise_to`: as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
     """
     build = BuildContext(
         dtype=dtype,
         device=torch.device(device),
         max_model_len=max_model_len,
         block_formats=block_formats or {},
+        quantise_to=quantise_to,
     )
     own = ARCHITECTURES.get(config.architecture)
     if own is not None and impl != "transformers":
@@ -72,6 +74,12 @@ def build_model(
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
+    if build.quantise_to is not None:
+        raise StartupError(
+            f"--quantization: transformers runs the architecture '{config.architecture}' and loads all of its weights "
+            "before they can be quantised: omit --quantization, or use one of the architectures "
+            f"{', '.join(sorted(ARCHITECTURES))} without --model-impl transformers."
+        )
     try:
         from octavo_engine.models.transformers_decoder import TransformersDecoder  # optional, and slow to import
     except ModuleNotFoundError as error:

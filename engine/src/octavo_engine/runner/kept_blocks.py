@@ -1,4 +1,7 @@
-"""Chooses the tensors of a GGUF checkpoint that stay in their blocks in memory; others are expanded when read."""
+"""Chooses the tensors that are kept in blocks in memory: those of a GGUF file, and those of `--quantization`.
+
+Other quantised tensors are expanded when they are read.
+"""
 
 import logging
 import math
@@ -6,12 +9,20 @@ from collections.abc import Container, Mapping
 
 import torch
 
+from octavo_engine.config import EngineConfig
+from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.linear_method import DenseMethod
+from octavo_engine.models.model import Model
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, kernels_expand_blocks
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.memory import size
 from octavo_engine.sources.gguf_header import GGUFTensor
+from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
+
+#: Value of `--quantization` -> format to which linear layers are quantised while they load.
+LOADED_FORMATS = {"int8": BLOCK_FORMATS["Q8_0"], "int4": BLOCK_FORMATS["Q4_1"]}
 
 #: A checkpoint's tensors by Hugging Face's names.
 StoredTensors = Mapping[str, GGUFTensor]
@@ -22,6 +33,41 @@ def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> d
     if not device.packs_weights or not kernels_expand_blocks(dtype):
         return {}
     return {name: BLOCK_FORMATS[info.type.name] for name, info in stored.items() if info.type.name in BLOCK_FORMATS}
+
+
+def loaded_format(config: EngineConfig, device: Device) -> BlockFormat | None:
+    """Return the format of `--quantization int8` or `int4`. Raises StartupError where no kernel multiplies it."""
+    found = LOADED_FORMATS.get(config.quantization or "")
+    if found is None:
+        return None
+    flag = f"--quantization {config.quantization}"
+    if not device.packs_weights:
+        raise StartupError(f"{flag} is not supported on {device.name}: use --device cpu, or omit --quantization.")
+    if config.dtype not in ("auto", "bfloat16"):
+        raise StartupError(f"{flag} computes in bfloat16: omit --dtype {config.dtype}, or omit --quantization.")
+    if not kernels_expand_blocks(torch.bfloat16):
+        raise StartupError(
+            f"{flag} needs the native kernels, which are not available: install a C++ compiler (or set $CXX) and unset "
+            "OCTAVO_NATIVE, or omit --quantization."
+        )
+    return found
+
+
+def log_quantised(model: Model, block_format: BlockFormat | None) -> None:
+    """Log how many tensors were quantised while they were loaded, and which linear layers could not be."""
+    if block_format is None:
+        return
+    linears = (module for module in model.modules() if isinstance(module, Linear))
+    others = [linear.spec for linear in linears if isinstance(linear.method, DenseMethod) and not linear.spec.wide]
+    exceptions = ""
+    if others:
+        sizes = ", ".join(map(str, sorted({spec.in_features for spec in others})))
+        exceptions = (
+            f"; {len(others)} linear layers stay in bfloat16, as their numbers of inputs ({sizes}) are no multiples of "
+            f"{block_format.num_values}: the first is {others[0].names[0]}"
+        )
+    num_quantised = len(model.quantised_tensors())
+    _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
 
 
 def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.runner.device import Device
-from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats
+from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
 from octavo_engine.runner.memory import (
     KVSize,
     MemoryInfo,
@@ -38,7 +38,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """`memory`: before loading. `model`: its needs in `dtype`. `model_impl`: as the user set it. `block_formats`: of
-    tensors that may stay in blocks.
+    tensors that may stay in blocks. `quantise_to`: the format to which other weights are quantised.
     """
 
     model_impl: ModelImpl
@@ -48,6 +48,7 @@ class MemoryPlan:
     kv: KVSize
     memory: MemoryInfo
     block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
+    quantise_to: BlockFormat | None = None
 
 
 def plan_memory(
@@ -58,11 +59,13 @@ def plan_memory(
     `stored`: the tensors of a GGUF checkpoint, which may stay in blocks.
     """
     longest, memory = _longest(config, model_config), device.memory()
-    dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, device) or device.default_dtype(model_config)
+    quantise_to = loaded_format(config, device)
+    dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, quantise_to, device)
+    dtype = dtype or device.default_dtype(model_config)
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
         formats = kept_formats(stored or {}, device, dtype)
-        return _model_memory(config, device, model_config, dtype, max_model_len, formats)
+        return _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to)
 
     model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
@@ -91,12 +94,13 @@ def plan_memory(
         kv=kv,
         memory=memory,
         block_formats=formats,
+        quantise_to=quantise_to,
     )
 
 
-def _block_dtype(stored: StoredTensors, device: Device) -> torch.dtype | None:
-    """Return bfloat16 if tensors can stay in blocks with it, which takes less memory and time than any other type."""
-    if not kept_formats(stored, device, torch.bfloat16):
+def _block_dtype(stored: StoredTensors, quantise_to: BlockFormat | None, device: Device) -> torch.dtype | None:
+    """Return bfloat16 if tensors can be in blocks with it, which takes less memory and time than any other type."""
+    if quantise_to is None and not kept_formats(stored, device, torch.bfloat16):
         return None
     _LOGGER.info("dtype auto: bfloat16, in which quantised weights stay as they are in memory")
     return torch.bfloat16
@@ -127,6 +131,7 @@ def _model_memory(
     dtype: torch.dtype,
     longest: int,
     formats: Mapping[str, BlockFormat],
+    quantise_to: BlockFormat | None,
 ) -> ModelMemory:
     model = build_model(
         model_config,
@@ -135,6 +140,7 @@ def _model_memory(
         device="meta",
         max_model_len=longest,
         block_formats=formats,
+        quantise_to=quantise_to,
     )
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(

@@ -18,7 +18,7 @@ from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
-from octavo_engine.runner.kept_blocks import log_expanded
+from octavo_engine.runner.kept_blocks import log_expanded, log_quantised
 from octavo_engine.runner.memory import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.runner import Runner
@@ -52,13 +52,14 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     plan = plan_memory(config, device, model_config, stored)
     with as_startup_error(config, plan):
         model = load_model(device, files, model_config, plan, progress)
-    log_expanded(stored, model.block_tensors(), device, plan.dtype)
+    log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
+    log_quantised(model, plan.quantise_to)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
     dtype = str(plan.dtype).removeprefix("torch.")
-    fingerprint = weights_fingerprint(files)
+    fingerprint = weights_fingerprint(files, config.quantization)
 
     def reload_model() -> Model:
-        check_unchanged(files, fingerprint)
+        check_unchanged(config, files, fingerprint)
         return load_model(device, files, model_config, plan)
 
     loaded_s = time.perf_counter()
@@ -105,6 +106,7 @@ def load_model(
         device=device.torch_device,
         max_model_len=plan.max_model_len,
         block_formats=plan.block_formats,
+        quantise_to=plan.quantise_to,
     )
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
@@ -120,9 +122,9 @@ def load_model(
     return model
 
 
-def check_unchanged(files: ModelFiles, fingerprint: str) -> None:
+def check_unchanged(config: EngineConfig, files: ModelFiles, fingerprint: str) -> None:
     """Raises StartupError if the files hold other weights: block hashes, which routers know, name the old ones."""
-    if weights_fingerprint(files) != fingerprint:
+    if weights_fingerprint(files, config.quantization) != fingerprint:
         raise StartupError(f"{files.root}: the weights have changed since the start: restart the engine to load them.")
 
 

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from octavo_engine.config import Quantization
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
@@ -22,13 +23,18 @@ SAMPLE_BYTES = 16 << 10
 _UNRELATED = frozenset({"_name_or_path", "transformers_version", "use_cache"})
 
 
-def weights_fingerprint(files: ModelFiles) -> str:
-    """Compute the fingerprint. Dummy weights depend only on the config, and so does their fingerprint."""
+def weights_fingerprint(files: ModelFiles, quantization: Quantization | None = None) -> str:
+    """Compute the fingerprint. Dummy weights depend only on the config, and so does their fingerprint.
+
+    `quantization`: int8 and int4 change the weights while they load; gguf does not.
+    """
     digest = hashlib.sha256(DOMAIN)
     _add(digest, files.load_format.encode())
     _add(digest, _canonical_config(files.config))
     for file_digest in sorted(_file_digest(path) for path in files.weight_files):
         _add(digest, file_digest)
+    if quantization in ("int8", "int4"):
+        _add(digest, quantization.encode())
     return digest.hexdigest()
 
 

@@ -29,6 +29,10 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     files = resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
+    if config.quantization == "gguf" and files.gguf is None:
+        raise StartupError(
+            f"{files.name}: --quantization gguf, but this is no GGUF checkpoint: omit it, or use a GGUF."
+        )
     return files
 
 

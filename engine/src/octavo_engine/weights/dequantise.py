@@ -1,13 +1,11 @@
 """Reads GGUF tensors a slice of rows at a time: each intermediate holds at most SLICE_BYTES of float32.
 
 The `gguf` library's `quants.dequantize` converts quantised types; its file reader is not used, as it is slow. Rows may
-be scattered while they are written, which undoes llama.cpp's interleaving of q and k without another copy. torch uses
-one thread here: on a busy machine, such small copies take ten times longer when split over threads.
+be scattered while they are written, which undoes llama.cpp's interleaving of q and k without another copy.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
+from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGUFTensor
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.wire.errors import StartupError
@@ -78,7 +77,7 @@ def _row_slices(
     row_bytes = info.num_bytes // num_rows
     step = max(1, SLICE_BYTES * num_rows // (math.prod(info.shape) * 4))
     file.seek(info.offset)
-    with _one_thread():
+    with single_thread():
         for start in range(0, num_rows, step):
             count = min(step, num_rows - start)
             raw = _read(path, file, info, count * row_bytes)
@@ -87,16 +86,6 @@ def _row_slices(
                 raw.reshape(count, row_bytes),
             )
             advance(raw.size)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _read(path: Path, file: BinaryIO, info: GGUFTensor, num_bytes: int) -> NDArray[np.uint8]:

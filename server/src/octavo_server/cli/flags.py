@@ -29,6 +29,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "load_format": "File format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
         "machine.",
+        "quantization": "Type to which the weights of linear layers are quantised while they load, on a CPU: int8 or "
+        "int4; gguf: only GGUF files are accepted, whose weights keep their types.",
         "device": "Device that runs the model.",
         "seed": "Seed of requests without one, so that a restart repeats their answers. Default: random.",
         "generation_config": "Source of the default sampling parameters; auto: the model's generation_config.json; "
@@ -88,7 +90,7 @@ _ALIASES = {
     "load_format": tuple(LOAD_FORMAT_ALIASES),
     "model_impl": tuple(MODEL_IMPL_ALIASES),
 }
-_SHORT_FLAGS = {"speculative_config": ("-sc",)}
+_SHORT_FLAGS = {"quantization": ("-q",), "speculative_config": ("-sc",)}
 _TYPES: dict[str, Any] = {
     "max_model_len": size_or_auto,
     "max_logprobs": int,
