@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import octavo_engine.draft_model_proposer
 import pytest
 import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
@@ -115,6 +116,16 @@ def test_outputs_with_drafts_equal_transformers(case: Case) -> None:
         stats = llm.stats
         assert sum(stats.accepted_draft_tokens) > 0
         assert stats.drafts > 0
+    assert case.distance(outputs) <= TOLERANCE
+
+
+def test_outputs_with_a_draft_model_equal_transformers(case: Case) -> None:
+    """The model is its own draft model. Its drafts are right, but for ties: one row and several differ in last bits."""
+    drafts = {"model": str(case.folder), "num_speculative_tokens": 4}
+    with case.llm(speculative_config=drafts) as llm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(octavo_engine.draft_model_proposer, "least_share", lambda num_seqs, costs: 0.0)
+        outputs = generate(llm, prompts(*LENGTHS))
+        assert sum(llm.stats.accepted_draft_tokens) >= 0.9 * llm.stats.draft_tokens > 0
     assert case.distance(outputs) <= TOLERANCE
 
 

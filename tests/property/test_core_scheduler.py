@@ -12,6 +12,8 @@ from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.events import KVDelta
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.draft_model_proposer import DraftModelProposer
+from octavo_engine.engine import Proposer
 from octavo_engine.ngram import NgramProposer
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
@@ -69,13 +71,15 @@ speculation = st.builds(
 )
 
 
+proposers = st.none() | st.builds(NgramProposer, speculation) | st.builds(DraftModelProposer, st.integers(1, 4))
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(config=configs, costs=costs, speculation=st.none() | speculation)
-    def start(self, config: dict[str, object], costs: StepCosts, speculation: SpeculativeConfig | None) -> None:
+    @initialize(config=configs, costs=costs, proposer=proposers)
+    def start(self, config: dict[str, object], costs: StepCosts, proposer: Proposer | None) -> None:
         if not config["enable_chunked_prefill"]:
             config["max_num_batched_tokens"] = config["max_model_len"]
         scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
-        proposer = NgramProposer(speculation) if speculation else None
         self.sim = Simulation(scheduler=scheduler, costs=costs, proposer=proposer)
         self.listener = KVSet()
         self.full_hashes: dict[bytes, bytes] = {}  # full hashes by short hashes

@@ -82,12 +82,18 @@ class KVEventsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Value of `--speculative-config`. `prompt_lookup_*`: the most and the least tokens that a match must have."""
+    """Value of `--speculative-config`.
+
+    "ngram": `prompt_lookup_*` are the most and the least tokens that a match must have. "draft_model": `model` makes
+    the drafts, in `revision` of its repository.
+    """
 
     num_speculative_tokens: int
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "draft_model"] = "ngram"
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 5
+    model: str | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

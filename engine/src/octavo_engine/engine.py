@@ -8,27 +8,33 @@ bug and is raised to the caller.
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
-from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
+from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag
 
 if TYPE_CHECKING:
     from octavo_engine.core.scheduler import Scheduler
-    from octavo_engine.ngram import NgramProposer
+    from octavo_engine.core.sequence import Sequence as DecodingSequence
     from octavo_engine.runner.executor import Executor
     from octavo_engine.trace_file import TraceFile
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+
+
+class Proposer(Protocol):
+    """`propose` yields drafts for some of `seqs`, all sequences whose next step decodes."""
+
+    def propose(self, seqs: list["DecodingSequence"], costs: StepCosts) -> Iterable[tuple[SeqId, list[int]]]: ...
 
 
 class EngineCore:
@@ -42,7 +48,7 @@ class EngineCore:
         clock: Clock = time.monotonic,
         trace: "TraceFile | None" = None,
         grammar_timeout_s: float = 10.0,
-        proposer: "NgramProposer | None" = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor

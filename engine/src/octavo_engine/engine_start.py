@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
-from octavo_engine.engine import EngineCore
+from octavo_engine.draft_model_proposer import DraftModelProposer
+from octavo_engine.engine import EngineCore, Proposer
 from octavo_engine.runner.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.trace_file import TraceFile
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
-    from octavo_engine.ngram import NgramProposer
     from octavo_engine.runner.capacity import Capacity
     from octavo_engine.runner.executor import Executor
 
@@ -76,12 +76,15 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
     return core, ready
 
 
-def _make_proposer(config: EngineConfig) -> "NgramProposer | None":
-    if config.speculative_config is None:
+def _make_proposer(config: EngineConfig) -> Proposer | None:
+    speculation = config.speculative_config
+    if speculation is None:
         return None
+    if speculation.method == "draft_model":
+        return DraftModelProposer(speculation.num_speculative_tokens)
     from octavo_engine.ngram import NgramProposer  # it needs numpy, which this module's other users don't import
 
-    return NgramProposer(config.speculative_config)
+    return NgramProposer(speculation)
 
 
 def warn_if_steps_are_small(config: SchedulerConfig) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.draft_gain import least_share
 from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]
@@ -32,20 +33,11 @@ class NgramProposer:
         self._histories = {seq.seq_id: known.get(seq.seq_id) or _History() for seq in seqs}
         least = least_share(len(seqs), costs)
         for seq, history in zip(seqs, self._histories.values(), strict=True):
-            history.record(seq.token_ids)
+            history.record(seq)
             count = self._config.num_speculative_tokens if history.share >= least else history.count_probe()
             if count and (drafts := find_drafts(history.read(seq.token_ids), self._config)[:count]):
-                history.drafts, history.num_before = drafts, len(seq.token_ids)
+                history.num_before = len(seq.token_ids)
                 yield seq.seq_id, drafts
-
-
-def least_share(num_seqs: int, costs: StepCosts) -> float:
-    """Return which share of drafts must be accepted for a step of `num_seqs` decodes to gain from them.
-
-    A draft adds the time of one token, and must save that of the tokens that the step's time computes without drafts.
-    """
-    tokens_s = num_seqs * costs.prefill_token_s
-    return tokens_s / (costs.step_s + tokens_s) if tokens_s else 0.0
 
 
 @dataclass(slots=True)
@@ -53,24 +45,22 @@ class _History:
     """Acceptance of the last drafts of one sequence. `share`: of accepted drafts, a moving average."""
 
     share: float = _FIRST_SHARE
-    drafts: list[int] = field(default_factory=list)  # that wait for their result
-    num_before: int = 0  # tokens when they were proposed
+    num_before: int = 0  # tokens when the drafts were proposed that wait for their result; 0: none wait
     pause: int = _MIN_PAUSE
     num_paused: int = 0
     buffer: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
     num_read: int = 0  # leading tokens of the sequence that are in the buffer
 
-    def record(self, token_ids: list[int]) -> None:
-        """Compare the last drafts to the tokens that were chosen since."""
-        if not self.drafts or len(token_ids) == self.num_before:
+    def record(self, seq: Sequence) -> None:
+        """Update the share if the last drafts have their result: one token, and one more for each accepted draft."""
+        grown = len(seq.token_ids) - self.num_before
+        if not self.num_before or not grown:
             return
-        chosen = token_ids[self.num_before : self.num_before + len(self.drafts)]
-        num_right = next((i for i, (a, b) in enumerate(zip(chosen, self.drafts, strict=False)) if a != b), len(chosen))
-        num_tried = num_right if num_right == len(chosen) else len(self.drafts)
-        self.share += _NEWEST * (num_right / num_tried - self.share)
-        if num_right:
+        self.num_before = 0
+        if seq.num_drafts:
+            self.share += _NEWEST * ((grown - 1) / seq.num_drafts - self.share)
+        if grown > 1:
             self.pause = _MIN_PAUSE
-        self.drafts = []
 
     def count_probe(self) -> int:
         """Return how many drafts a sequence gets although they do not pay: one after each pause."""

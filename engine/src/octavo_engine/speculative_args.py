@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from octavo_engine.config import SpeculativeConfig
@@ -10,8 +9,14 @@ from octavo_engine.wire.errors import StartupError
 
 MAX_DRAFT_TOKENS = 32
 _NGRAM = ("ngram", "[ngram]")
-_FIELDS = tuple(f.name for f in fields(SpeculativeConfig))
-_REMEDY = "set method='ngram', which takes drafts from the sequence itself, or leave speculative_config out."
+_FIELDS = {
+    "ngram": ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+    "draft_model": ("method", "model", "num_speculative_tokens", "revision", "draft_tensor_parallel_size"),
+}
+_REMEDY = (
+    "set method='ngram', which takes drafts from the sequence itself, or model to the name or path of a draft model, "
+    "or leave speculative_config out."
+)
 
 
 def speculative_config(value: Any) -> SpeculativeConfig | None:
@@ -19,17 +24,22 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
     if value is None or isinstance(value, SpeculativeConfig):
         return value
     given = _as_mapping(value)
-    _check_method(given)
-    unknown = sorted(given.keys() - {*_FIELDS, "model"})
+    method = _method(given)
+    unknown = sorted(given.keys() - set(_FIELDS[method]))
     if unknown:
         raise StartupError(
-            f"speculative_config has no field {unknown[0]!r}: leave it out, or use one of {', '.join(_FIELDS)}."
+            f"speculative_config has no field {unknown[0]!r} for method {method!r}: leave it out, or use one of "
+            f"{', '.join(_FIELDS[method])}."
         )
     if given.get("num_speculative_tokens") is None:
         raise StartupError(
             f"speculative_config needs num_speculative_tokens: set it to a number between 1 and {MAX_DRAFT_TOKENS}."
         )
     num_tokens = _count("num_speculative_tokens", given["num_speculative_tokens"], most=MAX_DRAFT_TOKENS)
+    return _ngram(given, num_tokens) if method == "ngram" else _draft_model(given, num_tokens)
+
+
+def _ngram(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:
     least, most = (given.get(f"prompt_lookup_{name}") for name in ("min", "max"))
     defaults = SpeculativeConfig(num_speculative_tokens=num_tokens)
     # As in vLLM, one of the two that is not given equals the other.
@@ -41,6 +51,25 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
             f"raise the latter."
         )
     return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_max=most, prompt_lookup_min=least)
+
+
+def _draft_model(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:
+    for name in ("model", "revision"):
+        if not isinstance(given.get(name), str | None):
+            raise StartupError(f"speculative_config.{name} must be text, got {given[name]!r}.")
+    if not given.get("model"):
+        raise StartupError(
+            "speculative_config.method='draft_model' needs a model: set it to the name or path of a draft model."
+        )
+    size = given.get("draft_tensor_parallel_size")
+    if size not in (None, 1):
+        raise StartupError(
+            f"speculative_config.draft_tensor_parallel_size must be 1, got {size!r}: leave it out, as a model runs on "
+            "one device."
+        )
+    return SpeculativeConfig(
+        num_speculative_tokens=num_tokens, method="draft_model", model=given["model"], revision=given.get("revision")
+    )
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:
@@ -56,16 +85,21 @@ def _as_mapping(value: Any) -> Mapping[str, Any]:
     return given
 
 
-def _check_method(given: Mapping[str, Any]) -> None:
+def _method(given: Mapping[str, Any]) -> str:
+    """Return the method, which a model implies, as in vLLM."""
     method, model = given.get("method"), given.get("model")
-    if method is not None and method not in _NGRAM:
-        raise StartupError(f"speculative_config.method={method!r} is not supported by this version: {_REMEDY}")
-    if model is not None and model not in _NGRAM:
-        raise StartupError(
-            f"speculative_config.model={model!r} is not supported by this version, which has no draft models: {_REMEDY}"
-        )
     if method is None and model is None:
         raise StartupError(f"speculative_config={dict(given)!r} names no method: {_REMEDY}")
+    found = method if method is not None else "ngram" if model in _NGRAM else "draft_model"
+    if found not in (*_NGRAM, "draft_model"):
+        raise StartupError(f"speculative_config.method={method!r} is not supported by this version: {_REMEDY}")
+    if found == "draft_model":
+        return "draft_model"
+    if model not in (None, *_NGRAM):
+        raise StartupError(
+            f"speculative_config.model={model!r} has no effect with method={method!r}: leave one of the two out."
+        )
+    return "ngram"
 
 
 def _first_given(*values: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.ngram import NgramProposer
+from octavo_engine.engine import Proposer
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput, TokenLogprobs
@@ -72,7 +72,7 @@ class Simulation:
         *,
         scheduler: Scheduler | None = None,
         costs: StepCosts | None = None,
-        proposer: NgramProposer | None = None,
+        proposer: Proposer | None = None,
         **config: object,
     ) -> None:
         self.config = scheduler.config if scheduler else sim_config(**config)

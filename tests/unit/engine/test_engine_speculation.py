@@ -1,4 +1,4 @@
-"""N-gram drafts: the search, and the values of `speculative_config`."""
+"""N-gram drafts: the search, and when they pay; the values of `speculative_config`."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.sequence import Sequence, new_sequence
+from octavo_engine.draft_gain import least_share
 from octavo_engine.engine_args import resolve_config
-from octavo_engine.ngram import NgramProposer, find_drafts, least_share
+from octavo_engine.ngram import NgramProposer, find_drafts
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepCosts
 from octavo_engine.wire.records import EngineRequest
@@ -67,7 +68,7 @@ def test_drafts_must_save_more_time_than_they_take(num_seqs: int, costs: StepCos
 def steps_with_drafts(num_steps: int, *, right: bool, num_seqs: int = 1) -> list[tuple[int, int]]:
     """Return the steps in which a sequence that repeats one token got drafts, with their numbers.
 
-    Each step appends this token, so that all drafts are right, or two others, so that all are wrong.
+    Each step appends one token, and as many more as there were drafts if these are right.
     """
     proposer, seqs = NgramProposer(settings(least=1)), [sequence(i, *[7] * 9) for i in range(num_seqs)]
     found = []
@@ -76,7 +77,8 @@ def steps_with_drafts(num_steps: int, *, right: bool, num_seqs: int = 1) -> list
         if 0 in drafts:
             found.append((step, len(drafts[0])))
         for seq in seqs:
-            seq.token_ids += [7] * 4 if right else [1000 + 2 * step, 7]
+            seq.num_drafts = len(drafts.get(seq.seq_id, []))
+            seq.token_ids += [7] * (1 + seq.num_drafts * right)
     return found
 
 
@@ -97,10 +99,13 @@ def test_a_crowd_without_repetition_gets_few_drafts() -> None:
     assert sum(num for _, num in steps_with_drafts(140, right=False, num_seqs=64)) == 4
 
 
-def test_drafts_of_a_step_without_room_do_not_count() -> None:
+@pytest.mark.parametrize("chosen", [[], [1, 2]], ids=["not-scheduled", "no-room-for-drafts"])
+def test_drafts_that_no_step_verified_do_not_count(chosen: list[int]) -> None:
     proposer, seq = NgramProposer(settings()), sequence(1, 1, 2, 3, 4, 1, 2)
     for _ in range(50):
-        assert dict(proposer.propose([seq], COSTS)) == {1: [3, 4, 1]}
+        assert len(dict(proposer.propose([seq], COSTS))[1]) >= 2
+        seq.num_drafts = 0
+        seq.token_ids += chosen
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,18 @@ def test_defaults_are_those_of_vllm(given: dict[str, int], most: int, least: int
     assert as_text.speculative_config == settings(4, 5, 5)
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {"method": "draft_model"}, {"draft_tensor_parallel_size": 1}, {"revision": "r1"}]
+)
+def test_a_model_implies_the_method_of_draft_models(given: dict[str, Any]) -> None:
+    found = resolve_config(speculative_config={"model": "org/small", "num_speculative_tokens": 4, **given})
+    assert found.speculative_config == SpeculativeConfig(
+        num_speculative_tokens=4, method="draft_model", model="org/small", revision=given.get("revision")
+    )
+
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
+DRAFT = {"model": "org/small", "num_speculative_tokens": 3}
 
 
 @pytest.mark.parametrize(
@@ -137,13 +153,20 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
             "prompt_lookup_min=4 .* prompt_lookup_max=3: lower",
         ),
         ({**NGRAM, "draft_tensor_parallel_size": 1}, "no field 'draft_tensor_parallel_size'.*prompt_lookup_max"),
+        ({**NGRAM, "model": "org/small"}, "model='org/small' .*method='ngram': leave"),
         ({"num_speculative_tokens": 3}, "names no method: set method='ngram'"),
-        ({"model": "org/small", "num_speculative_tokens": 3}, "model='org/small' .*draft models: set method='ngram'"),
+        ({**DRAFT, "prompt_lookup_min": 3}, "no field 'prompt_lookup_min' for method 'draft_model'.*revision"),
+        ({**DRAFT, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1, got 2: leave it out"),
+        ({**DRAFT, "model": 7}, "model must be text, got 7"),
+        ({**DRAFT, "revision": 7}, "revision must be text, got 7"),
+        ({**DRAFT, "model": ""}, "needs a model: set it"),
+        ({**DRAFT, "num_speculative_tokens": 33}, "between 1 and 32, got 33"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, "needs a model: set it"),
         ("[1]", "JSON object"),
         ("{", "no JSON"),
         *(
             ({"method": method, "num_speculative_tokens": 3}, f"method='{method}' .*: set method='ngram'")
-            for method in ("eagle", "eagle3", "mtp", "medusa", "suffix", "draft_model", "mlp_speculator", "ngram_gpu")
+            for method in ("eagle", "eagle3", "mtp", "medusa", "suffix", "mlp_speculator", "ngram_gpu")
         ),
     ],
     ids=str,

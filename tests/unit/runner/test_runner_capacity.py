@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, SpeculativeConfig
 from octavo_engine.runner import dtype
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.model_loading import load_executor
@@ -63,6 +63,13 @@ def test_flags_affect_the_dry_run_as_the_start(
     monkeypatch.setattr(dtype, "_BUDGET_S", 0.001)
     monkeypatch.setattr(dtype, "_BEYOND_CACHE_BYTES", 1 << 12)
     assert_same_report(EngineConfig(**{"model": str(folder), "dtype": "float32", "num_threads": 1, **flags}))
+
+
+def test_a_dry_run_counts_a_draft_model_as_the_start_does(folder: Path, tmp_path: Path) -> None:
+    draft = make_tiny("qwen3", tmp_path)
+    speculation = SpeculativeConfig(num_speculative_tokens=2, method="draft_model", model=str(draft))
+    sizes = {"kv_cache_memory_bytes": 1_000_000, "swap_space": 0.01, "num_threads": 1}
+    assert_same_report(EngineConfig(model=str(folder), dtype="bfloat16", speculative_config=speculation, **sizes))
 
 
 def test_a_dry_run_fails_as_the_start_fails(folder: Path) -> None:

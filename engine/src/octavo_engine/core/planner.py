@@ -249,7 +249,7 @@ class Planner:
         self._plan.seqs.append(step)
         seq.computed = start + want
         seq.in_flight += 1
-        seq.drafts = []
+        seq.num_drafts, seq.drafts = len(seq.drafts), []
         self._kv.register_full(seq, start + num_tokens)
         if samples and len(seq.indices) > 1:
             self._fork_outputs(seq)

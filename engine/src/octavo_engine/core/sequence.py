@@ -54,6 +54,7 @@ class Sequence:
     num_registered: int = 0  # leading entries of `table` that are registered in the pool by hash
     in_flight: int = 0  # plans issued and not yet committed
     drafts: list[int] = field(default_factory=list)
+    num_drafts: int = 0  # of the latest step for which drafts were proposed, as far as there was room
     saved: int = 0  # tokens computed when it was preempted
     private_blocks: range = range(0)  # positions saved for this sequence alone in the host tier
     num_cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has never run

@@ -114,6 +114,15 @@ class PersistentBatch:
             start=start,
         )
 
+    def table_of(self, seq_id: SeqId) -> npt.NDArray[np.int32]:
+        """Return the row of a sequence's blocks, which is longer than its table."""
+        row: npt.NDArray[np.int32] = self._tables[self.seqs[seq_id].slot]
+        return row
+
+    def blocks_at(self, seq_ids: list[SeqId], positions: Ints) -> Ints:
+        """Return the block of a position of each sequence."""
+        return self._tables[self.slots_of(seq_ids), positions // self.block_size].astype(np.int64)
+
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:
         return np.fromiter((self.seqs[i].slot for i in seq_ids), dtype=np.int64, count=len(seq_ids))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.device import Device, open_device
+from octavo_engine.runner.draft_source import find_draft
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -59,12 +60,14 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
     model_config = load_model_config(files)
-    plan = plan_memory(config, device, model_config, stored_tensors(files))
+    draft = find_draft(config, device, files, model_config)
+    plan = plan_memory(config, device, model_config, stored_tensors(files), draft)
+    weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
     return Capacity(
         architecture=model_config.architecture,
         dtype=str(plan.dtype).removeprefix("torch."),
         device=device.name,
-        file_bytes=sum(path.stat().st_size for path in files.weight_files),
+        file_bytes=sum(path.stat().st_size for path in weight_files),
         weights_bytes=plan.model.weights_bytes,
         context_length=context_length(model_config),
         max_model_len=plan.max_model_len,

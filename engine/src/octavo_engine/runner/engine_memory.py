@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.device import Device
+from octavo_engine.runner.drafter import Drafter
 from octavo_engine.runner.runner import RunnableModel, Runner
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -25,6 +26,7 @@ class EngineMemory:
         num_blocks: int,
         load_model: Callable[[], RunnableModel],
         make_host: Callable[[], Tensor | None],
+        drafter: Drafter | None = None,
     ) -> None:
         self._runner = runner
         self._backend = backend
@@ -32,24 +34,34 @@ class EngineMemory:
         self._num_blocks = num_blocks
         self._load_model = load_model
         self._make_host = make_host
+        self._drafter = drafter
 
     def release(self, tag: MemoryTag) -> None:
         """Free the memory. No plan may run until `restore`."""
         if tag == "weights":
             self._runner.model = None
+            if self._drafter is not None:
+                self._drafter.model = None
         else:
             self._backend.release()
             self._runner.host = None
+            if self._drafter is not None:
+                self._drafter.cache.release()
         return_freed_memory()
         self._device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
         """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released."""
         if tag == "weights":
-            self._runner.model = self._load_model()
+            model = self._load_model()
+            if self._drafter is not None:
+                self._drafter.reload_model()
+            self._runner.model = model
         else:
             self._backend.allocate(self._num_blocks)
             self._runner.host = self._make_host()
+            if self._drafter is not None:
+                self._drafter.cache.allocate()
 
 
 def return_freed_memory() -> None:

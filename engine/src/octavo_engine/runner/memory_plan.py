@@ -6,7 +6,7 @@ the machine or its container, not on the memory that is free at the moment, so t
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.runner.device import Device
+from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
 from octavo_engine.runner.memory import (
     KVSize,
@@ -52,11 +53,15 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, device: Device, model_config: ModelConfig, stored: StoredTensors | None = None
+    config: EngineConfig,
+    device: Device,
+    model_config: ModelConfig,
+    stored: StoredTensors | None = None,
+    draft: DraftSource | None = None,
 ) -> MemoryPlan:
     """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit.
 
-    `stored`: the tensors of a GGUF checkpoint, which may stay in blocks.
+    `stored`: the tensors of a GGUF checkpoint, which may stay in blocks. `draft`: a draft model, which adds its needs.
     """
     longest, memory = _longest(config, model_config), device.memory()
     quantise_to = loaded_format(config, device)
@@ -65,7 +70,12 @@ def plan_memory(
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
         formats = kept_formats(stored or {}, device, dtype)
-        return _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to)
+        target = _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to)
+        if draft is None:
+            return target
+        formats = kept_formats(draft.stored, device, dtype)
+        needs = _model_memory(config, device, draft.config, dtype, max_model_len, formats, None)
+        return _sum(config, device, target, needs)
 
     model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
@@ -147,6 +157,16 @@ def _model_memory(
         weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),
         bytes_per_block=bytes_per_block,
         reserve_bytes=device.reserve_bytes(config, model_config, dtype),
+        set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
+    )
+
+
+def _sum(config: EngineConfig, device: Device, target: ModelMemory, draft: ModelMemory) -> ModelMemory:
+    bytes_per_block = target.bytes_per_block + draft.bytes_per_block
+    return replace(
+        target,
+        weights_bytes=target.weights_bytes + draft.weights_bytes,
+        bytes_per_block=bytes_per_block,
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
 

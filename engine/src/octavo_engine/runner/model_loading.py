@@ -4,22 +4,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo, batched_tokens
+from octavo_engine.config import EngineConfig, ModelConfig, Quantization, ReadyInfo, batched_tokens
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import Device, open_device
+from octavo_engine.runner.draft_source import DraftSource, find_draft
+from octavo_engine.runner.drafter import LoadedDraft, make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
-from octavo_engine.runner.kept_blocks import log_expanded, log_quantised
-from octavo_engine.runner.memory import describe_lack_at_start
+from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
+from octavo_engine.runner.memory import describe_lack_at_start, size
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
@@ -49,9 +52,11 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     files = resolve_files(config)
     model_config = load_model_config(files)
     stored = stored_tensors(files)
-    plan = plan_memory(config, device, model_config, stored)
+    draft = find_draft(config, device, files, model_config)
+    plan = plan_memory(config, device, model_config, stored, draft)
     with as_startup_error(config, plan):
         model = load_model(device, files, model_config, plan, progress)
+        drafting = None if draft is None else load_draft(device, draft, plan, progress)
     log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
     log_quantised(model, plan.quantise_to)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
@@ -59,12 +64,12 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     fingerprint = weights_fingerprint(files, config.quantization)
 
     def reload_model() -> Model:
-        check_unchanged(config, files, fingerprint)
+        check_unchanged(files, fingerprint, config.quantization)
         return load_model(device, files, model_config, plan)
 
     loaded_s = time.perf_counter()
     with as_startup_error(config, plan):
-        runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model)
+        runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model, draft=drafting)
         if device.compiles_late:
             runner.warm_up(warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name)))
     ready_s = time.perf_counter()
@@ -78,7 +83,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         device=device.name,
         weights_fingerprint=fingerprint,
         hash_root=root_hash(fingerprint, dtype, config.block_size),
-        weights_bytes=model.weights_bytes(),
+        weights_bytes=model.weights_bytes() + (0 if drafting is None else drafting.model.weights_bytes()),
         kv_bytes=plan.kv.kv_bytes,
         startup_s={"compile": prepared_s - began_s + ready_s - loaded_s, "weights": loaded_s - prepared_s},
         revision=fetched_revision(files.root),
@@ -122,9 +127,24 @@ def load_model(
     return model
 
 
-def check_unchanged(config: EngineConfig, files: ModelFiles, fingerprint: str) -> None:
+def load_draft(device: Device, draft: DraftSource, plan: MemoryPlan, progress: Progress | None = None) -> LoadedDraft:
+    """Load the draft model, in the type of the target model. `--quantization` does not apply to it."""
+    plan = replace(plan, block_formats=kept_formats(draft.stored, device, plan.dtype), quantise_to=None)
+    model = load_model(device, draft.files, draft.config, plan, progress)
+    log_expanded(draft.stored, model.block_tensors(), device, plan.dtype)
+    _LOGGER.info("draft model: %s, %s of weights", draft.files.name, size(model.weights_bytes()))
+    fingerprint = weights_fingerprint(draft.files)
+
+    def reload() -> Model:
+        check_unchanged(draft.files, fingerprint)
+        return load_model(device, draft.files, draft.config, plan)
+
+    return LoadedDraft(model, reload)
+
+
+def check_unchanged(files: ModelFiles, fingerprint: str, quantization: Quantization | None = None) -> None:
     """Raises StartupError if the files hold other weights: block hashes, which routers know, name the old ones."""
-    if weights_fingerprint(files, config.quantization) != fingerprint:
+    if weights_fingerprint(files, quantization) != fingerprint:
         raise StartupError(f"{files.root}: the weights have changed since the start: restart the engine to load them.")
 
 
@@ -143,6 +163,7 @@ def make_runner(
     compiler: GrammarCompiler,
     *,
     reload_model: Callable[[], Model],
+    draft: LoadedDraft | None = None,
 ) -> tuple[Runner, EngineMemory]:
     """Allocate the KV cache and make the runner. `reload_model` loads the weights that `EngineMemory` has released."""
     backend = device.attention_backend(model.kv_specs(), config.block_size, plan.dtype)
@@ -165,6 +186,7 @@ def make_runner(
         config.block_size,
         num_host_blocks,
     )
+    drafter = None if draft is None else make_drafter(config, device, draft, plan, batch)
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
     runner = Runner(
         model,
@@ -175,7 +197,15 @@ def make_runner(
         host=make_host(),
         logprobs_mode=config.logprobs_mode,
         enforce_eager=config.enforce_eager,
+        drafter=drafter,
     )
-    blocks = plan.kv.num_blocks
-    memory = EngineMemory(runner, backend, device, num_blocks=blocks, load_model=reload_model, make_host=make_host)
+    memory = EngineMemory(
+        runner,
+        backend,
+        device,
+        num_blocks=plan.kv.num_blocks,
+        load_model=reload_model,
+        make_host=make_host,
+        drafter=drafter,
+    )
     return runner, memory

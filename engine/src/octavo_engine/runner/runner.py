@@ -1,17 +1,17 @@
 """`Runner`: runs one `StepPlan`. It makes no decisions.
 
-Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, forward, sampling, prompt
-log-probabilities. Only rows that are sampled or need log-probabilities go through the model's head, a bounded number of
-logits at a time. An exception becomes an error result for the whole step; the batch arrays stay consistent, as they are
-changed before any computation, and tokens are appended after all computations succeeded. Only a lost device raises
-EngineDead. Work is measured until the device has finished it.
+Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, drafts of a draft model,
+forward, sampling, prompt log-probabilities. Only rows that are sampled or need log-probabilities go through the model's
+head, a bounded number of logits at a time. An exception becomes an error result for the whole step; the batch arrays
+stay consistent, as they are changed before any computation, and tokens are appended after all computations succeeded.
+Only a lost device raises EngineDead. Work is measured until the device has finished it.
 """
 
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,14 @@ from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.sampler import Sampler, SampleRows
 from octavo_engine.runner.step_graphs import may_replay
 from octavo_engine.wire.errors import EngineDead
-from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 
+if TYPE_CHECKING:
+    from octavo_engine.runner.drafter import Drafter
+
 _LOGGER = logging.getLogger(__name__)
-_MAX_LOGITS = 16 << 20  # fp32 values held at a time
+MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 
 class RunnableModel(Protocol):
@@ -61,6 +64,7 @@ class Runner:
         host: Tensor | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         enforce_eager: bool = False,
+        drafter: "Drafter | None" = None,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
         self.model = model
@@ -69,6 +73,7 @@ class Runner:
         self._grammars = grammars
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
+        self._drafter = drafter
         self._costs = CostMeter()
 
     @property
@@ -92,9 +97,9 @@ class Runner:
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
         else:
-            return StepResult(step_id=plan.step_id, seqs=results, costs=self._costs.current())
+            return StepResult(step_id=plan.step_id, seqs=results, costs=self._current_costs())
         self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
-        return StepResult(step_id=plan.step_id, costs=self._costs.current(), error=message)
+        return StepResult(step_id=plan.step_id, costs=self._current_costs(), error=message)
 
     @torch.inference_mode()
     def warm_up(self, plans: list[StepPlan]) -> None:
@@ -102,6 +107,10 @@ class Runner:
         for plan in plans:
             self._run(plan)
         self._costs = CostMeter()
+
+    def _current_costs(self) -> StepCosts:
+        costs = self._costs.current()
+        return costs if self._drafter is None else self._drafter.add_costs(costs)
 
     @property
     def _model(self) -> RunnableModel:
@@ -116,6 +125,8 @@ class Runner:
             self._grammars.add(new)
         self._batch.update_tables(plan)
         self._move_blocks(plan)
+        if self._drafter is not None:
+            plan = self._drafter.draft(plan)
         started = time.perf_counter()
         plan = self._begin_masks(plan)
         inputs = self._batch.inputs(plan)
@@ -127,6 +138,8 @@ class Runner:
         if hidden is None:
             hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         results = self._sample(plan, inputs, hidden)
+        if self._drafter is not None:
+            self._drafter.record_accepted(plan, results)
         self._add_prompt_logprobs(results, inputs, hidden)
         self._device.synchronize()
         seconds = time.perf_counter() - started
@@ -153,10 +166,14 @@ class Runner:
                 self._backend.swap_out(plan.swap_out, self.host)
             if plan.swap_in:
                 self._backend.swap_in(plan.swap_in, self.host)
+            if self._drafter is not None:
+                self._drafter.cache.swap_blocks(plan)
             self._device.synchronize()
             self._costs.record_swap(len(plan.swap_out) + len(plan.swap_in), time.perf_counter() - started)
         if plan.copies:
             self._backend.copy_blocks(plan.copies)
+            if self._drafter is not None:
+                self._drafter.cache.copy_blocks(plan.copies)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> dict[int, SeqResult]:
         """Sample; return results by sequence id, in plan order, and append the tokens to their sequences."""
@@ -219,4 +236,4 @@ class Runner:
         return found
 
     def _rows_at_a_time(self) -> int:
-        return max(1, _MAX_LOGITS // self._batch.vocab_size)
+        return max(1, MAX_LOGITS // self._batch.vocab_size)

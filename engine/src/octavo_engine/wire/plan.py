@@ -6,6 +6,7 @@ The order of work within one step, on which the scheduler relies: `swap_out`, `s
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
 [start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them. Drafts follow
 the last of them: the step computes them, too, and draws tokens up to and with the first that differs from its draft.
+With a draft model they are placeholders, which the runner replaces by drafts.
 """
 
 import math
@@ -100,13 +101,16 @@ class SeqResult:
 class StepCosts:
     """Costs that the runner measures; inputs of `Scheduler.step`, so that its decisions can be replayed.
 
-    Zero means not yet measured. A step takes `step_s`, plus `chunk_s` of each of its sequences.
+    Zero means not yet measured. A step takes `step_s`, plus `chunk_s` of each of its sequences. With a draft model,
+    these times are of both models, which compute every prompt; `draft_token_s` and `draft_step_s` are its part of them.
     """
 
     prefill_token_s: float = 0.0  # seconds to compute one token, without its attention to earlier tokens
     swap_block_s: float = 0.0  # seconds to move one block one way
     context_token_s: float = 0.0  # seconds of a token's attention to one earlier token
     step_s: float = 0.0  # seconds of a step that do not depend on its tokens, such as the passage over the weights
+    draft_token_s: float = 0.0
+    draft_step_s: float = 0.0
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
         """Return the seconds that tokens [start, start + num_tokens) of one sequence add to a step."""

@@ -74,8 +74,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "watermark": "Share of the KV blocks that admitting a new request must leave free.",
     },
     "speculation": {
-        "speculative_config": "JSON settings of speculative decoding, for outputs that repeat their prompt: method "
-        "(ngram), num_speculative_tokens, prompt_lookup_max and prompt_lookup_min.",
+        "speculative_config": "JSON settings of speculative decoding: num_speculative_tokens and the model that makes "
+        "drafts; or, for outputs that repeat their prompt, method (ngram), prompt_lookup_max and prompt_lookup_min.",
     },
     "debugging": {
         "kv_cache_metrics": "Metrics of the time that KV blocks live, idle and wait for reuse.",

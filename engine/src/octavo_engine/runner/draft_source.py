@@ -1,0 +1,86 @@
+"""Finds the draft model of `speculative_config` and checks that it suits the target model."""
+
+from dataclasses import dataclass, replace
+
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.runner.device import Device
+from octavo_engine.runner.kept_blocks import StoredTensors
+from octavo_engine.sources.model_config import context_length, load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, resolve_text_files
+from octavo_engine.text.tokenizer import load_tokenizer
+from octavo_engine.weights.gguf_file import stored_tensors
+from octavo_engine.wire.errors import StartupError
+
+#: Text that tokenizers with different vocabularies split into different tokens.
+_SAMPLE = "Drafts quote: def area(width, height):\n    return 12.5 * width  # größer, 東京 🙂\n"
+_OTHER = "use a draft model of the target's family"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """`stored`: the tensors of a GGUF checkpoint, which may stay in blocks."""
+
+    files: ModelFiles
+    config: ModelConfig
+    stored: StoredTensors
+
+
+def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: ModelConfig) -> DraftSource | None:
+    """Locate the draft model's files; None if the settings have none. Raises StartupError if it does not suit.
+
+    `files`, `target`: those of the target model.
+    """
+    speculation = config.speculative_config
+    if speculation is None or speculation.model is None:
+        return None
+    if device.name != "cpu":
+        raise StartupError(
+            f"speculative_config.model={speculation.model!r}: draft models run on a CPU only, and this engine computes "
+            f"on {device.name}: set --device cpu, or method='ngram'."
+        )
+    found = resolve_files(
+        replace(
+            config,
+            model=speculation.model,
+            revision=speculation.revision,
+            quantization=None,
+            load_format="dummy" if config.load_format == "dummy" else "auto",
+        )
+    )
+    draft = DraftSource(files=found, config=load_model_config(found), stored=stored_tensors(found))
+    _check_length(config, draft, target)
+    _check_vocabulary(config, draft, files, target)
+    return draft
+
+
+def _check_length(config: EngineConfig, draft: DraftSource, target: ModelConfig) -> None:
+    wanted, longest = config.max_model_len or context_length(target), context_length(draft.config)
+    if longest < wanted:
+        raise StartupError(
+            f"speculative_config.model={draft.files.name!r} has a context of {longest} tokens, but requests may have "
+            f"{wanted}: set --max-model-len to at most {longest}, or use a draft model with a longer context."
+        )
+
+
+def _check_vocabulary(config: EngineConfig, draft: DraftSource, files: ModelFiles, target: ModelConfig) -> None:
+    sizes = draft.config.vocab_size, target.vocab_size
+    if sizes[0] != sizes[1]:
+        raise StartupError(
+            f"speculative_config.model={draft.files.name!r} has a vocabulary of {sizes[0]} tokens, but the target "
+            f"model has {sizes[1]}: {_OTHER}, with an equal vocab_size."
+        )
+    samples = _sample(resolve_text_files(config, files)), _sample(draft.files)
+    if None not in samples and samples[0] != samples[1]:
+        raise StartupError(
+            f"speculative_config.model={draft.files.name!r} has another vocabulary than the target model, whose "
+            f"tokenizer splits a sample text into other tokens: {_OTHER}."
+        )
+
+
+def _sample(files: ModelFiles) -> list[int] | None:
+    """Return the tokens of the sample text; None without a tokenizer, with which nothing can be compared."""
+    try:
+        return load_tokenizer(files).encode(_SAMPLE, add_special_tokens=False)
+    except StartupError:
+        return None

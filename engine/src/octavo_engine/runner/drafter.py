@@ -1,0 +1,180 @@
+"""`Drafter`: makes the drafts of a step with a second, smaller model, before the target model verifies them.
+
+A plan holds placeholders for these drafts. The draft model first computes the tokens of their sequences that it lacks,
+then one token of each sequence at a time, and always takes the likeliest. It computes every chunk of a prompt, too. No
+output depends on its values: a draft is accepted only if the target model would have chosen the same token.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo_engine.config import EngineConfig, batched_tokens
+from octavo_engine.models.model import Model
+from octavo_engine.ops.attention import ForwardContext
+from octavo_engine.runner.batch import PersistentBatch, StepInputs
+from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.device import Device
+from octavo_engine.runner.draft_cache import DraftCache
+from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.runner.runner import MAX_LOGITS, RunnableModel
+from octavo_engine.speculative_args import MAX_DRAFT_TOKENS
+from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """The draft model. `reload` loads it again after its weights were released; it raises StartupError."""
+
+    model: Model
+    reload: Callable[[], Model]
+
+
+class Drafter:
+    """`max_tokens`: most tokens that one pass computes. A sequence that then still lacks some gets no drafts."""
+
+    def __init__(
+        self,
+        draft: LoadedDraft,
+        cache: DraftCache,
+        batch: PersistentBatch,
+        device: Device,
+        *,
+        max_tokens: int,
+        enforce_eager: bool,
+    ) -> None:
+        self._is_eager, self._device = enforce_eager, device
+        self.model = draft.model
+        self._reload = draft.reload
+        self.cache = cache
+        self._batch = batch
+        self._max_tokens = max_tokens
+        self._costs = CostMeter()
+
+    @property
+    def model(self) -> RunnableModel | None:
+        return self._model_or_none
+
+    @model.setter
+    def model(self, model: RunnableModel | None) -> None:
+        """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
+        self._model_or_none = model
+        self._graphs = None if model is None or self._is_eager else self._device.step_graphs(model.forward)
+
+    def reload_model(self) -> None:
+        self.model = self._reload()
+
+    def draft(self, plan: StepPlan) -> StepPlan:
+        """Compute the draft model's part of a step; return the plan with drafts in place of placeholders."""
+        steps = [step for step in plan.seqs if step.num_tokens]
+        starts = np.array([step.start for step in steps], dtype=np.int64)
+        self.cache.forget(
+            self._batch.blocks_at([step.seq_id for step in steps], starts), starts % self._batch.block_size
+        )
+        missing = self._missing_tokens([step for step in steps if step.num_tokens > 1 or step.draft_token_ids])
+        drafting = {step.seq_id: step for step in steps if step.draft_token_ids}
+        drafts: dict[SeqId, list[int]] = {seq_id: [] for seq_id in drafting}
+        while missing:
+            chosen = self._compute(missing, drafting)
+            missing = []
+            for seq_id, token in chosen.items():
+                position = drafting[seq_id].start + 1 + len(drafts[seq_id])
+                drafts[seq_id].append(token)
+                self._batch.append(seq_id, position, token)
+                if len(drafts[seq_id]) < len(drafting[seq_id].draft_token_ids):
+                    missing.append(SeqStep(seq_id=seq_id, start=position, num_tokens=1, sample=True))
+        if not drafts:
+            return plan
+        return replace(plan, seqs=[replace(s, draft_token_ids=drafts.get(s.seq_id, [])) for s in plan.seqs])
+
+    def record_accepted(self, plan: StepPlan, results: dict[SeqId, SeqResult]) -> None:
+        """Record that the draft model has KV of accepted drafts. It computes none of the last draft of a sequence."""
+        for step in plan.seqs:
+            if step.draft_token_ids:
+                end = step.start + step.num_tokens
+                num_computed = min(len(results[step.seq_id].token_ids), len(step.draft_token_ids)) - 1
+                if num_computed > 0:
+                    self.cache.fill(self._batch.table_of(step.seq_id), end, end + num_computed, end + num_computed)
+
+    def add_costs(self, costs: StepCosts) -> StepCosts:
+        """Add the draft model's costs to the target model's, once both are measured."""
+        own = self._costs.current()
+        if not (own.prefill_token_s and costs.prefill_token_s):
+            return costs
+        return replace(
+            costs,
+            prefill_token_s=costs.prefill_token_s + own.prefill_token_s,
+            context_token_s=costs.context_token_s + own.context_token_s,
+            step_s=costs.step_s + own.step_s,
+            draft_token_s=own.prefill_token_s,
+            draft_step_s=own.step_s,
+        )
+
+    def _missing_tokens(self, steps: list[SeqStep]) -> list[SeqStep]:
+        """Return the tokens to compute before the first draft. Sequences sample that get drafts, and lack none then."""
+        found, room = [], self._max_tokens
+        for step in steps:
+            table, end = self._batch.table_of(step.seq_id), step.start + step.num_tokens
+            start = self.cache.find_missing(table, step.start)
+            num_tokens = min(end - start, room)
+            self.cache.fill(table, start, start + num_tokens, end)
+            if num_tokens:
+                sample = bool(step.draft_token_ids) and start + num_tokens == end
+                found.append(SeqStep(seq_id=step.seq_id, start=start, num_tokens=num_tokens, sample=sample))
+            room -= num_tokens
+        return found
+
+    def _compute(self, steps: list[SeqStep], drafting: dict[SeqId, SeqStep]) -> dict[SeqId, int]:
+        """Compute tokens; return the likeliest next token of each sequence that samples."""
+        started = time.perf_counter()
+        inputs = self._batch.inputs(StepPlan(step_id=0, seqs=steps))
+        assert inputs is not None, "every step computes a token"
+        is_drafting = np.array([step.seq_id in drafting for step in steps])
+        hidden = self._forward(inputs, may_replay=bool(is_drafting.all()))
+        last = inputs.first_row + inputs.num_rows - 1
+        rows = {step.seq_id: row for step, row in zip(steps, last.tolist(), strict=True) if step.sample}
+        tokens = self._likeliest(hidden[list(rows.values())]) if rows else []
+        self._device.synchronize()
+        # Tokens that a sequence lacked from earlier steps count as drafts do: a step with them is none with a prompt.
+        self._costs.record_forward(
+            inputs.num_rows,
+            inputs.start,
+            time.perf_counter() - started,
+            num_drafts=np.where(is_drafting, inputs.num_rows - 1, 0),
+        )
+        return dict(zip(rows, tokens, strict=True))
+
+    def _forward(self, inputs: StepInputs, *, may_replay: bool) -> Tensor:
+        assert self.model is not None, "a plan runs while the weights are released"
+        self.cache.backend.begin_step(inputs.attention)
+        context = ForwardContext(batch=inputs.attention, backend=self.cache.backend)
+        hidden = None
+        may_replay &= inputs.attention.max_query_len <= 1 + MAX_DRAFT_TOKENS  # as in the target model's steps
+        if self._graphs is not None and may_replay:
+            hidden = self._graphs.run(inputs, context)
+        return self.model.forward(inputs.input_ids, inputs.positions, context) if hidden is None else hidden
+
+    def _likeliest(self, hidden: Tensor) -> list[int]:
+        assert self.model is not None
+        parts = torch.split(hidden, max(1, MAX_LOGITS // self._batch.vocab_size))
+        tokens: list[int] = torch.cat([self.model.logits(part).argmax(-1) for part in parts]).tolist()
+        return tokens
+
+
+def make_drafter(
+    config: EngineConfig, device: Device, draft: LoadedDraft, plan: MemoryPlan, batch: PersistentBatch
+) -> Drafter:
+    """Allocate the draft model's KV cache and make its `Drafter`."""
+    backend = device.attention_backend(draft.model.kv_specs(), config.block_size, plan.dtype)
+    num_host_blocks = plan.kv.num_host_blocks
+
+    def make_host() -> Tensor | None:
+        return device.host_blocks(num_host_blocks, backend.bytes_per_block()) if num_host_blocks else None
+
+    cache = DraftCache(backend, block_size=config.block_size, num_blocks=plan.kv.num_blocks, make_host=make_host)
+    max_tokens = batched_tokens(config, device.name)
+    return Drafter(draft, cache, batch, device, max_tokens=max_tokens, enforce_eager=config.enforce_eager)
