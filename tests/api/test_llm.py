@@ -159,8 +159,8 @@ def test_unknown_and_unsupported_arguments_are_errors(model):
 
 
 def test_arguments_of_calls_are_never_ignored(llm):
-    with pytest.raises(StartupError, match="lora_request='x' is not supported"):
-        llm.generate("hi", scripted("x"), lora_request="x")
+    with pytest.raises(StartupError, match="mm_processor_kwargs='x' is not supported"):
+        llm.generate("hi", scripted("x"), mm_processor_kwargs="x")
     with pytest.raises(TypeError, match="unexpected keyword argument 'use_tdqm'"):
         llm.chat([{"role": "user", "content": "hi"}], scripted("x"), use_tdqm=False)
     assert texts(llm.generate("hi", scripted("x"), use_tqdm=False, lora_request=None)) == ["x"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import RequestOutput as RequestOutput
     from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
     from octavo_engine.script_types import EngineArgs as EngineArgs
+    from octavo_engine.script_types import LoRARequest as LoRARequest
     from octavo_engine.script_types import PromptType as PromptType
     from octavo_engine.script_types import TextPrompt as TextPrompt
     from octavo_engine.script_types import TokensPrompt as TokensPrompt
@@ -33,6 +34,7 @@ _HOMES = {
     "EngineArgs": "octavo_engine.script_types",
     "InvalidRequest": "octavo_engine.wire.errors",
     "LLM": "octavo_engine.llm",
+    "LoRARequest": "octavo_engine.script_types",
     "PromptType": "octavo_engine.script_types",
     "RequestOutput": "octavo_engine.outputs",
     "RequestOutputKind": "octavo_engine.wire.sampling",
@@ -50,6 +52,7 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "InvalidRequest",
+    "LoRARequest",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",

@@ -83,16 +83,17 @@ class AsyncLLM:
         turn: float = 0.0,
         start_by_s: float | None = None,
         cache_salt: str = "",
+        adapter: str = "",
         add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
-        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. Raises InvalidRequest
-        before the first output, as Unavailable while the engine sleeps; EngineDead at any time. If only a sequence
-        fails, no exception is raised: its finish_reason is "error".
+        `kind` is `params.output_kind` by default. `turn`, `start_by_s`, `adapter`: see `EngineRequest`. Raises
+        InvalidRequest before the first output, as Unavailable while the engine sleeps; EngineDead at any time. If only
+        a sequence fails, no exception is raised: its finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
-        tokenized.cache_salt = cache_salt or tokenized.cache_salt
+        tokenized.cache_salt, tokenized.adapter = cache_salt or tokenized.cache_salt, adapter
         resolved = params if isinstance(params, ResolvedParams) else await self._resolve(params, priority)
         request = self._frontend.build(
             tokenized,

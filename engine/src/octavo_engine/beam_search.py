@@ -7,7 +7,7 @@ beam, and the score of a beam is its log-probability divided by its length (prom
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import PositionLogprobs, RequestOutput
@@ -68,7 +68,7 @@ class BeamSearch:
     def __init__(
         self, prompt: TokenizedPrompt, params: BeamSearchParams, *, eos_token_id: int | None, max_model_len: int
     ) -> None:
-        self._params, self._eos_token_id, self._cache_salt = params, eos_token_id, prompt.cache_salt
+        self._params, self._eos_token_id, self._prompt = params, eos_token_id, prompt
         self._max_len = min(len(prompt.token_ids) + params.max_tokens, max_model_len)
         self._open = [BeamSearchSequence(tokens=list(prompt.token_ids), logprobs=[])]
         self._completed: list[BeamSearchSequence] = []
@@ -79,7 +79,7 @@ class BeamSearch:
         return SamplingParams(logprobs=2 * width, max_tokens=1, temperature=temperature)
 
     def prompts(self) -> list[TokenizedPrompt]:
-        return [TokenizedPrompt(text=None, token_ids=b.tokens, cache_salt=self._cache_salt) for b in self._open]
+        return [replace(self._prompt, text=None, token_ids=beam.tokens) for beam in self._open]
 
     def advance(self, outputs: list[RequestOutput]) -> None:
         """Take one output for each prompt. Raises OctavoError if a step has failed."""

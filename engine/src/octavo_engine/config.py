@@ -97,6 +97,17 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoRAModule:
+    """An adapter that is loaded at the start. `path`: folder of a PEFT checkpoint. `base_model_name`: shown as its
+    parent; None: the first served name.
+    """
+
+    name: str
+    path: str
+    base_model_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
@@ -127,6 +138,10 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
     speculative_config: SpeculativeConfig | None = None  # None: no drafts
+    enable_lora: bool = False
+    lora_modules: tuple[LoRAModule, ...] = ()
+    max_loras: int = 8  # adapters in memory
+    max_lora_rank: int = 16
     enable_sleep_mode: bool = False
     kv_stream: bool = True
     kv_events_config: KVEventsConfig | None = None  # None: publish no events
@@ -158,6 +173,7 @@ class ReadyInfo:
     """Facts that the engine core reports once the model is loaded and the KV cache is sized.
 
     `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
+    `adapters`: content hashes of `lora_modules`, by name.
     """
 
     max_model_len: int
@@ -172,4 +188,5 @@ class ReadyInfo:
     weights_bytes: int
     kv_bytes: int
     startup_s: dict[str, float] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
     revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files

@@ -9,12 +9,13 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, Unavailable
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
@@ -49,12 +50,14 @@ class EngineCore:
         trace: "TraceFile | None" = None,
         grammar_timeout_s: float = 10.0,
         proposer: Proposer | None = None,
+        adapters: Iterable[str] = (),
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._trace = trace
         self._proposer = proposer
+        self._adapters = set(adapters)  # hashes of loaded ones
         self._costs = StepCosts()
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
@@ -71,6 +74,8 @@ class EngineCore:
         try:
             if self._released:
                 raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
+            if request.adapter and request.adapter not in self._adapters:
+                raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: load it first.", param="adapter")
             now = self._clock()
             self._scheduler.add(request, now, deferred=request.grammar is not None)
             if request.grammar is not None:
@@ -83,6 +88,17 @@ class EngineCore:
                 SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=info)
                 for i in range(request.params.n)
             ]
+
+    def load_adapter(self, folder: Path) -> str:
+        """Load an adapter between two steps; return its hash. Raises InvalidRequest, and Unavailable while asleep."""
+        if self._released:
+            raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
+        try:
+            adapter = self._executor.load_adapter(folder)
+        except StartupError as error:
+            raise InvalidRequest(str(error), param="lora_request") from error
+        self._adapters.add(adapter)
+        return adapter
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one output. Unknown ids are ignored: the last output may have been sent already."""

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import msgspec
 
 from octavo_engine.config import EngineConfig, KVEventsConfig, Quantization
+from octavo_engine.lora_args import check_lora, lora_modules
 from octavo_engine.speculative_args import speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
 from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
@@ -41,6 +42,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "grammar_compile_timeout": (0.001, float("inf")),
     "long_prefill_token_threshold": (0, float("inf")),
     "max_logprobs": (-1, float("inf")),
+    "max_lora_rank": (1, 1024),
+    "max_loras": (1, 1024),
     "max_model_len": (1, float("inf")),
     "max_num_batched_tokens": (1, float("inf")),
     "max_num_seqs": (1, float("inf")),
@@ -70,6 +73,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     except msgspec.ValidationError as error:
         raise StartupError(_invalid(str(error), chosen)) from None
     _check_ranges(config)
+    check_lora(config)
     return config
 
 
@@ -108,6 +112,8 @@ def _normalise(name: str, value: Any) -> Any:
         return kv_events_config(value)
     if name == "speculative_config":
         return speculative_config(value)
+    if name == "lora_modules":
+        return lora_modules(value)
     if name == "override_generation_config":
         return _generation_override(value)
     if (

@@ -72,6 +72,7 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
         trace=trace,
         grammar_timeout_s=config.grammar_compile_timeout,
         proposer=_make_proposer(config),
+        adapters=ready.adapters.values(),
     )
     return core, ready
 

@@ -35,9 +35,12 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(slots=True, kw_only=True)
 class TokenizedPrompt:
+    """`adapter`: hash of the adapter's content, empty for the base model."""
+
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class Frontend:
             turn=turn,
             start_by_s=start_by_s,
             cache_salt=prompt.cache_salt,
+            adapter=prompt.adapter,
             grammar=resolved.grammar,
         )
 

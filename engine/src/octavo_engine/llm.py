@@ -8,6 +8,8 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from octavo_engine.assembly import RequestAssembly
@@ -20,7 +22,7 @@ from octavo_engine.offline_metrics import MetricValue, OfflineMetrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods
 from octavo_engine.outputs import RequestOutput
-from octavo_engine.script_types import EngineArgs
+from octavo_engine.script_types import EngineArgs, LoRARequest
 from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
 from octavo_engine.vllm_argument import describe_unused
@@ -33,6 +35,7 @@ from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, check_enabled, check_
 logger = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
@@ -62,6 +65,7 @@ class LLM(UnsupportedMethods):
         self._metrics = OfflineMetrics(self.ready_info.max_model_len)
         self._ids = itertools.count()
         self._enqueued: list[RequestAssembly] = []
+        self._adapters = {module.path: self.ready_info.adapters[module.name] for module in self.config.lora_modules}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -73,25 +77,27 @@ class LLM(UnsupportedMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapters = None,
         priority: Sequence[int] | int | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
         """Complete prompts; return one output per prompt, in order. Raises InvalidRequest before any prompt runs."""
         check_call(still_to_come)
-        return self._complete(self._build(self._tokenize(prompts), sampling_params, priority), use_tqdm)
+        return self._complete(self._build(self._tokenize(prompts, lora_request), sampling_params, priority), use_tqdm)
 
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: Adapters = None,
         priority: Sequence[int] | int | None = None,
         **still_to_come: Any,
     ) -> list[str]:
         """Keep prompts for `wait_for_completion`, which runs them; return their request ids. Raises InvalidRequest."""
         still_to_come.pop("use_tqdm", None)
         check_call(still_to_come)
-        return self._enqueue(self._build(self._tokenize(prompts), sampling_params, priority))
+        return self._enqueue(self._build(self._tokenize(prompts, lora_request), sampling_params, priority))
 
     def enqueue_chat(
         self,
@@ -100,6 +106,7 @@ class LLM(UnsupportedMethods):
         *,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: Adapters = None,
         **options: Any,
     ) -> list[str]:
         """Keep conversations for `wait_for_completion`, as `enqueue` does. `options`: further keywords of `chat`."""
@@ -107,7 +114,7 @@ class LLM(UnsupportedMethods):
         check_call({name: value for name, value in options.items() if name not in (*names, "use_tqdm")})
         given = {name: options[name] for name in names if name in options}
         prompts = self._render(messages, chat_template=chat_template, **given, **(chat_template_kwargs or {}))
-        return self._enqueue(self._build(prompts, sampling_params, None))
+        return self._enqueue(self._build(self._adapt(prompts, lora_request), sampling_params, None))
 
     def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
         """Complete the enqueued requests; return their outputs in the order of the calls."""
@@ -121,12 +128,13 @@ class LLM(UnsupportedMethods):
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
+        lora_request: Adapters = None,
         **still_to_come: Any,
     ) -> list[BeamSearchOutput]:
         """Return the most likely outputs of each prompt. `2 * beam_width` is limited by `max_logprobs`."""
         check_call(still_to_come)
         return beam_search(
-            self._tokenize(prompts),
+            self._tokenize(prompts, lora_request),
             params,
             generate=lambda beams, step: self._complete(self._build(beams, step, None), use_tqdm),
             decode=lambda ids: self._frontend.tokenizer.decode(ids, skip_special_tokens=False),
@@ -145,6 +153,7 @@ class LLM(UnsupportedMethods):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: Adapters = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
         """Complete one conversation, or a list of conversations. Raises InvalidRequest before any of them runs."""
@@ -157,7 +166,7 @@ class LLM(UnsupportedMethods):
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        return self._complete(self._build(prompts, sampling_params, None), use_tqdm)
+        return self._complete(self._build(self._adapt(prompts, lora_request), sampling_params, None), use_tqdm)
 
     def get_tokenizer(self) -> TransformersTokenizer:
         return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)
@@ -202,8 +211,21 @@ class LLM(UnsupportedMethods):
     def shutdown(self) -> None:
         self._core.shutdown()
 
-    def _tokenize(self, prompts: Prompt | Sequence[Prompt]) -> list[TokenizedPrompt]:
-        return [self._frontend.tokenize(prompt) for prompt in _as_list(prompts)]
+    def _tokenize(self, prompts: Prompt | Sequence[Prompt], lora_request: Adapters) -> list[TokenizedPrompt]:
+        return self._adapt([self._frontend.tokenize(prompt) for prompt in _as_list(prompts)], lora_request)
+
+    def _adapt(self, prompts: list[TokenizedPrompt], lora_request: Adapters) -> list[TokenizedPrompt]:
+        """Set the adapters of prompts; load those that are new. Raises InvalidRequest."""
+        requests = _one_each("lora_request", lora_request, len(prompts))
+        for request in requests:
+            if request is not None and not isinstance(request, LoRARequest):
+                raise InvalidRequest(f"lora_request must be a LoRARequest, got {request!r}.", param="lora_request")
+            if request is not None and request.lora_path not in self._adapters:
+                self._adapters[request.lora_path] = self._core.load_adapter(Path(request.lora_path))
+        return [
+            prompt if request is None else replace(prompt, adapter=self._adapters[request.lora_path])
+            for prompt, request in zip(prompts, requests, strict=True)
+        ]
 
     def _render(
         self, messages: list[Message] | list[list[Message]], *, chat_template: str | None, **options: Any

@@ -1,10 +1,12 @@
-"""The forms of a prompt, and an object for the arguments of `LLM`, for scripts that import their types."""
+"""The forms of a prompt, an adapter, and an object for the arguments of `LLM`, for scripts that import their types."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NotRequired, TypedDict
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_args import resolve_config
+from octavo_engine.wire.errors import InvalidRequest
 
 
 class TextPrompt(TypedDict):
@@ -21,6 +23,24 @@ class TokensPrompt(TypedDict):
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter for `LLM.generate` and `LLM.chat`. `lora_path`: folder of a PEFT checkpoint, which names the adapter;
+    `lora_name` and `lora_int_id` are vLLM's and have no effect. Raises InvalidRequest.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+    def __post_init__(self) -> None:
+        for name, value in (("lora_name", self.lora_name), ("lora_path", self.lora_path)):
+            if not isinstance(value, str) or not value:
+                raise InvalidRequest(f"{name} must be a text that is not empty, got {value!r}.", param=name)
+        if not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
+            raise InvalidRequest(f"lora_int_id must be at least 1, got {self.lora_int_id!r}.", param="lora_int_id")
 
 
 class EngineArgs(SimpleNamespace):

@@ -31,10 +31,7 @@ _ONE_DEVICE: dict[str, Any] = {
     "missing": "each engine runs the whole model on one device.",
     "remedy": "octavo up --replicas N runs several engines behind a router.",
 }
-_NO_LORA: dict[str, Any] = {
-    "missing": "LoRA adapters are not served.",
-    "remedy": "merge the adapter into the checkpoint and serve the result.",
-}
+_NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not served.", "remedy": "see --enable-lora."}
 _NO_POOLING: dict[str, Any] = {"missing": "models generate text only; there are no embeddings, scores or rewards."}
 _NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
 _SHARED_STEPS = "prompts share each step, see --max-step-ms"
@@ -55,7 +52,7 @@ _TUNING = (
     *("mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "mamba_ssm_cache_dtype"),
     *("max_num_partial_prefills", "max_long_partial_prefills", "max_parallel_loading_workers"),
     *("model_loader_extra_config", "pt_load_map_location", "safetensors_load_strategy", "ignore_patterns"),
-    *("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_extra_vocab_size", "default_mm_loras"),
+    *("max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"),
     *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
     *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
     *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
@@ -178,9 +175,7 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "guided_decoding_disable_additional_properties": replace(_EITHER, is_switch=True),
     "reasoning_config": _values({}, missing="--reasoning-parser knows the tokens around reasoning."),
     # Features.
-    "enable_lora": _values(False, is_switch=True, **_NO_LORA),
-    "enable_prompt_adapter": _values(False, is_switch=True, **_NO_LORA),
-    "lora_modules": VllmArgument(is_list=True, **_NO_LORA),
+    "enable_prompt_adapter": _values(False, is_switch=True, **_NO_PROMPT_ADAPTERS),
     "runner": _values("auto", "generate", **_NO_POOLING),
     "convert": _values("auto", "none", **_NO_POOLING),
     "task": _values("auto", "generate", **_NO_POOLING),
@@ -188,6 +183,7 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "override_pooler_config": VllmArgument(**_NO_POOLING),
     "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),
+    "default_mm_loras": _values({}, **_NO_MEDIA),
     "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),
     "enable_prompt_embeds": _values(False, is_switch=True, missing="prompts are text or token ids."),
     "cpu_offload_gb": _values(0, missing="weights stay on the model's device."),
@@ -209,7 +205,6 @@ OFFLINE_ARGUMENTS: dict[str, VllmArgument] = {"disable_log_stats": SWITCH, "stre
 #: Keywords of `LLM.generate` and `LLM.chat` that are not implemented.
 CALL_ARGUMENTS: dict[str, VllmArgument] = {
     "chat_template_content_format": _values("auto", "string", missing="templates get text."),
-    "lora_request": VllmArgument(**_NO_LORA),
     "mm_processor_kwargs": VllmArgument(**_NO_MEDIA),
-    "prompt_adapter_request": VllmArgument(**_NO_LORA),
+    "prompt_adapter_request": VllmArgument(**_NO_PROMPT_ADAPTERS),
 }

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ class ScriptedClient:
         priority: int = 0,
         turn: float = 0.0,
         start_by_s: float | None = None,
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        tokenized = self._frontend.tokenize(prompt)
+        tokenized = replace(self._frontend.tokenize(prompt), adapter=adapter)
         resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
             tokenized, resolved, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s

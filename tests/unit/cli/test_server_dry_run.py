@@ -1,6 +1,7 @@
 """`octavo serve --dry-run`: capacity as text and as JSON; `test_runner_capacity.py` tests the numbers themselves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from octavo_engine.config import EngineConfig
@@ -15,6 +16,7 @@ CAPACITY = Capacity(
     device="cpu",
     file_bytes=100 << 20,
     weights_bytes=300 << 20,
+    adapters_bytes=0,
     context_length=8192,
     max_model_len=4096,
     max_num_seqs=64,
@@ -40,6 +42,13 @@ def test_report_lists_model_memory_and_flags():
     ]
     assert "each GiB holds 16,384 tokens" in "\n".join(report)
     assert "--dtype float32" in "\n".join(report)
+
+
+def test_report_shows_the_memory_of_adapters():
+    config = EngineConfig(model="m", enable_lora=True, max_loras=3)
+    report = describe(config, replace(CAPACITY, adapters_bytes=10 << 20))
+    assert "adapters    10.0 MiB reserved for 3 of rank 16 (--max-loras, --max-lora-rank)" in report
+    assert "2.20 GiB remain free" in report
 
 
 def test_dry_run_works_as_a_command(tmp_path, capsys):

@@ -59,7 +59,7 @@ def test_an_unknown_name_gets_its_near_matches():
         ("tensor_parallel_size", 2, 1),
         ("pipeline_parallel_size", 4, 1),
         ("quantization", "awq", None),
-        ("enable_lora", True, False),
+        ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),
         ("hf_overrides", {"rope_theta": 1}, {}),

@@ -35,6 +35,9 @@ class Model(nn.Module):
     #: The weights are given as objects that are read when they are needed (`weights.loader.lazy_weights`).
     loads_lazily: ClassVar[bool] = False
 
+    #: The names of linear layers are those of the checkpoint's modules, which adapters name.
+    supports_adapters: ClassVar[bool] = True
+
     embedding: Embedding
     head: LogitsHead
 

@@ -77,6 +77,7 @@ class _Rows(nn.Module):
 
 class TransformersDecoder(Model):
     loads_lazily: ClassVar[bool] = True
+    supports_adapters: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)

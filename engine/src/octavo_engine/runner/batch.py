@@ -5,7 +5,8 @@ The inputs of the forward pass are computed with numpy, without a Python loop of
 starts are gathered into columns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,24 @@ class PersistentBatch:
     def append(self, seq_id: SeqId, position: int, token_id: int) -> None:
         """Store the token at `position` of a sequence."""
         self.seqs[seq_id].token_ids[position] = token_id
+
+    def sort_by_adapter(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with the sequences of each adapter beside each other, after those without one."""
+        if not any(seq.adapter for seq in self.seqs.values()):
+            return plan
+        return replace(plan, seqs=sorted(plan.seqs, key=self._adapter))
+
+    def adapter_rows(self, inputs: StepInputs) -> dict[str, slice]:
+        """Return the rows of each adapter, in a step whose plan is sorted."""
+        found, ends = {}, inputs.first_row + inputs.num_rows
+        for adapter, group in groupby(range(len(inputs.steps)), lambda i: self._adapter(inputs.steps[i])):
+            indices = list(group)
+            if adapter:
+                found[adapter] = slice(int(inputs.first_row[indices[0]]), int(ends[indices[-1]]))
+        return found
+
+    def _adapter(self, step: SeqStep) -> str:
+        return self.seqs[step.seq_id].adapter
 
     def inputs(self, plan: StepPlan) -> StepInputs | None:
         """Build the step's inputs, drafts included; return None if the plan computes no tokens."""

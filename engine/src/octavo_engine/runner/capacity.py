@@ -18,13 +18,16 @@ from octavo_engine.weights.gguf_file import stored_tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Sizes and limits of an engine. `available_bytes`: free memory before loading. `file_bytes`: weights on disk."""
+    """Sizes and limits of an engine. `available_bytes`: free memory before loading. `file_bytes`: weights on disk.
+    `adapters_bytes`: reserved for `max_loras` adapters.
+    """
 
     architecture: str
     dtype: str
     device: str
     file_bytes: int
     weights_bytes: int
+    adapters_bytes: int
     context_length: int
     max_model_len: int
     max_num_seqs: int
@@ -68,7 +71,8 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
         dtype=str(plan.dtype).removeprefix("torch."),
         device=device.name,
         file_bytes=sum(path.stat().st_size for path in weight_files),
-        weights_bytes=plan.model.weights_bytes,
+        weights_bytes=plan.model.weights_bytes - plan.model.adapters_bytes,
+        adapters_bytes=plan.model.adapters_bytes,
         context_length=context_length(model_config),
         max_model_len=plan.max_model_len,
         max_num_seqs=config.max_num_seqs,

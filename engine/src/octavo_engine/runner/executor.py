@@ -5,11 +5,14 @@ compute threads.
 """
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.runner import Runner
+from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -21,6 +24,10 @@ class Executor(Protocol):
 
     def prepare(self, grammar: str) -> "Future[object]":
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
+        ...
+
+    def load_adapter(self, folder: Path) -> str:
+        """Load an adapter; return its hash, by which sequences name it. Raises StartupError."""
         ...
 
     def release(self, tag: MemoryTag) -> None:
@@ -35,10 +42,13 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    def __init__(self, runner: Runner, grammars: GrammarCompiler, memory: EngineMemory) -> None:
+    def __init__(
+        self, runner: Runner, grammars: GrammarCompiler, memory: EngineMemory, adapters: Adapters | None = None
+    ) -> None:
         self._runner: Runner | None = runner
         self._grammars = grammars
         self._memory: EngineMemory | None = memory
+        self._adapters = adapters
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         future: Future[StepResult] = Future()
@@ -51,6 +61,11 @@ class LocalExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
 
+    def load_adapter(self, folder: Path) -> str:
+        if self._adapters is None:
+            raise StartupError(f"adapter {folder}: adapters need --enable-lora: add it.")
+        return self._adapters.load(folder)
+
     def release(self, tag: MemoryTag) -> None:
         if self._memory is not None:
             self._memory.release(tag)
@@ -61,5 +76,5 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Free the weights and the KV cache, and stop compiling grammars."""
-        self._runner = self._memory = None
+        self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()

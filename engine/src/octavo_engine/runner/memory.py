@@ -52,10 +52,12 @@ class MemoryInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
     """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
-    `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space."""
+    `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space. `adapters_bytes`: the part of
+    `weights_bytes` that is reserved for adapters."""
 
     weights_bytes: int
     bytes_per_block: int
+    adapters_bytes: int = 0
     set_kv_bytes: int | None = None
     reserve_bytes: int = PROCESS_BYTES
 

@@ -15,6 +15,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.runner.adapter_targets import adapters_bytes
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
@@ -74,7 +75,8 @@ def plan_memory(
         if draft is None:
             return target
         formats = kept_formats(draft.stored, device, dtype)
-        needs = _model_memory(config, device, draft.config, dtype, max_model_len, formats, None)
+        own = replace(config, enable_lora=False)  # adapters belong to the target
+        needs = _model_memory(own, device, draft.config, dtype, max_model_len, formats, None)
         return _sum(config, device, target, needs)
 
     model = model_memory(dtype, longest)
@@ -152,9 +154,11 @@ def _model_memory(
         block_formats=formats,
         quantise_to=quantise_to,
     )
+    adapters = adapters_bytes(config, device, model)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
-        weights_bytes=planned_weights_bytes(model) if device.packs_weights else model.weights_bytes(),
+        weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
+        adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
         reserve_bytes=device.reserve_bytes(config, model_config, dtype),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import DraftSource, find_draft
@@ -63,13 +65,24 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files, config.quantization)
 
+    adapters = (
+        Adapters(model, max_loras=config.max_loras, max_rank=config.max_lora_rank) if config.enable_lora else None
+    )
+
     def reload_model() -> Model:
         check_unchanged(files, fingerprint, config.quantization)
-        return load_model(device, files, model_config, plan)
+        model = load_model(device, files, model_config, plan)
+        if adapters is not None:
+            adapters.reload(model)
+        return model
 
+    with as_startup_error(config, plan):
+        loaded = {} if adapters is None else {m.name: adapters.load(Path(m.path)) for m in config.lora_modules}
     loaded_s = time.perf_counter()
     with as_startup_error(config, plan):
-        runner, memory = make_runner(config, device, model, plan, compiler, reload_model=reload_model, draft=drafting)
+        runner, memory = make_runner(
+            config, device, model, plan, compiler, adapters, reload_model=reload_model, draft=drafting
+        )
         if device.compiles_late:
             runner.warm_up(warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name)))
     ready_s = time.perf_counter()
@@ -86,9 +99,10 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         weights_bytes=model.weights_bytes() + (0 if drafting is None else drafting.model.weights_bytes()),
         kv_bytes=plan.kv.kv_bytes,
         startup_s={"compile": prepared_s - began_s + ready_s - loaded_s, "weights": loaded_s - prepared_s},
+        adapters=loaded,
         revision=fetched_revision(files.root),
     )
-    return LocalExecutor(runner, compiler, memory), info
+    return LocalExecutor(runner, compiler, memory, adapters), info
 
 
 @contextmanager
@@ -161,6 +175,7 @@ def make_runner(
     model: Model,
     plan: MemoryPlan,
     compiler: GrammarCompiler,
+    adapters: Adapters | None = None,
     *,
     reload_model: Callable[[], Model],
     draft: LoadedDraft | None = None,
@@ -195,6 +210,7 @@ def make_runner(
         grammars,
         device,
         host=make_host(),
+        adapters=adapters,
         logprobs_mode=config.logprobs_mode,
         enforce_eager=config.enforce_eager,
         drafter=drafter,

@@ -10,6 +10,7 @@ Only a lost device raises EngineDead. Work is measured until the device has fini
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from octavo_engine.config import LogprobsMode
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.device import Device
@@ -62,11 +64,13 @@ class Runner:
         device: Device,
         *,
         host: Tensor | None = None,
+        adapters: Adapters | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         enforce_eager: bool = False,
         drafter: "Drafter | None" = None,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
+        self._adapters = adapters
         self.model = model
         self._backend = backend
         self._batch = batch
@@ -82,8 +86,13 @@ class Runner:
 
     @model.setter
     def model(self, model: RunnableModel | None) -> None:
-        """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
+        """Replace the model, with the graphs of its steps, which hold addresses of its weights.
+
+        Without a model, the adapters release their memory; a new model is set once they are reloaded.
+        """
         self._model_or_none = model
+        if model is None and self._adapters is not None:
+            self._adapters.release()
         self._graphs = None if model is None or self._is_eager else self._device.step_graphs(model.forward)
 
     @torch.inference_mode()
@@ -128,15 +137,13 @@ class Runner:
         if self._drafter is not None:
             plan = self._drafter.draft(plan)
         started = time.perf_counter()
-        plan = self._begin_masks(plan)
+        plan = self._begin_masks(self._batch.sort_by_adapter(plan))
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
-        hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay(plan) else None
-        if hidden is None:
-            hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
+        hidden = self._forward(plan, inputs, context)
         results = self._sample(plan, inputs, hidden)
         if self._drafter is not None:
             self._drafter.record_accepted(plan, results)
@@ -145,6 +152,17 @@ class Runner:
         seconds = time.perf_counter() - started
         self._costs.record_forward(inputs.num_rows, inputs.start, seconds, num_drafts=inputs.num_drafts)
         return list(results.values())
+
+    def _forward(self, plan: StepPlan, inputs: StepInputs, context: ForwardContext) -> Tensor:
+        rows = self._batch.adapter_rows(inputs)
+        if rows:
+            assert self._adapters is not None, "a sequence has an adapter, and none is loaded"
+        elif self._graphs is not None and may_replay(plan):
+            hidden = self._graphs.run(inputs, context)
+            if hidden is not None:
+                return hidden
+        with self._adapters.applied(rows) if self._adapters is not None else nullcontext():
+            return self._model.forward(inputs.input_ids, inputs.positions, context)
 
     def _begin_masks(self, plan: StepPlan) -> StepPlan:
         """Start the masks of grammars; return the plan without drafts that they forbid."""

@@ -23,6 +23,7 @@ class SeqState:
     token_ids: npt.NDArray[np.int32]
     counts: TokenCounts | None  # None: the request has no penalties
     masks: TokenMasks | None  # None: the request has no masks
+    adapter: str = ""
 
     @staticmethod
     def from_new_seq(
@@ -38,6 +39,7 @@ class SeqState:
             token_ids=token_ids,
             counts=TokenCounts(params, new.num_prompt_tokens) if params.has_penalties else None,
             masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
+            adapter=new.adapter,
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:

@@ -33,6 +33,7 @@ class EngineRequest:
     `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: among waiting requests
     of equal priority, the smallest turn is next; 0 for all means the order of arrival. `start_by_s`: a deadline on the
     clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
+    `adapter`: hash of the content of a loaded adapter; empty for the base model.
     """
 
     request_id: str

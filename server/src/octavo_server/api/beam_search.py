@@ -63,7 +63,11 @@ class BeamRun:
     async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams) -> RequestOutput:
         given = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
         source = self.client.generate(
-            given, params, self.engine_id, kind="final", priority=self.priority, turn=self.turn
+            *(given, params, self.engine_id),
+            kind="final",
+            priority=self.priority,
+            turn=self.turn,
+            adapter=prompt.adapter,
         )
         async with aclosing(source) as outputs:
             return await anext(outputs)

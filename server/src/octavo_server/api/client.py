@@ -108,8 +108,10 @@ class EngineClient(Protocol):
         priority: int = 0,
         turn: float = 0.0,
         start_by_s: float | None = None,
+        adapter: str = "",
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`: `EngineRequest`.
+        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`,
+        `adapter`: see `EngineRequest`.
 
         Raises InvalidRequest before the first output, EngineDead at any time.
         """

@@ -5,6 +5,7 @@ Each application has its own context in `app.state`: two applications in one pro
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,13 +45,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """Fields that all chunks of one response share."""
+    """Fields that all chunks of one response share. `adapter`: hash of the adapter that `model` names, if it does."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     tenant: str = ""
+    adapter: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,17 +110,28 @@ class ApiContext:
         self.admission.check(request.scope["state"].get("tenant", ""))
 
     def resolve_model_name(self, asked: str | None) -> str:
-        """Check the `model` of a body, which may be missing; return the first served name. Raises ModelNotFound."""
+        """Check the `model` of a body, which may be missing; return the name of its adapter, or the first served name.
+
+        Raises ModelNotFound.
+        """
+        if asked and asked in self.adapters:
+            return asked
         if asked and asked not in self.config.served_model_names:
             raise ModelNotFound(asked)
         return self.config.model_name
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Hashes of the loaded adapters, by name."""
+        return self.client.ready_info.adapters
 
     def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
         state = request.scope["state"]
         request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
         name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
-        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant)
+        adapter = self.adapters.get(name, "")
+        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant, adapter)
 
     def new_generation(
         self,
@@ -144,6 +157,7 @@ class ApiContext:
             resolved=resolved,
             priority=body.priority or 0,
             cache_salt=tenant_salt(meta.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
+            adapter=meta.adapter,
             tenant=meta.tenant,
             admission=self.admission,
             budget=self.body_budget,

@@ -61,6 +61,7 @@ class Generation:
     admission: Admission
     budget: BodyBudget
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
+    adapter: str = ""  # hash of its content
     max_output_tokens: int | None = None
     length_penalty: float | None = None  # of a beam search, else None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
@@ -170,7 +171,9 @@ class Generation:
     ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         if self.length_penalty is not None:
-            given = TokenizedPrompt(text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt)
+            given = TokenizedPrompt(
+                text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt, adapter=self.adapter
+            )
             return BeamRun(
                 client=self.client,
                 engine_id=engine_id,
@@ -190,6 +193,7 @@ class Generation:
             priority=self.priority,
             turn=turn,
             start_by_s=None if limit_s is None else time.monotonic() + limit_s,
+            adapter=self.adapter,
         )
 
     async def _merged(self) -> AsyncGenerator[GenerationDelta, None]:

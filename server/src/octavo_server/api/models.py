@@ -16,7 +16,8 @@ router = APIRouter()
 @router.get("/v1/models", **answers("The served names", ModelList, refusals=(401,)))
 async def list_models(request: Request) -> Response:
     context = context_of(request)
-    return json_reply(ModelList([_card(context, name) for name in context.config.served_model_names]))
+    names = [*context.config.served_model_names, *context.adapters]
+    return json_reply(ModelList([_card(context, name) for name in names]))
 
 
 @router.get("/v1/models/{model:path}", **answers("One served name", ModelObject, refusals=(401, 404)))
@@ -24,17 +25,19 @@ async def retrieve_model(request: Request, model: str) -> Response:
     context = context_of(request)
     if not model and request.scope["path"].endswith("/"):  # the route also matches a line break in this place
         return RedirectResponse(request.url.replace(path=request.url.path.removesuffix("/")))
-    if model not in context.config.served_model_names:
+    if model not in context.config.served_model_names and model not in context.adapters:
         raise ModelNotFound(model)
     return json_reply(_card(context, model))
 
 
 def _card(context: ApiContext, name: str) -> ModelObject:
     client = context.client
+    adapter = next((module for module in client.config.lora_modules if module.name == name), None)
     return ModelObject(
         name,
         context.created,
-        root=client.config.model,
+        root=client.config.model if adapter is None else adapter.path,
+        parent=None if adapter is None else adapter.base_model_name or context.config.model_name,
         max_model_len=client.max_model_len,
         permission=[permission(name, context.created)],
     )

@@ -39,7 +39,7 @@ def as_json(config: EngineConfig, capacity: "Capacity") -> str:
 
 def describe(config: EngineConfig, capacity: "Capacity") -> str:
     c = capacity
-    left = c.available_bytes - c.weights_bytes - c.kv_bytes - c.num_host_blocks * c.bytes_per_block
+    left = c.available_bytes - c.weights_bytes - c.adapters_bytes - c.kv_bytes - c.num_host_blocks * c.bytes_per_block
     on_disk = f" ({size(c.file_bytes)} on disk)" if c.file_bytes else ""
     rows = [
         ("model", f"{config.model} ({c.architecture}), {c.dtype} on {c.device}"),
@@ -55,6 +55,9 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
     if c.num_host_blocks:
         swap = f"{size(c.num_host_blocks * c.bytes_per_block)}: {c.num_host_blocks:,} blocks"
         rows.insert(3, ("swap space", swap))
+    if c.adapters_bytes:
+        room = f"reserved for {config.max_loras} of rank {config.max_lora_rank} (--max-loras, --max-lora-rank)"
+        rows.insert(2, ("adapters", f"{size(c.adapters_bytes)} {room}"))
     changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(c)]
     return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change these sizes", *changes])
 

@@ -73,6 +73,13 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "later; auto: the cheaper of the two.",
         "watermark": "Share of the KV blocks that admitting a new request must leave free.",
     },
+    "adapters": {
+        "enable_lora": "LoRA adapters beside the model: requests choose one by its name.",
+        "lora_modules": "Adapters to load, as name=folder or JSON with name and path; each folder is one that peft has "
+        "saved.",
+        "max_loras": "Largest number of adapters in memory, for which room is reserved.",
+        "max_lora_rank": "Largest rank of an adapter.",
+    },
     "speculation": {
         "speculative_config": "JSON settings of speculative decoding: num_speculative_tokens and the model that makes "
         "drafts; or, for outputs that repeat their prompt, method (ngram), prompt_lookup_max and prompt_lookup_min.",
@@ -172,6 +179,8 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=described)
     elif config_field.name == "served_model_name":
         group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} Default: MODEL.")
+    elif config_field.name == "lora_modules":
+        group.add_argument(flag, nargs="+", metavar="NAME=FOLDER", default=[], help=f"{text} Default: none.")
     elif get_origin(hint) is Literal:
         choices = (*get_args(hint), *_ALIASES.get(config_field.name, ()))
         group.add_argument(flag, choices=choices, default=default, help=described)

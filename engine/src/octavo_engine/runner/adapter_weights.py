@@ -1,0 +1,96 @@
+"""Reads an adapter's tensors, hashes them, and packs them as terms of the model's linear layers."""
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from octavo_engine.layers.layer import BuildContext
+from octavo_engine.layers.linear import Linear
+from octavo_engine.models.model import Model
+from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
+from octavo_engine.runner.adapter_targets import AdapterTargets, Target
+from octavo_engine.sources.adapter import AdapterFiles, AdapterModule
+from octavo_engine.weights.safetensors_file import iter_safetensors
+
+_LABEL = b"octavo-adapter1"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTerm:
+    """One adapter's term of one layer. `down`: the A of all parts. `ups`: for each part, the columns of `down`'s output
+    and a B that includes the scale; None: the part has no term.
+    """
+
+    down: PackedWeight
+    ups: tuple[tuple[slice, PackedWeight] | None, ...]
+
+    def add(self, x: Tensor, parts: Sequence[Tensor]) -> None:
+        low = packed_linear(x, self.down)
+        for up, part in zip(self.ups, parts, strict=True):
+            if up is not None:
+                columns, weight = up
+                part.add_(packed_linear(low[:, columns].contiguous(), weight))
+
+
+Terms = Mapping[Linear, LayerTerm]
+
+
+def read_terms(files: AdapterFiles, model: Model, *, max_rank: int) -> tuple[str, Terms]:
+    """Return the hash of an adapter's content, and its terms. Raises StartupError."""
+    modules = AdapterTargets(model).match(files, max_rank=max_rank)
+    tensors = dict(iter_safetensors(files.tensors_file, advance=lambda _: None))
+    by_layer: dict[Linear, dict[Target, AdapterModule]] = {}
+    for target, module in modules.items():
+        by_layer.setdefault(target.linear, {})[target] = module
+    terms = {linear: _pack_term(files, linear, found, tensors, model.build) for linear, found in by_layer.items()}
+    return _content_hash(files, tensors), terms
+
+
+def _pack_term(
+    files: AdapterFiles,
+    linear: Linear,
+    modules: Mapping[Target, AdapterModule],
+    tensors: Mapping[str, Tensor],
+    build: BuildContext,
+) -> LayerTerm:
+    def convert(name: str, scale: float = 1.0) -> Tensor:
+        tensor = (tensors[name].float() * scale).to(device=build.device, dtype=build.dtype)
+        if not torch.isfinite(tensor).all():
+            raise files.error(
+                f"tensor '{name}' has values that are not finite in {str(build.dtype).removeprefix('torch.')}: train "
+                "the adapter again, or use --dtype float32."
+            )
+        return tensor
+
+    ups: list[tuple[slice, PackedWeight] | None] = [None] * len(linear.spec.outs)
+    bounds = pairwise(accumulate((module.rank for module in modules.values()), initial=0))
+    for (target, module), (first, end) in zip(modules.items(), bounds, strict=True):
+        parts = convert(module.b.name, module.scale).split_with_sizes(target.outs)
+        for part, b in enumerate(parts, target.first):
+            ups[part] = slice(first, end), pack(b)
+    down = torch.cat([convert(module.a.name) for module in modules.values()])
+    return LayerTerm(pack(down), tuple(ups))
+
+
+def _content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
+    """Hash everything that the terms depend on: names, scales and tensors, and neither paths nor other settings."""
+    digest = hashlib.sha256(_LABEL)
+    for name, module in sorted(files.modules.items()):
+        _add(digest, name.encode())
+        _add(digest, struct.pack("<d", module.scale))
+        for info in (module.a, module.b):
+            _add(digest, info.dtype.encode())
+            _add(digest, struct.pack("<2Q", *info.shape))
+            _add(digest, tensors[info.name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _add(digest: "hashlib._Hash", part: bytes | memoryview) -> None:
+    """Add a part with its length, so that different lists of parts never give the same bytes."""
+    digest.update(len(part).to_bytes(8, "little") if isinstance(part, bytes) else part.nbytes.to_bytes(8, "little"))
+    digest.update(part)

@@ -1,0 +1,81 @@
+"""The LoRA adapters that a runner holds, by the hashes of their contents, and their terms in a step.
+
+The rows of an adapter follow each other in a step (`sort_by_adapter`), so its terms read and write slices. Only steps
+with such rows set `Linear.adapter`: other steps keep their fused gate and their recordings.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from octavo_engine.layers.linear import Linear
+from octavo_engine.models.model import Model
+from octavo_engine.runner.adapter_weights import LayerTerm, Terms, read_terms
+from octavo_engine.sources.adapter import read_adapter
+from octavo_engine.wire.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    folder: Path
+    terms: Terms
+
+
+class Adapters:
+    """The adapters of a model. While the model's weights are released, only the folders of its adapters stay."""
+
+    def __init__(self, model: Model, *, max_loras: int, max_rank: int) -> None:
+        self._model: Model | None = model
+        self._max_loras, self._max_rank = max_loras, max_rank
+        self._loaded: dict[str, LoadedAdapter] = {}
+
+    def load(self, folder: Path) -> str:
+        """Read and pack an adapter; return its hash. If it raises StartupError, nothing has changed."""
+        assert self._model is not None, "an adapter is loaded while the weights are released"
+        adapter, terms = read_terms(read_adapter(folder), self._model, max_rank=self._max_rank)
+        if adapter not in self._loaded and len(self._loaded) >= self._max_loras:
+            raise StartupError(
+                f"adapter {folder}: {len(self._loaded)} adapters are in memory; the limit is --max-loras "
+                f"{self._max_loras}: raise it."
+            )
+        self._loaded.setdefault(adapter, LoadedAdapter(folder, terms))
+        return adapter
+
+    def release(self) -> None:
+        """Free the memory, with that of the model."""
+        self._model = None
+        self._loaded = {adapter: replace(loaded, terms={}) for adapter, loaded in self._loaded.items()}
+
+    def reload(self, model: Model) -> None:
+        """Read all adapters for a new model. Raises StartupError if one has changed since it was loaded."""
+        reloaded = {}
+        for adapter, loaded in self._loaded.items():
+            found, terms = read_terms(read_adapter(loaded.folder), model, max_rank=self._max_rank)
+            if found != adapter:
+                raise StartupError(f"adapter {loaded.folder}: it has changed since it was loaded: restart the engine.")
+            reloaded[adapter] = replace(loaded, terms=terms)
+        self._model, self._loaded = model, reloaded
+
+    @contextmanager
+    def applied(self, rows: Mapping[str, slice]) -> Iterator[None]:
+        """Add the terms of adapters to their rows of a forward pass."""
+        terms: dict[Linear, list[tuple[slice, LayerTerm]]] = {}
+        for adapter, span in rows.items():
+            for linear, term in self._loaded[adapter].terms.items():
+                terms.setdefault(linear, []).append((span, term))
+        for linear, found in terms.items():
+            linear.adapter = partial(_add_terms, found)
+        try:
+            yield
+        finally:
+            for linear in terms:
+                linear.adapter = None
+
+
+def _add_terms(terms: Sequence[tuple[slice, LayerTerm]], x: Tensor, parts: tuple[Tensor, ...]) -> None:
+    for rows, term in terms:
+        term.add(x[rows], [part[rows] for part in parts])

@@ -1,0 +1,164 @@
+"""Reads the settings and the header of a LoRA adapter: a folder that peft has saved. It imports no torch.
+
+Every setting and every tensor that the engine would not apply is refused, so that an adapter never answers differently
+than in training. Errors are StartupErrors in one line with the folder, the value and a remedy.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.sources.json_file import read_json_object
+from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensors
+from octavo_engine.wire.errors import StartupError
+
+SETTINGS_FILE = "adapter_config.json"
+TENSORS_FILE = "adapter_model.safetensors"
+PICKLED_FILE = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_PARTS = {"a": ".lora_A.weight", "b": ".lora_B.weight"}
+_FLOATS = ("F64", "F32", "F16", "BF16")
+#: Values of `init_lora_weights` that leave the base model's weights as they are.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+#: Settings that must be unset, and what they train or change.
+_UNSUPPORTED = {
+    "use_dora": "magnitudes (DoRA)",
+    "lora_bias": "biases",
+    "modules_to_save": "whole modules",
+    "trainable_token_indices": "embeddings of tokens",
+    "target_parameters": "parameters outside linear layers",
+    "layer_replication": "copies of layers",
+    "alora_invocation_tokens": "a part of the prompt only",
+    "use_qalora": "groups of inputs (QALoRA)",
+    "use_bdlora": "block-diagonal matrices",
+    "kasa_config": "singular values (KaSA)",
+    "arrow_config": "a choice between adapters",
+    "monteclora_config": "distributions of weights",
+}
+_RETRAIN = "train it with plain LoRA, or merge it into the checkpoint and serve the result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterModule:
+    """The term of one module: `scale` times `b` [out_features, rank] times `a` [rank, in_features]."""
+
+    name: str
+    rank: int
+    scale: float
+    a: SafeTensor
+    b: SafeTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFiles:
+    """An adapter on disk. `modules`: by the module's name in the base model."""
+
+    folder: Path
+    modules: Mapping[str, AdapterModule]
+
+    @property
+    def tensors_file(self) -> Path:
+        return self.folder / TENSORS_FILE
+
+    def error(self, reason: str) -> StartupError:
+        return StartupError(f"adapter {self.folder}: {reason}")
+
+
+def read_adapter(folder: Path) -> AdapterFiles:
+    """Read settings and header. Raises StartupError for an adapter that is broken or needs more than plain LoRA."""
+    files = AdapterFiles(folder=folder, modules={})
+    if not folder.is_dir():
+        raise files.error("there is no such folder: give the folder that peft's save_pretrained has written.")
+    settings = read_json_object(folder / SETTINGS_FILE)
+    _check_settings(files, settings)
+    if (folder / PICKLED_FILE).is_file() and not files.tensors_file.is_file():
+        raise files.error(
+            f"it has {PICKLED_FILE}, a pickled file, which could run code: save it with safe_serialization=True as "
+            f"{TENSORS_FILE}."
+        )
+    pairs: dict[str, dict[str, SafeTensor]] = {}
+    for tensor in read_safetensors(files.tensors_file).values():
+        module, part = _split_name(files, tensor)
+        pairs.setdefault(module, {})[part] = tensor
+    if not pairs:
+        raise files.error(f"{TENSORS_FILE} has no tensors: train the adapter, then save it again.")
+    found = (_module(files, settings, name, parts) for name, parts in sorted(pairs.items()))
+    return AdapterFiles(folder=folder, modules={module.name: module for module in found})
+
+
+def _check_settings(files: AdapterFiles, settings: Mapping[str, Any]) -> None:
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise files.error(f"peft_type is {kind!r}, but only 'LORA' is supported: {_RETRAIN}.")
+    for name, trained in _UNSUPPORTED.items():
+        if settings.get(name):
+            raise files.error(f"{name}={settings[name]!r} trains {trained}, which is not supported: {_RETRAIN}.")
+    if settings.get("bias") not in (None, "none"):
+        raise files.error(f"bias={settings['bias']!r} trains biases, which is not supported: {_RETRAIN}.")
+    start = settings.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise files.error(
+            f"init_lora_weights={start!r} changes the base model's weights: convert it to plain LoRA by peft's "
+            "save_pretrained(path_initial_model_for_weight_conversion=...)."
+        )
+
+
+def _split_name(files: AdapterFiles, tensor: SafeTensor) -> tuple[str, str]:
+    """Return the module and "a" or "b"."""
+    name = tensor.name.removeprefix(_PREFIX)
+    if ".lora_embedding_" in name or re.search(r"(embed_tokens|wte|lm_head)\.(base_layer\.)?weight$", name):
+        raise files.error(
+            f"it has the tensor '{tensor.name}', so it trains embeddings or has a grown vocabulary, which is not "
+            f"supported: {_RETRAIN}."
+        )
+    if tensor.dtype not in _FLOATS:
+        raise files.error(f"tensor '{tensor.name}' has the type {tensor.dtype}: use one of {', '.join(_FLOATS)}.")
+    for part, suffix in _PARTS.items():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), part
+    raise files.error(f"it has the tensor '{tensor.name}', which is no part of plain LoRA: {_RETRAIN}.")
+
+
+def _module(files: AdapterFiles, settings: Mapping[str, Any], name: str, parts: dict[str, SafeTensor]) -> AdapterModule:
+    if missing := [suffix for part, suffix in _PARTS.items() if part not in parts]:
+        raise files.error(f"the tensor '{_PREFIX}{name}{missing[0]}' is missing: save the adapter again.")
+    a, b = parts["a"], parts["b"]
+    rank = _number(files, settings, "r", "rank_pattern", name)
+    for tensor, dim in ((a, 0), (b, 1)):
+        if len(tensor.shape) != 2 or tensor.shape[dim] != rank:
+            raise files.error(
+                f"tensor '{tensor.name}' has shape {tensor.shape}, but {SETTINGS_FILE} gives it rank {rank:g}: the two "
+                "files do not belong together; save the adapter again."
+            )
+    alpha = _number(files, settings, "lora_alpha", "alpha_pattern", name)
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return AdapterModule(name=name, rank=int(rank), scale=scale, a=a, b=b)
+
+
+def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, pattern_key: str, module: str) -> float:
+    """Return the value of a module: of the first pattern that the end of its name matches, as in peft."""
+    patterns = settings.get(pattern_key) or {}
+    value = next((patterns[p] for p in _patterns(files, pattern_key, patterns) if _matches(p, module)), None)
+    value = settings.get(key) if value is None else value
+    least = 1 if key == "r" else -math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+        raise files.error(f"{SETTINGS_FILE}: {key} of '{module}' is {value!r}, but must be a number.")
+    return value
+
+
+def _patterns(files: AdapterFiles, key: str, patterns: object) -> Iterator[str]:
+    if not isinstance(patterns, dict):
+        raise files.error(f"{SETTINGS_FILE}: {key} is {patterns!r}, but must be an object of patterns and numbers.")
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise files.error(f"{SETTINGS_FILE}: {key} has the invalid pattern {pattern!r}: {error}.") from None
+        yield pattern
+
+
+def _matches(pattern: str, module: str) -> bool:
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None

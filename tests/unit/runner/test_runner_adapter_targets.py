@@ -1,0 +1,110 @@
+"""The modules that adapters may change, the memory that is reserved for them, and models and devices without them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.config import EngineConfig, LoRAModule
+from octavo_engine.models.registry import build_model
+from octavo_engine.ops.packed_linear import PackedWeight
+from octavo_engine.runner.adapter_targets import AdapterTargets, adapters_bytes
+from octavo_engine.runner.adapter_weights import read_terms
+from octavo_engine.runner.capacity import plan_capacity
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.sources.adapter import read_adapter
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.adapter_files import llama_pairs, write_adapter
+from octavo_testing.tiny_models import make_tiny
+
+
+class OtherDevice(CpuDevice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cuda"
+
+
+def model_of(folder: Path, **arguments: Any) -> Any:
+    config = load_model_config(resolve_model(str(folder)))
+    return build_model(config, **{"dtype": torch.bfloat16, "device": "meta", "max_model_len": 64, **arguments})
+
+
+def names_of(folder: Path) -> set[str]:
+    targets = AdapterTargets(model_of(folder))
+    return {name.rpartition(".")[2] for linear in targets for name in linear.spec.names}
+
+
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("llama", ATTENTION | {"gate_proj", "up_proj", "down_proj"}),
+        ("phi3", {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
+        ("gpt2", {"c_attn", "c_proj", "c_fc"}),
+        ("mixtral", ATTENTION),
+    ],
+)
+def test_targets_are_linear_layers_that_get_each_row(name: str, modules: set[str], tmp_path: Path) -> None:
+    assert names_of(make_tiny(name, tmp_path)) == modules
+
+
+def test_experts_and_routers_are_no_targets(tmp_path: Path) -> None:
+    targets = AdapterTargets(model_of(make_tiny("qwen2_moe", tmp_path)))
+    assert targets.of_module("model.layers.0.mlp.shared_expert.up_proj") is not None
+    for name in ("experts.0.up_proj", "gate", "shared_expert_gate"):
+        assert targets.of_module(f"model.layers.0.mlp.{name}") is None
+
+
+@pytest.mark.parametrize("rank", [1, 16, 24, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_reserve_is_at_least_what_adapters_take(rank: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_tiny("llama", tmp_path)
+    model = model_of(folder, device="cpu", dtype=dtype)
+    adapter = read_adapter(write_adapter(tmp_path / "a", llama_pairs(rank=rank)))
+    _, terms = read_terms(adapter, model, max_rank=rank)
+    packed = [
+        weight for term in terms.values() for weight in (term.down, *(up[1] for up in term.ups if up is not None))
+    ]
+    config = EngineConfig(enable_lora=True, max_loras=3, max_lora_rank=rank)
+    reserved = adapters_bytes(config, CpuDevice(), model)
+    layers = model.config.num_layers / 2  # the adapter changes two of them
+    assert 3 * layers * sum(map(bytes_of, packed)) <= reserved
+
+
+def bytes_of(weight: PackedWeight) -> int:
+    if weight.native is not None:
+        return sum(each.nbytes for each in weight.native.owned if isinstance(each, torch.Tensor))
+    return weight.out_features * weight.in_features * 4
+
+
+def test_a_dry_run_reserves_room_and_reads_adapters(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": str(make_tiny("llama", tmp_path)), "num_threads": 1}
+    without = plan_capacity(EngineConfig(**settings))
+    assert without.adapters_bytes == 0
+    sizes = [plan_capacity(EngineConfig(enable_lora=True, max_loras=n, **settings)).adapters_bytes for n in (1, 4)]
+    assert 0 < 4 * sizes[0] == sizes[1]
+    adapter = write_adapter(tmp_path / "a", llama_pairs(rank=17))
+    modules = (LoRAModule(name="a", path=str(adapter)),)
+    with pytest.raises(StartupError, match="rank 17"):
+        plan_capacity(EngineConfig(enable_lora=True, lora_modules=modules, **settings))
+    planned = plan_capacity(EngineConfig(enable_lora=True, lora_modules=modules, max_lora_rank=32, **settings))
+    assert planned.weights_bytes == without.weights_bytes
+
+
+def test_reserved_memory_counts(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": str(make_tiny("llama", tmp_path)), "num_threads": 1}
+    with pytest.raises(StartupError, match="does not fit"):
+        plan_capacity(EngineConfig(enable_lora=True, max_loras=1024, max_lora_rank=1024 * 64, **settings))
+
+
+def test_adapters_are_refused_for_models_of_transformers_and_on_other_devices(tmp_path: Path) -> None:
+    folder, config = make_tiny("llama", tmp_path), EngineConfig(enable_lora=True)
+    with pytest.raises(StartupError, match="models that transformers runs"):
+        adapters_bytes(config, CpuDevice(), model_of(folder, impl="transformers"))
+    with pytest.raises(StartupError, match="not supported on cuda"):
+        adapters_bytes(config, OtherDevice(), model_of(folder))
+    assert adapters_bytes(EngineConfig(), OtherDevice(), model_of(folder)) == 0
