@@ -116,7 +116,6 @@ def test_metrics_have_histograms_of_requests_and_steps(arguments):
     "name",
     [
         "encode",
-        "embed",
         "classify",
         "score",
         "release_kv_cache_memory",
@@ -151,3 +150,8 @@ def test_the_package_exports_vllms_names(llm):
     assert octavo_engine.__version__
     prompt = TokensPrompt(prompt_token_ids=text_ids("hi"))
     assert texts(llm.generate(prompt, scripted("x"), use_tqdm=False)) == ["x"]
+
+
+def test_embed_needs_an_embedding_model(llm):
+    with pytest.raises(ValueError, match=r"generates text.*runner=\"pooling\""):
+        llm.embed("hi")

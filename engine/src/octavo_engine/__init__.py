@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from octavo_engine.beam_search import BeamSearchParams as BeamSearchParams
     from octavo_engine.llm import LLM as LLM
     from octavo_engine.outputs import CompletionOutput as CompletionOutput
+    from octavo_engine.outputs import EmbeddingOutput as EmbeddingOutput
+    from octavo_engine.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from octavo_engine.outputs import RequestOutput as RequestOutput
     from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
     from octavo_engine.script_types import EngineArgs as EngineArgs
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from octavo_engine.script_types import TextPrompt as TextPrompt
     from octavo_engine.script_types import TokensPrompt as TokensPrompt
     from octavo_engine.wire.errors import InvalidRequest as InvalidRequest
+    from octavo_engine.wire.pooling import PoolingParams as PoolingParams
     from octavo_engine.wire.sampling import RequestOutputKind as RequestOutputKind
     from octavo_engine.wire.sampling import SamplingParams as SamplingParams
     from octavo_engine.wire.structured import StructuredOutputs as StructuredOutputs
@@ -31,10 +34,13 @@ _HOMES = {
     "AsyncLLM": "octavo_engine.async_llm",
     "BeamSearchParams": "octavo_engine.beam_search",
     "CompletionOutput": "octavo_engine.outputs",
+    "EmbeddingOutput": "octavo_engine.outputs",
+    "EmbeddingRequestOutput": "octavo_engine.outputs",
     "EngineArgs": "octavo_engine.script_types",
     "InvalidRequest": "octavo_engine.wire.errors",
     "LLM": "octavo_engine.llm",
     "LoRARequest": "octavo_engine.script_types",
+    "PoolingParams": "octavo_engine.wire.pooling",
     "PromptType": "octavo_engine.script_types",
     "RequestOutput": "octavo_engine.outputs",
     "RequestOutputKind": "octavo_engine.wire.sampling",
@@ -50,9 +56,12 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "InvalidRequest",
     "LoRARequest",
+    "PoolingParams",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",

@@ -152,6 +152,7 @@ class RequestAssembly:
     sequences: list[SequenceAssembly] = field(init=False)
     metrics: RequestMetrics = field(init=False)
     error: ErrorInfo | None = None
+    embedding: bytes | None = None
     _prompt_output: _PromptOutput = field(default_factory=_PromptOutput)
     _num_open: int = field(init=False)
 
@@ -175,6 +176,7 @@ class RequestAssembly:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now
         self.error = self.error or out.error
+        self.embedding = self.embedding or out.embedding
         sequence = self.sequences[out.index]
         was_open = sequence.finish_reason is None
         must_abort = sequence.push(out)
@@ -201,4 +203,5 @@ class RequestAssembly:
             num_cached_tokens=self._prompt_output.num_cached_tokens,
             error=None if self.error is None else self.error.message,
             error_kind=None if self.error is None else self.error.kind,
+            embedding=self.embedding,
         )

@@ -27,6 +27,7 @@ from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, Unavailable
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag, check_enabled, tags_of_level, tags_to_wake
@@ -88,6 +89,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Send a request to the engine core and yield its outputs until the last; the module `outputs` explains `kind`.
 
+        Parameters from `resolve_pooling` give one output, with the prompt's vector as its `embedding`.
+
         `kind` is `params.output_kind` by default. `turn`, `start_by_s`, `adapter`: see `EngineRequest`. Raises
         InvalidRequest before the first output, as Unavailable while the engine sleeps; EngineDead at any time. If only
         a sequence fails, no exception is raised: its finish_reason is "error".
@@ -120,6 +123,10 @@ class AsyncLLM:
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
         """Check and resolve parameters once for all prompts that `generate` gets with them. Raises InvalidRequest."""
         return self._frontend.resolve(params, priority=priority)
+
+    def resolve_pooling(self, params: PoolingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check and resolve the parameters of prompts whose vectors `generate` yields. Raises InvalidRequest."""
+        return self._frontend.resolve_pooling(params, priority=priority)
 
     def fit(self, token_ids: list[int], resolved: ResolvedParams) -> SamplingParams:
         """Return the parameters that `generate` would send to the core, without a seed. Raises InvalidRequest."""

@@ -13,6 +13,19 @@ Quantization = Literal["gguf", "int8", "int4"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+Runner = Literal["auto", "generate", "pooling"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPooling:
+    """How an embedding model makes the vector of a text from its last hidden row.
+
+    `matryoshka_dimensions`: the lengths to which a vector may be cut; empty: any, if `is_matryoshka`.
+    """
+
+    normalize: bool = True
+    is_matryoshka: bool = False
+    matryoshka_dimensions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +49,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     name: str = "model"
+    pooling: ModelPooling | None = None  # None: it generates tokens; else it has no head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +122,14 @@ class LoRAModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerConfig:
+    """Value of `--pooler-config`. None: as the model has it. `use_activation`: vectors are normalised."""
+
+    pooling_type: Literal["LAST", "CLS", "MEAN"] | None = None
+    use_activation: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
@@ -117,6 +139,9 @@ class EngineConfig:
     download_dir: str | None = None  # None: the cache of each hub
     served_model_name: tuple[str, ...] = ()
     model_impl: ModelImpl = "auto"
+    runner: Runner = "auto"  # auto: pooling for an embedding model, else generate
+    pooler_config: PoolerConfig | None = None  # None: as the model has it
+    hf_overrides: dict[str, Any] = field(default_factory=dict)  # of is_matryoshka and matryoshka_dimensions
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
     dtype: Dtype = "auto"
     quantization: Quantization | None = None  # int8, int4: linear layers are quantised while they load

@@ -14,6 +14,7 @@ import msgspec
 
 from octavo_engine.config import EngineConfig, KVEventsConfig, Quantization
 from octavo_engine.lora_args import check_lora, lora_modules
+from octavo_engine.pooling_args import hf_overrides, pooler_config, runner_setting
 from octavo_engine.speculative_args import speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
 from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
@@ -67,7 +68,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
         elif name not in _ARGUMENTS:
             raise TypeError(_unknown(name, known))
     unused_arguments(arguments)
-    chosen |= _json_settings(arguments)
+    chosen |= _json_settings(arguments) | runner_setting(arguments)
     try:
         config = msgspec.convert(chosen, EngineConfig)
     except msgspec.ValidationError as error:
@@ -114,6 +115,10 @@ def _normalise(name: str, value: Any) -> Any:
         return speculative_config(value)
     if name == "lora_modules":
         return lora_modules(value)
+    if name == "pooler_config":
+        return pooler_config(value)
+    if name == "hf_overrides":
+        return hf_overrides(value)
     if name == "override_generation_config":
         return _generation_override(value)
     if (

@@ -16,14 +16,16 @@ from octavo_engine.assembly import RequestAssembly
 from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
-from octavo_engine.request_limits import check_ids, check_logprobs, fit_to_context
+from octavo_engine.request_limits import check_ids, check_length, check_logprobs, fit_to_context, resolve_pooling
 from octavo_engine.sources.json_file import read_json_object
-from octavo_engine.sources.model_config import context_length, load_model_config
+from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
@@ -47,11 +49,12 @@ class TokenizedPrompt:
 class ResolvedParams:
     """Sampling parameters that are valid for the model, and the grammar text of their structured output.
 
-    Prompts share the lists of one `params`, so nothing may change them.
+    Prompts share the lists of one `params`, so nothing may change them. `pooling`: of a request for a vector.
     """
 
     params: SamplingParams
     grammar: str | None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Frontend:
     def load(cls, config: EngineConfig) -> "Frontend":
         files = resolve_files(config)
         text_files = resolve_text_files(config, files)
-        model, tokenizer = load_model_config(files), load_tokenizer(text_files)
+        model, tokenizer = load_served_model(config, files), load_tokenizer(text_files)
         return cls(
             config=config,
             model=model,
@@ -134,6 +137,7 @@ class Frontend:
             cache_salt=prompt.cache_salt,
             adapter=prompt.adapter,
             grammar=resolved.grammar,
+            pooling=resolved.pooling,
         )
 
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
@@ -141,8 +145,9 @@ class Frontend:
 
         Takes long for bad words, long lists and a new grammar, so it belongs in a thread then.
         """
-        if priority and self.config.scheduling_policy != "priority":
-            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
+        if self.model.pooling is not None:
+            raise InvalidRequest(f"{self.config.model} is an embedding model and generates no text: use LLM.embed.")
+        self._check_priority(priority)
         if params.n > self.config.max_num_seqs:
             raise InvalidRequest(
                 f"n={params.n} outputs run side by side; the limit is {self.config.max_num_seqs}: lower n or raise "
@@ -151,6 +156,17 @@ class Frontend:
             )
         return ResolvedParams(self._resolve(params), self.grammar(params))
 
+    def resolve_pooling(self, params: PoolingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check the parameters of requests for vectors; set those left out. Raises InvalidRequest."""
+        if self.model.pooling is None:
+            raise InvalidRequest(
+                f"{self.config.model} generates text and makes no embeddings: start the engine with --runner pooling "
+                '(LLM(runner="pooling")), which serves embeddings only.'
+            )
+        self._check_priority(priority)
+        pooling = resolve_pooling(params, self.model.pooling, self.model.hidden_size)
+        return ResolvedParams(SamplingParams(temperature=0.0, max_tokens=None, detokenize=False), None, pooling)
+
     def fit(self, token_ids: list[int], resolved: ResolvedParams, *, clamp: bool = False) -> SamplingParams:
         """Check a prompt; return a shallow copy of the parameters that fits it, without a random seed.
 
@@ -158,6 +174,9 @@ class Frontend:
         """
         self._check_prompt(token_ids)
         params = resolved.params
+        if resolved.pooling is not None:
+            check_length(len(token_ids), self.max_model_len)
+            return params
         if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
             raise InvalidRequest(
                 f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
@@ -203,6 +222,10 @@ class Frontend:
         if self.tokenizer.eos_token_id is not None:
             return self.tokenizer.eos_token_id
         return next(iter(self.model.eos_token_ids), None)
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:

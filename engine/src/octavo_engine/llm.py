@@ -16,18 +16,19 @@ from octavo_engine.assembly import RequestAssembly
 from octavo_engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from octavo_engine.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
-from octavo_engine.frontend import Frontend, Prompt, TokenizedPrompt
+from octavo_engine.frontend import Frontend, Prompt, ResolvedParams, TokenizedPrompt
 from octavo_engine.interrupts import deferred_interrupt
 from octavo_engine.offline_metrics import MetricValue, OfflineMetrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods
-from octavo_engine.outputs import RequestOutput
+from octavo_engine.outputs import EmbeddingRequestOutput, RequestOutput
 from octavo_engine.script_types import EngineArgs, LoRARequest
 from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
 from octavo_engine.vllm_argument import describe_unused
 from octavo_engine.vllm_environment import unused_variables
 from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import CoreOutputs, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, check_enabled, check_mode, tags_of_level, tags_to_wake
@@ -168,6 +169,22 @@ class LLM(UnsupportedMethods):
         )
         return self._complete(self._build(self._adapt(prompts, lora_request), sampling_params, None), use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        **still_to_come: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return one vector per prompt, in order. Raises InvalidRequest before any prompt runs."""
+        check_call(still_to_come)
+        tokenized = self._tokenize(prompts)
+        params = _one_each("pooling_params", pooling_params or PoolingParams(), len(tokenized))
+        pooling = [self._frontend.resolve_pooling(each) for each in params]
+        assemblies = [self._assembly(*each, priority=0) for each in zip(tokenized, pooling, strict=True)]
+        return [EmbeddingRequestOutput.from_request_output(each) for each in self._complete(assemblies, use_tqdm)]
+
     def get_tokenizer(self) -> TransformersTokenizer:
         return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)
 
@@ -249,7 +266,11 @@ class LLM(UnsupportedMethods):
         priorities = _one_each("priority", 0 if priority is None else priority, len(prompts))
         if self.config.scheduling_policy != "priority":  # then vLLM ignores them, too
             priorities = [0] * len(prompts)
-        return [self._assembly(*each) for each in zip(prompts, params, priorities, strict=True)]
+        resolve = self._frontend.resolve
+        return [
+            self._assembly(prompt, resolve(each, priority=priority), priority=priority)
+            for prompt, each, priority in zip(prompts, params, priorities, strict=True)
+        ]
 
     def _enqueue(self, assemblies: list[RequestAssembly]) -> list[str]:
         self._enqueued += assemblies
@@ -265,9 +286,8 @@ class LLM(UnsupportedMethods):
         if self._core.is_sleeping:
             raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
 
-    def _assembly(self, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> RequestAssembly:
+    def _assembly(self, prompt: TokenizedPrompt, resolved: ResolvedParams, *, priority: int) -> RequestAssembly:
         request_id = str(next(self._ids))
-        resolved = self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
             prompt, resolved, request_id=request_id, priority=priority, clamp_max_tokens=True
         )

@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from octavo_engine.wire.errors import InvalidRequest
 
-_POOLING = "this version runs generative models only: use generate or chat"
+_POOLING = "models generate text, or make embeddings: use generate, chat or embed"
 _RELEASE = "sleep gives the memory of the KV cache back"
 _WORKERS = "the engine has no worker processes, and its model is private"
 _PROFILE = "there is no profiler: run the script under a profiler such as py-spy"
@@ -16,9 +16,6 @@ class UnsupportedMethods:
 
     def encode(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("encode", _POOLING)
-
-    def embed(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("embed", _POOLING)
 
     def classify(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("classify", _POOLING)

@@ -4,6 +4,7 @@ One class serves every `OutputKind`: "cumulative" (each item holds everything so
 hold only the sequences that advanced, with only their new text, tokens and log-probabilities) and "final" (one item).
 """
 
+import struct
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,7 +63,10 @@ class RequestMetrics:
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):
-    """`error` and `error_kind`: the message and the cause, once a sequence has ended with finish_reason "error"."""
+    """`error` and `error_kind`: the message and the cause, once a sequence has ended with finish_reason "error".
+
+    `embedding`: the vector of a request for one, as little-endian float32; its only sequence has no tokens.
+    """
 
     request_id: str
     prompt: str | None
@@ -74,3 +78,42 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     error: str | None = None
     error_kind: ErrorKind | None = None
+    embedding: bytes | None = None
+
+
+def unpack_floats(vector: bytes) -> list[float]:
+    """Return the numbers of a vector of little-endian float32."""
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True, kw_only=True)
+class EmbeddingRequestOutput:
+    """The result of `LLM.embed` for one prompt. With an `error`, the vector is empty."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+
+    @classmethod
+    def from_request_output(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
+        return cls(
+            request_id=output.request_id,
+            outputs=EmbeddingOutput(unpack_floats(output.embedding or b"")),
+            prompt_token_ids=output.prompt_token_ids,
+            num_cached_tokens=output.num_cached_tokens,
+            error=output.error,
+            error_kind=output.error_kind,
+        )

@@ -4,8 +4,9 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, ModelPooling
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
 
 
@@ -37,6 +38,29 @@ def fit_to_context(
     fitted.max_tokens = min(limit for limit in (room, asked, max_output_tokens) if limit is not None)
     fitted.min_tokens = min(params.min_tokens, fitted.max_tokens)
     return fitted
+
+
+def check_length(num_prompt_tokens: int, max_model_len: int) -> None:
+    """Check the prompt of a request without output."""
+    if num_prompt_tokens > max_model_len:
+        raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=0, num_input=num_prompt_tokens)
+
+
+def resolve_pooling(params: PoolingParams, model: ModelPooling, size: int) -> PoolingParams:
+    """Check `dimensions` and set the parameters that are left out. `size`: the dimensions of the model's vectors."""
+    asked, cuts = params.dimensions, model.matryoshka_dimensions
+    normalize = model.normalize if params.normalize is None else params.normalize
+    if asked is not None and asked != size:
+        if not model.is_matryoshka:
+            raise InvalidRequest(
+                f"dimensions={asked}: the model's vectors have {size} dimensions and can't be cut, as its config.json "
+                "has no is_matryoshka: omit dimensions.",
+                param="dimensions",
+            )
+        if asked > size or (cuts and asked not in cuts):
+            choices = ", ".join(map(str, cuts)) if cuts else f"1 to {size}"
+            raise InvalidRequest(f"dimensions={asked}: this model supports {choices}.", param="dimensions")
+    return PoolingParams(dimensions=asked, normalize=normalize)
 
 
 def check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:

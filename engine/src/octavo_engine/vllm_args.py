@@ -6,6 +6,7 @@ To build a feature, add a field to `EngineConfig` and delete the argument's row 
 from dataclasses import replace
 from typing import Any
 
+from octavo_engine.pooling_args import EMBED
 from octavo_engine.vllm_argument import ANY, VllmArgument
 
 SETTING = VllmArgument(harmless=ANY)
@@ -32,7 +33,7 @@ _ONE_DEVICE: dict[str, Any] = {
     "remedy": "octavo up --replicas N runs several engines behind a router.",
 }
 _NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not served.", "remedy": "see --enable-lora."}
-_NO_POOLING: dict[str, Any] = {"missing": "models generate text only; there are no embeddings, scores or rewards."}
+_NO_POOLING: dict[str, Any] = {"missing": "models generate text or make embeddings; there are no scores or rewards."}
 _NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
 _SHARED_STEPS = "prompts share each step, see --max-step-ms"
 _NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}
@@ -145,7 +146,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "skip_tokenizer_init": replace(
         SWITCH, fulfilled=(False,), note="the tokenizer is loaded, and outputs have text"
     ),
-    "hf_overrides": _values({}, **_CONFIG_JSON),
     "hf_config_path": VllmArgument(**_CONFIG_JSON),
     "rope_scaling": _values({}, **_CONFIG_JSON),
     "rope_theta": VllmArgument(**_CONFIG_JSON),
@@ -176,11 +176,9 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "reasoning_config": _values({}, missing="--reasoning-parser knows the tokens around reasoning."),
     # Features.
     "enable_prompt_adapter": _values(False, is_switch=True, **_NO_PROMPT_ADAPTERS),
-    "runner": _values("auto", "generate", **_NO_POOLING),
-    "convert": _values("auto", "none", **_NO_POOLING),
-    "task": _values("auto", "generate", **_NO_POOLING),
-    "pooler_config": VllmArgument(**_NO_POOLING),
-    "override_pooler_config": VllmArgument(**_NO_POOLING),
+    "convert": _values("auto", "none", *EMBED, **_NO_POOLING),
+    "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
+    "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
     "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),
     "default_mm_loras": _values({}, **_NO_MEDIA),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.frontend import Frontend, ResolvedParams
 from octavo_engine.outputs import OutputKind, RequestOutput
 from octavo_engine.wire.errors import EngineDead
@@ -117,6 +117,10 @@ class ScriptedClient:
             self.running.discard(request_id)
             if not assembly.finished:
                 self.aborted.put_nowait(request_id)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._frontend.model
 
     @property
     def num_unfinished(self) -> int:

@@ -62,7 +62,6 @@ def test_an_unknown_name_gets_its_near_matches():
         ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),
-        ("hf_overrides", {"rope_theta": 1}, {}),
         ("nnodes", 2, 1),
     ],
 )

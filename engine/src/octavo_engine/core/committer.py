@@ -42,6 +42,9 @@ class Committer:
             self._state.kv.unregister_exclusive_blocks(seq)
             self._state.finish(seq)
             return
+        if seq.pooling is not None and sampled is not None:
+            outputs.append(self._end_pooled(seq, sampled))
+            return
         tokens = [] if sampled is None else sampled.token_ids
         is_first = seq.num_output == 0
         if step.draft_token_ids and tokens:
@@ -93,6 +96,18 @@ class Committer:
         self._state.counters.batched_tokens += 1  # the step computed the prompt and generated a token besides
         if seq.key[-1] == 0:  # the sequence that computed the prompt
             self._state.counters.prompt_tokens += seq.num_prompt
+
+    def _end_pooled(self, seq: Sequence, pooled: SeqResult) -> SeqOutput:
+        self._state.counters.prompt_tokens += seq.num_prompt
+        output = SeqOutput(
+            request_id=seq.request_id,
+            index=seq.indices[0],
+            num_cached_tokens=seq.num_cached,
+            num_preemptions=seq.num_preemptions,
+            embedding=pooled.embedding,
+        )
+        self._end(seq, output, ("stop", None))
+        return output
 
     def _end(self, seq: Sequence, output: SeqOutput, stop: Stop) -> None:
         output.finish_reason, output.stop_reason = stop

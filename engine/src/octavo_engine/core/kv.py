@@ -275,9 +275,12 @@ class KVCache:
         return True
 
     def _leave_one_token(self, hit: Hit) -> None:
-        """Shorten a hit on all tokens: to get its logits, the last token is computed again, in a copy of its block."""
+        """Shorten a hit on all tokens: to get its logits, the last token is computed again, in a copy of its block.
+
+        Without room for the copy, which only a prompt as long as the whole cache needs, the last block is left out.
+        """
         last = hit.blocks[-1]
-        if last is None or self._filled[last] != self._plan.step_id:
+        if last is None or (self._filled[last] != self._plan.step_id and self.pool.num_available):
             hit.tokens -= 1
             hit.rewrites_last = True
             return

@@ -26,18 +26,20 @@ class Limits:
 
     def check(self, request: EngineRequest) -> None:
         num_input, n = len(request.prompt_token_ids), request.params.n
+        num_output = 0 if request.pooling is not None else 1
         if num_input < 1:
             raise InvalidRequest("The prompt is empty: give at least one token.", param="prompt")
-        if num_input + 1 > self._config.max_model_len:
+        if num_input + num_output > self._config.max_model_len:
             raise ContextLengthExceeded(
                 max_model_len=self._config.max_model_len,
-                num_requested=request.params.max_tokens or 1,
+                num_requested=request.params.max_tokens or num_output,
                 num_input=num_input,
             )
-        if num_input + 1 > self._capacity:
+        if num_input + num_output > self._capacity:
+            reserved = ", one of them for output" if num_output else ""
             raise InvalidRequest(
-                f"The prompt has {num_input} tokens; the KV cache holds {self._capacity}, one of them for output: "
-                f"shorten the prompt or give the KV cache more memory.",
+                f"The prompt has {num_input} tokens; the KV cache holds {self._capacity}{reserved}: shorten the "
+                "prompt or give the KV cache more memory.",
                 param="input_tokens",
             )
         if n > self._config.max_num_seqs:

@@ -288,6 +288,7 @@ class Planner:
                 eos_token_id=request.eos_token_id,
                 adapter=request.adapter,
                 grammar=request.grammar,
+                pooling=request.pooling,
             )
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo_engine.wire.plan import BlockId, SeqId
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, Timing, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -66,6 +67,10 @@ class Sequence:
     @property
     def params(self) -> SamplingParams:
         return self.group.request.params
+
+    @property
+    def pooling(self) -> PoolingParams | None:
+        return self.group.request.pooling
 
     @property
     def seed(self) -> int:

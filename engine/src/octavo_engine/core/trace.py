@@ -14,6 +14,7 @@ from typing import Any
 from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import NO_COSTS, Scheduler
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
@@ -103,7 +104,9 @@ def decode_request(entry: dict[str, Any]) -> EngineRequest:
     params: dict[str, Any] = entry["params"]
     if (structured := params.get("structured_outputs")) is not None:
         params = params | {"structured_outputs": StructuredOutputs(**structured)}
-    return EngineRequest(**entry | {"params": SamplingParams(**params)})
+    pooling = entry.get("pooling")
+    read = {"params": SamplingParams(**params), "pooling": None if pooling is None else PoolingParams(**pooling)}
+    return EngineRequest(**entry | read)
 
 
 def decode_config(entry: dict[str, Any]) -> SchedulerConfig:
@@ -114,7 +117,8 @@ def _encode_request(request: EngineRequest) -> dict[str, Any]:
     params = _without_defaults(request.params, _PARAMS)
     if request.params.structured_outputs is not None:
         params["structured_outputs"] = asdict(request.params.structured_outputs)
-    return _without_defaults(request, _REQUEST) | {"params": params}
+    pooling = {} if request.pooling is None else {"pooling": asdict(request.pooling)}
+    return _without_defaults(request, _REQUEST) | {"params": params} | pooling
 
 
 def _without_defaults(record: Any, default: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Model(nn.Module):
     supports_adapters: ClassVar[bool] = True
 
     embedding: Embedding
-    head: LogitsHead
+    head: LogitsHead | None  # None: the model's results are hidden rows
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
@@ -52,6 +52,7 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        assert self.head is not None, "an embedding model has no logits"
         return self.head(hidden)
 
     def kv_specs(self) -> list[LayerKVSpec]:
@@ -101,7 +102,11 @@ class Model(nn.Module):
         """Return the embeddings of the inputs in a new tensor, since the residual stream is changed in place."""
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
 
-    def make_head(self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None) -> LogitsHead:
+    def make_head(
+        self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None
+    ) -> LogitsHead | None:
+        if self.config.pooling is not None:
+            return None
         vocab, size = embedding.weight.shape
         spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True)
         weight = embedding.weight if tied else None

@@ -40,6 +40,13 @@ ARCHITECTURES: dict[str, type[Model]] = {
 }
 
 
+#: The names of the same models without a head, as `AutoModel` saves them.
+_WITHOUT_HEAD = {
+    f"{name.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}Model": model
+    for name, model in ARCHITECTURES.items()
+} | {"Gemma3TextModel": Gemma3}
+
+
 def build_model(
     config: ModelConfig,
     *,
@@ -63,6 +70,13 @@ def build_model(
         quantise_to=quantise_to,
     )
     own = ARCHITECTURES.get(config.architecture)
+    if config.pooling is not None:
+        own = own or _WITHOUT_HEAD.get(config.architecture)
+        if own is None or impl == "transformers":
+            raise StartupError(
+                f"architecture '{config.architecture}' makes no embeddings in this version: use a model of one of "
+                f"{', '.join(sorted((*ARCHITECTURES, *_WITHOUT_HEAD)))}, without --model-impl transformers."
+            )
     if own is not None and impl != "transformers":
         return own(config, build)
     if impl == "octavo":

@@ -10,8 +10,9 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import find_draft
 from octavo_engine.runner.memory_plan import plan_memory
-from octavo_engine.sources.model_config import context_length, load_model_config
+from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.gguf_file import stored_tensors
 
@@ -62,7 +63,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
-    model_config = load_model_config(files)
+    model_config = load_served_model(config, files)
     draft = find_draft(config, device, files, model_config)
     plan = plan_memory(config, device, model_config, stored_tensors(files), draft)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)

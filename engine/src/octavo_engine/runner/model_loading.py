@@ -30,8 +30,8 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
-from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
@@ -52,7 +52,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     device.prepare(config)
     prepared_s = time.perf_counter()
     files = resolve_files(config)
-    model_config = load_model_config(files)
+    model_config = load_served_model(config, files)
     stored = stored_tensors(files)
     draft = find_draft(config, device, files, model_config)
     plan = plan_memory(config, device, model_config, stored, draft)
@@ -214,6 +214,7 @@ def make_runner(
         logprobs_mode=config.logprobs_mode,
         enforce_eager=config.enforce_eager,
         drafter=drafter,
+        pools=model.config.pooling is not None,
     )
     memory = EngineMemory(
         runner,

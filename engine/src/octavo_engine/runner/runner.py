@@ -28,6 +28,7 @@ from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
+from octavo_engine.runner.pooling import pool
 from octavo_engine.runner.sampler import Sampler, SampleRows
 from octavo_engine.runner.step_graphs import may_replay
 from octavo_engine.wire.errors import EngineDead
@@ -51,6 +52,7 @@ class RunnableModel(Protocol):
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
+    `pools`: each sequence ends in a vector, not in tokens.
 
     `model` and `host` are public, as an engine that sleeps removes them (`EngineMemory`).
     """
@@ -68,6 +70,7 @@ class Runner:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         enforce_eager: bool = False,
         drafter: "Drafter | None" = None,
+        pools: bool = False,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
         self._adapters = adapters
@@ -78,6 +81,7 @@ class Runner:
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
         self._drafter = drafter
+        self._pools = pools
         self._costs = CostMeter()
 
     @property
@@ -144,7 +148,7 @@ class Runner:
         self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._forward(plan, inputs, context)
-        results = self._sample(plan, inputs, hidden)
+        results = pool(inputs, hidden, self._batch.seqs) if self._pools else self._sample(plan, inputs, hidden)
         if self._drafter is not None:
             self._drafter.record_accepted(plan, results)
         self._add_prompt_logprobs(results, inputs, hidden)

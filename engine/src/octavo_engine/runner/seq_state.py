@@ -9,6 +9,7 @@ import torch
 from octavo_engine.runner.penalties import TokenCounts
 from octavo_engine.runner.token_masks import TokenMasks
 from octavo_engine.wire.plan import NewSeq, SeqId
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
 
 
@@ -24,6 +25,7 @@ class SeqState:
     counts: TokenCounts | None  # None: the request has no penalties
     masks: TokenMasks | None  # None: the request has no masks
     adapter: str = ""
+    pooling: PoolingParams | None = None
 
     @staticmethod
     def from_new_seq(
@@ -40,6 +42,7 @@ class SeqState:
             counts=TokenCounts(params, new.num_prompt_tokens) if params.has_penalties else None,
             masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
             adapter=new.adapter,
+            pooling=new.pooling,
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:

@@ -15,6 +15,7 @@ from octavo_engine.wire.errors import StartupError
 _METADATA = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = {"safetensors": ("*.safetensors",), "pt": ("pytorch_model*.bin",)}
 _IGNORED = ("*/*", "consolidated*", "adapter*", "training_args*", "optimizer*", ".*")
+_POOLING = re.compile(r"\d_Pooling/config\.json$")  # of sentence-transformers
 _SHARD = re.compile(r"-\d{5}-of-(?=\d{5}\.\w+$)")
 _MOST_NAMED = 20
 
@@ -46,7 +47,7 @@ def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str 
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    kept = (name for name in names if not any(fnmatch(name, pattern) for pattern in _IGNORED))
+    kept = (name for name in names if _POOLING.match(name) or not any(fnmatch(name, p) for p in _IGNORED))
     return [name for name in kept if any(fnmatch(name, pattern) for pattern in patterns)]
 
 

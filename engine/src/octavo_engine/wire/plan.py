@@ -4,7 +4,8 @@ The order of work within one step, on which the scheduler relies: `swap_out`, `s
 (so that a block freed by a swap-out may be written in the same step), then sampling.
 
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
-[start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them. Drafts follow
+[start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them, or takes the
+vector of a sequence with `pooling` from its last hidden row. Drafts follow
 the last of them: the step computes them, too, and draws tokens up to and with the first that differs from its draft.
 With a draft model they are placeholders, which the runner replaces by drafts.
 """
@@ -12,6 +13,7 @@ With a draft model they are placeholders, which the runner replaces by drafts.
 import math
 from dataclasses import dataclass, field
 
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
@@ -35,6 +37,7 @@ class NewSeq:
     eos_token_id: int | None = None
     adapter: str = ""
     grammar: str | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +91,7 @@ class SeqResult:
 
     `prompt_logprobs`: one entry per requested row; the entry of row i is about the token at start + i + 1.
     `error`: only this sequence has failed (its logits are not finite, or its masks leave no token), without tokens.
+    `embedding`: the vector of a sequence with `pooling`, as little-endian float32.
     """
 
     seq_id: SeqId
@@ -95,6 +99,7 @@ class SeqResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: ErrorInfo | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)

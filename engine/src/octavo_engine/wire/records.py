@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo_engine.wire.kv_stream import KVChange
+from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -33,7 +34,8 @@ class EngineRequest:
     `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: among waiting requests
     of equal priority, the smallest turn is next; 0 for all means the order of arrival. `start_by_s`: a deadline on the
     clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
-    `adapter`: hash of the content of a loaded adapter; empty for the base model.
+    `adapter`: hash of the content of a loaded adapter; empty for the base model. `pooling`: the result is a vector, and
+    no token is generated; `params.max_tokens` is then None.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class EngineRequest:
     cache_salt: str = ""
     adapter: str = ""
     grammar: str | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +78,10 @@ class Timing:
 
 @dataclass(slots=True, kw_only=True)
 class SeqOutput:
-    """The output that one step adds to one sequence. The last record has `timing`, every record `num_cached_tokens`."""
+    """The output that one step adds to one sequence. The last record has `timing`, every record `num_cached_tokens`.
+
+    `embedding`: the vector of a request with `pooling`, as little-endian float32.
+    """
 
     request_id: str
     index: int = 0
@@ -88,6 +94,7 @@ class SeqOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     timing: Timing | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,6 +26,11 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "served_model_name": "Names of the model in the API; responses show the first one.",
         "model_impl": "Implementation of the model; auto: a class of Octavo if there is one, else transformers; vllm: "
         "octavo.",
+        "runner": "Purpose of the model; auto: pooling (embeddings) for an embedding model, else generate.",
+        "pooler_config": "JSON settings of an embedding model, instead of its files': pooling_type (LAST) and "
+        "use_activation (vectors of length 1).",
+        "hf_overrides": "JSON object of keys that the model's config.json lacks: is_matryoshka or "
+        "matryoshka_dimensions, which allow shorter vectors.",
         "load_format": "File format of the weights; dummy: random weights, without reading files.",
         "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
         "machine.",
@@ -103,6 +108,7 @@ _TYPES: dict[str, Any] = {
     "max_logprobs": int,
     "seed": int,
     "override_generation_config": json_object,
+    "hf_overrides": json_object,
 }
 
 
