@@ -6,7 +6,7 @@ an error that lists the accepted values. `vllm_args` lists vLLM's other argument
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -64,7 +64,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     chosen = {}
     for name, value in arguments.items():
         if name in known:
-            chosen[name] = _normalise(name, value)
+            chosen[name] = _CONVERTERS[name](value) if name in _CONVERTERS else value
         elif name not in _ARGUMENTS:
             raise TypeError(_unknown(name, known))
     unused_arguments(arguments)
@@ -95,38 +95,17 @@ def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:
     return found
 
 
-def _normalise(name: str, value: Any) -> Any:
-    if name == "load_format":
-        return LOAD_FORMAT_ALIASES.get(value, value)
-    if name == "model_impl":
-        return MODEL_IMPL_ALIASES.get(value, value)
-    if name == "dtype":
-        word = str(value).removeprefix("torch.")
-        return _DTYPE_ALIASES.get(word, word)
-    if name == "quantization":
-        return _quantization(value)
-    if name == "max_model_len":
-        return None if value in ("auto", -1) else value
-    if name == "served_model_name":
-        return (value,) if isinstance(value, str) else tuple(value or ())
-    if name == "kv_events_config":
-        return kv_events_config(value)
-    if name == "speculative_config":
-        return speculative_config(value)
-    if name == "lora_modules":
-        return lora_modules(value)
-    if name == "pooler_config":
-        return pooler_config(value)
-    if name == "hf_overrides":
-        return hf_overrides(value)
-    if name == "override_generation_config":
-        return _generation_override(value)
-    if (
-        name in ("model", "tokenizer", "trace", "generation_config", "chat_template", "download_dir")
-        and value is not None
-    ):
-        return str(value)
-    return value
+def _dtype(value: Any) -> str:
+    word = str(value).removeprefix("torch.")
+    return _DTYPE_ALIASES.get(word, word)
+
+
+def _names(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _quantization(value: Any) -> Any:
@@ -199,3 +178,21 @@ def _check_ranges(config: EngineConfig) -> None:
         if value is not None and not low <= value <= high:
             bound = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
             raise StartupError(f"{name} must be {bound}, got {value}.")
+
+
+#: Functions that convert the values of fields of `EngineConfig` to their types.
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("model", "tokenizer", "trace", "generation_config", "chat_template", "download_dir"), _text),
+    "load_format": lambda value: LOAD_FORMAT_ALIASES.get(value, value),
+    "model_impl": lambda value: MODEL_IMPL_ALIASES.get(value, value),
+    "dtype": _dtype,
+    "quantization": _quantization,
+    "max_model_len": lambda value: None if value in ("auto", -1) else value,
+    "served_model_name": _names,
+    "kv_events_config": kv_events_config,
+    "speculative_config": speculative_config,
+    "lora_modules": lora_modules,
+    "pooler_config": pooler_config,
+    "hf_overrides": hf_overrides,
+    "override_generation_config": _generation_override,
+}

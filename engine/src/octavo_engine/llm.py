@@ -179,7 +179,7 @@ class LLM(UnsupportedMethods):
     ) -> list[EmbeddingRequestOutput]:
         """Return one vector per prompt, in order. Raises InvalidRequest before any prompt runs."""
         check_call(still_to_come)
-        tokenized = self._tokenize(prompts)
+        tokenized = self._tokenize(prompts, None)
         params = _one_each("pooling_params", pooling_params or PoolingParams(), len(tokenized))
         pooling = [self._frontend.resolve_pooling(each) for each in params]
         assemblies = [self._assembly(*each, priority=0) for each in zip(tokenized, pooling, strict=True)]

@@ -123,6 +123,7 @@ def test_dimensions_come_from_config_or_overrides(folder):
         {"task": "score"},
         {"runner": "draft"},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        {"enable_lora": True},
         {"runner": "generate", "pooler_config": {"use_activation": False}},
         {"runner": "generate", "hf_overrides": {"is_matryoshka": True}},
     ],

@@ -51,6 +51,11 @@ def load_served_model(config: EngineConfig, files: ModelFiles) -> ModelConfig:
             )
     if config.speculative_config is not None:
         raise StartupError("--speculative-config: an embedding model generates no tokens to draft: omit it.")
+    if config.enable_lora:
+        raise StartupError(
+            "--enable-lora: adapters of embedding models are not supported: omit it, or merge the adapter into the "
+            "checkpoint."
+        )
     model = replace(model, hf={**model.hf, **config.hf_overrides})
     return replace(model, pooling=_model_pooling(config, files, model))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CACHED_TOKENS = b"x-octavo-cached-tokens"
 #: Memory in bytes that an answer takes for each token, and for each entry and each position of its log-probabilities.
 TOKEN_BYTES = 40
+VALUE_BYTES = 56  # of a vector, as a number in a list and as text
 LOGPROB_BYTES = 200
 
 
@@ -125,7 +126,7 @@ class AnswerState:
 def answer_bytes(output: "RequestOutput") -> int:
     """Estimate the memory in bytes that keeping an output takes until the answer is whole."""
     positions = [*(output.prompt_logprobs or ())]
-    num_bytes = 0
+    num_bytes = VALUE_BYTES * len(output.embedding or b"") // 4
     for sequence in output.outputs:
         num_bytes += len(sequence.text.encode()) + TOKEN_BYTES * len(sequence.token_ids)
         positions += sequence.logprobs or ()

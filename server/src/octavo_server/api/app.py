@@ -7,7 +7,7 @@ import hashlib
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from octavo_engine.wire.errors import OctavoError
 from octavo_engine.wire.sampling import DRAW_VERSION
@@ -22,6 +22,7 @@ from octavo_server.api import (
     chat_batch,
     completions,
     drain,
+    embeddings,
     health,
     invocations,
     kv,
@@ -45,7 +46,7 @@ from octavo_server.http_metrics import HttpMetricsMiddleware
 from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
-from octavo_server.openai.errors import MalformedRequest
+from octavo_server.openai.errors import MalformedRequest, WrongRunner
 from octavo_server.openai.rendering import RenderDefaults
 from octavo_server.telemetry import Telemetry
 from octavo_server.watchdog import StallDetector
@@ -53,14 +54,12 @@ from octavo_server.watchdog import StallDetector
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
+#: Routes of models that generate text, and of embedding models. The other kind's routes say so with status 404.
+GENERATING = (chat, chat_batch, completions, responses, messages, invocations, render)
+EMBEDDING = (embeddings,)
 MODULES = (
-    chat,
-    chat_batch,
-    completions,
-    responses,
-    messages,
-    invocations,
-    render,
+    *GENERATING,
+    *EMBEDDING,
     models,
     tokens,
     health,
@@ -80,14 +79,29 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
     )
     app.state.context = _context(client, config)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
-    for module in MODULES:
-        app.include_router(module.router)
+    _add_routes(app, client)
     for kind in (OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
     _add_layers(app, config, app.state.context.telemetry)
     if tracer is not None:
         _trace(app, tracer)
     return app
+
+
+def _add_routes(app: FastAPI, client: EngineClient) -> None:
+    is_embedding, name = client.model_config.pooling is not None, client.config.model
+    reason = f"{name} generates text: start the server with --runner pooling"
+    if is_embedding:
+        reason = f"{name} is an embedding model: send texts to POST /v1/embeddings"
+
+    async def refuse(request: Request) -> None:
+        raise WrongRunner(f"{request.scope['path']} is not served: {reason}.")
+
+    for module in MODULES:
+        is_absent = module in (GENERATING if is_embedding else EMBEDDING)
+        app.include_router(
+            module.router, dependencies=[Depends(refuse)] if is_absent else (), include_in_schema=not is_absent
+        )
 
 
 def _context(client: EngineClient, config: ServerConfig) -> ApiContext:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo_server.openai.rendering import ChatRenderer
 
 if TYPE_CHECKING:
-    from octavo_engine.config import EngineConfig, ReadyInfo
+    from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
     from octavo_engine.frontend import ResolvedParams
     from octavo_engine.outputs import OutputKind, RequestOutput
     from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.kv_stream import KVChange
+    from octavo_engine.wire.pooling import PoolingParams
     from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats
     from octavo_engine.wire.sampling import SamplingParams
     from octavo_engine.wire.sleep import MemoryTag
@@ -60,6 +61,9 @@ class EngineClient(Protocol):
     def tokenizer(self) -> TextCodec: ...
 
     @property
+    def model_config(self) -> "ModelConfig": ...
+
+    @property
     def chat_template(self) -> ChatRenderer | None: ...
 
     @property
@@ -92,6 +96,10 @@ class EngineClient(Protocol):
     def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
         """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
         grammar, and may run in any thread. Raises InvalidRequest."""
+        ...
+
+    def resolve_pooling(self, params: "PoolingParams", *, priority: int = 0) -> "ResolvedParams":
+        """The same for prompts whose vectors `generate` yields. Raises InvalidRequest."""
         ...
 
     def fit(self, token_ids: list[int], resolved: "ResolvedParams") -> "SamplingParams":

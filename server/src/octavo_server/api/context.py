@@ -28,7 +28,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import is_usable
 from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
-from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
@@ -125,7 +125,7 @@ class ApiContext:
         """Hashes of the loaded adapters, by name."""
         return self.client.ready_info.adapters
 
-    def new_response_meta(self, prefix: str, request: Request, body: GenerationFields) -> ResponseMeta:
+    def new_response_meta(self, prefix: str, request: Request, body: EngineFields) -> ResponseMeta:
         state = request.scope["state"]
         request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
@@ -136,7 +136,7 @@ class ApiContext:
     def new_generation(
         self,
         meta: ResponseMeta,
-        body: GenerationFields,
+        body: EngineFields,
         prompts: list[PromptInput],
         resolved: "ResolvedParams",
         arrival_s: float,
@@ -163,7 +163,7 @@ class ApiContext:
             budget=self.body_budget,
             track=track,
             max_output_tokens=self.max_output_tokens,
-            length_penalty=body.length_penalty if body.use_beam_search else None,
+            length_penalty=body.length_penalty if isinstance(body, GenerationFields) and body.use_beam_search else None,
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 

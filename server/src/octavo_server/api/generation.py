@@ -148,6 +148,8 @@ class Generation:
     def _fitted(self, prompt: PromptInput) -> ResolvedParams:
         """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
         resolved = prompt.resolved or self.resolved
+        if resolved.pooling is not None:
+            return resolved
         params = fit_to_context(
             resolved.params,
             len(prompt.token_ids),

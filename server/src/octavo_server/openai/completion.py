@@ -17,23 +17,25 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
+def split_prompts(given: str | list[int] | list[list[int]] | list[str]) -> list[Prompt]:
+    """Return a list of prompts; a string and a list of token ids are one prompt each."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [[token for token in given if isinstance(token, int)]]
+    return [prompt for prompt in given if not isinstance(prompt, int)]
+
+
 class CompletionRequest(GenerationFields):
     prompt: str | Entries[int] | Entries[Entries[int]] | Entries[str]
     logprobs: int | None = None
 
     def prompts(self) -> list[Prompt]:
         """The prompts as a list. Raises InvalidRequest for an empty prompt."""
-        prompts = self._split()
+        prompts = split_prompts(self.prompt)
         if not prompts or not all(prompts):
             raise InvalidRequest("prompt must not be empty: send a string or token ids.", param="prompt")
         return prompts
-
-    def _split(self) -> list[Prompt]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
     @property
     def is_echo_only(self) -> bool:

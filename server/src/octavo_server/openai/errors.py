@@ -58,6 +58,10 @@ class NotEnabled(OctavoError):
         super().__init__(f"{route} is switched off: start the server with {flag}.")
 
 
+class WrongRunner(OctavoError):
+    """The route is one of models of another kind: of embedding models, or of models that generate text."""
+
+
 class Conflict(OctavoError):
     """Another request changed the server's state meanwhile."""
 
@@ -109,6 +113,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (ModelNotFound, 404, "NotFoundError"),
     (NotStored, 404, "NotFoundError"),
     (NotEnabled, 404, "NotFoundError"),
+    (WrongRunner, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
     (Conflict, 409, "ConflictError"),
     (RequestTooLarge, 413, "RequestTooLargeError"),

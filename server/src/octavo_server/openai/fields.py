@@ -37,10 +37,23 @@ class StreamOptions(LenientModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(LenientModel):
-    """Fields that every generating endpoint accepts, including the responses API."""
+class EngineFields(LenientModel):
+    """Fields of every request that the engine runs."""
 
     model: str | None = Field(None, description="A served name; the first one if left out.")
+    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
+    cache_salt: str | None = None
+    request_id: str | None = Field(None, max_length=256)
+    user: str | None = None
+
+    def check_salt(self) -> None:
+        if self.cache_salt == "":
+            raise InvalidRequest("cache_salt must be a non-empty string, or left out.", param="cache_salt")
+
+
+class SamplingFields(EngineFields):
+    """Fields that every generating endpoint accepts, including the responses API."""
+
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, le=INT32_MAX)
@@ -56,10 +69,6 @@ class SamplingFields(LenientModel):
     skip_special_tokens: bool | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
-    priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
-    cache_salt: str | None = None
-    request_id: str | None = Field(None, max_length=256)
-    user: str | None = None
 
 
 class GenerationFields(StructuredFields, SamplingFields):
@@ -100,21 +109,14 @@ class GenerationFields(StructuredFields, SamplingFields):
             raise InvalidRequest("prompt_logprobs are not available with stream=true.", param="prompt_logprobs")
         if self.stream and self.use_beam_search:
             raise InvalidRequest("use_beam_search is not available with stream=true.", param="use_beam_search")
-        if self.cache_salt == "":
-            raise InvalidRequest("cache_salt must be a non-empty string, or left out.", param="cache_salt")
+        self.check_salt()
 
     def truncate(self, token_ids: list[int], *, max_model_len: int) -> list[int]:
         """Cut a prompt to `truncate_prompt_tokens`. Raises InvalidRequest if that exceeds the context."""
         size = self.truncate_prompt_tokens
         if size is None:
             return token_ids
-        if size > max_model_len:
-            message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
-            raise InvalidRequest(message, param="truncate_prompt_tokens")
-        if size == -1:
-            size = max_model_len - 1
-        first = 0 if self.truncation_side == "right" else max(len(token_ids) - size, 0)
-        return token_ids[first : first + size]
+        return truncate(token_ids, size, side=self.truncation_side, max_model_len=max_model_len, num_output=1)
 
     def sampling_params(
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
@@ -128,6 +130,19 @@ class GenerationFields(StructuredFields, SamplingFields):
                 raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
             logprobs = None  # the ids stand in its place
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)
+
+
+def truncate(
+    token_ids: list[int], size: int, *, side: Literal["left", "right"] | None, max_model_len: int, num_output: int
+) -> list[int]:
+    """Cut a prompt to `size` tokens; -1: to the context without `num_output` tokens. Raises InvalidRequest."""
+    if size > max_model_len:
+        message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    if size == -1:
+        size = max_model_len - num_output
+    first = 0 if side == "right" else max(len(token_ids) - size, 0)
+    return token_ids[first : first + size]
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:

@@ -80,7 +80,7 @@ def check_logprobs(num_logprobs: int) -> None:
 
 
 def _num_entries(name: str, value: Any) -> int:
-    if name == "prompt" and not _holds_prompts(value):
+    if name in ("prompt", "input") and not _holds_prompts(value):
         return 1
     return len(value) if isinstance(value, list | dict) else 1
 
