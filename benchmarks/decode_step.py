@@ -16,11 +16,12 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.recording import Recording
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.step_graphs import Forward, RecordedSteps
+from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.gguf_file import stored_tensors
@@ -35,8 +36,8 @@ KINDS = ("eager", "recorded", "transformers")
 class Cpu(CpuDevice):
     """A CPU that shows its recordings."""
 
-    def step_graphs(self, forward: Forward) -> RecordedSteps:
-        self.graphs = RecordedSteps(forward)
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> RecordedSteps:
+        self.graphs = RecordedSteps(model.forward)
         return self.graphs
 
 

@@ -62,14 +62,16 @@ def check_kernels(folder: Path, device: str) -> Rows:
                 yield name, error, "ok" if error <= tolerance else f"ABOVE {tolerance:g}"
     for name in ("tiny-llama", "tiny-qwen3", "tiny-gemma2"):
         sizes = [(n, 16) for n in (3, 40, 100)]
-        found = [tokens_of(name, folder, sizes, kind) for kind in ("cpu", device)]
-        equal = sum(a == b for a, b in zip(*found, strict=True))
-        yield f"{name}: outputs equal to the CPU's", equal, "ok" if equal == len(sizes) else f"OF {len(sizes)}"
+        found = tokens_of(name, folder, sizes, device)
+        for kind, settings in (("the CPU's", {"device": "cpu"}), ("eager steps'", {"enforce_eager": True})):
+            others = tokens_of(name, folder, sizes, **{"device": device, **settings})
+            equal = sum(a == b for a, b in zip(found, others, strict=True))
+            yield f"{name}: outputs equal to {kind}", equal, "ok" if equal == len(sizes) else f"OF {len(sizes)}"
 
 
-def tokens_of(name: str, folder: Path, sizes: list[tuple[int, int]], device: str) -> list[list[int]]:
+def tokens_of(name: str, folder: Path, sizes: list[tuple[int, int]], device: str, **more: Any) -> list[list[int]]:
     settings = {"dtype": "float32", "device": device, "num_gpu_blocks_override": 100, "max_model_len": 256}
-    core, _ = open_engine(name, folder, **settings)
+    core, _ = open_engine(name, folder, **settings, **more)
     try:
         return generate(core, sizes, SHAPES[name]["vocab_size"])[0]
     finally:
@@ -115,6 +117,7 @@ def batch_of(lengths: list[int], queries: list[int]) -> AttentionBatch:
         positions=torch.tensor(positions, device="cuda"),
         max_query_len=max(queries),
         max_seq_len=max(lengths),
+        num_keys=sum(lengths),
     )
 
 

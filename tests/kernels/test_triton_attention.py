@@ -108,6 +108,7 @@ def alone(batch: AttentionBatch, seq: int) -> tuple[AttentionBatch, slice]:
         positions=batch.positions[first:end],
         max_query_len=end - first,
         max_seq_len=length,
+        num_keys=length,
     )
     return part, slice(first, end)
 

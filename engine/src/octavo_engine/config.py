@@ -110,6 +110,9 @@ class SpeculativeConfig:
     revision: str | None = None
 
 
+MAX_GRAPH_ROWS = 512  # of a decode step that runs as a graph or recording; larger steps gain nothing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAModule:
     """An adapter that is loaded at the start. `path`: folder of a PEFT checkpoint. `base_model_name`: shown as its
@@ -182,6 +185,7 @@ class EngineConfig:
     grammar_compile_timeout: float = 10.0  # seconds
     num_threads: int | None = None
     enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
     trace: str | None = None

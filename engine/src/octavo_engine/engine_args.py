@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from octavo_engine.config import EngineConfig, KVEventsConfig, Quantization
+from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, KVEventsConfig, Quantization
 from octavo_engine.lora_args import check_lora, lora_modules
 from octavo_engine.pooling_args import hf_overrides, pooler_config, runner_setting
 from octavo_engine.speculative_args import speculative_config
@@ -117,6 +117,17 @@ def _quantization(value: Any) -> Any:
     return value
 
 
+def _capture_sizes(value: Any) -> tuple[int, ...]:
+    sizes = [value] if isinstance(value, int) else list(value or ())
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_GRAPH_ROWS:
+            raise StartupError(
+                f"cudagraph_capture_sizes has the entry {size!r}: give numbers of sequences between 1 and "
+                f"{MAX_GRAPH_ROWS}."
+            )
+    return tuple(sorted(set(sizes)))
+
+
 def _generation_override(value: Any) -> dict[str, Any]:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
     given = {} if value is None else value
@@ -189,6 +200,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "quantization": _quantization,
     "max_model_len": lambda value: None if value in ("auto", -1) else value,
     "served_model_name": _names,
+    "cudagraph_capture_sizes": _capture_sizes,
     "kv_events_config": kv_events_config,
     "speculative_config": speculative_config,
     "lora_modules": lora_modules,

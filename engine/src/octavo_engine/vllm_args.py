@@ -47,7 +47,7 @@ _GRAMMAR: dict[str, Any] = {"missing": "outputs follow the grammar as it is sent
 #: Bounds of speed and memory, and choices between kernels: no output depends on them.
 _TUNING = (
     *("all2all_backend", "api_server_count", "attention_backend", "attention_config", "compilation_config"),
-    *("cudagraph_capture_sizes", "max_cudagraph_capture_size", "optimization_level", "performance_mode"),
+    *("max_cudagraph_capture_size", "optimization_level", "performance_mode"),
     *("kernel_config", "moe_backend", "linear_backend", "eplb_config", "expert_placement_strategy"),
     *("dbo_decode_token_threshold", "dbo_prefill_token_threshold", "kv_offloading_backend"),
     *("mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "mamba_ssm_cache_dtype"),
@@ -100,7 +100,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "attention_config": replace(SETTING, flags=("-ac",)),
     "compilation_config": replace(SETTING, flags=("-cc",)),
     "optimization_level": replace(SETTING, flags=("-O",)),
-    "cudagraph_capture_sizes": replace(SETTING, is_list=True),
     "cuda_graph_sizes": replace(OLD_SETTING, is_list=True),
     "ignore_patterns": replace(SETTING, is_list=True),
     "allowed_media_domains": replace(SETTING, is_list=True),

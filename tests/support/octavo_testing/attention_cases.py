@@ -37,6 +37,7 @@ def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tup
         positions=torch.tensor(positions, dtype=torch.int64),
         max_query_len=max(s.query for s in shapes),
         max_seq_len=max(lens),
+        num_keys=sum(lens),
     )
     return batch, sum(counts)
 
@@ -83,6 +84,7 @@ def history_batch(batch: AttentionBatch, seq: int, computed: int, block_size: in
         positions=position,
         max_query_len=computed,
         max_seq_len=computed,
+        num_keys=computed,
     )
 
 

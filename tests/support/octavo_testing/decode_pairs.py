@@ -10,13 +10,16 @@ import torch
 from octavo_engine.config import EngineConfig
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
-from octavo_engine.ops.attention import ForwardContext
+from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
+from octavo_engine.ops.reference import ReferenceBackend
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.graphed_steps import GraphedSteps
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, make_runner
-from octavo_engine.runner.runner import RunnableModel, Runner
-from octavo_engine.runner.step_graphs import Forward, RecordedSteps
+from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.gguf_file import stored_tensors
@@ -40,9 +43,32 @@ class ShownDevice(CpuDevice):
 
     graphs: RecordedSteps | None = None
 
-    def step_graphs(self, forward: Forward) -> RecordedSteps:
-        self.graphs = RecordedSteps(forward)
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
+        self.graphs = RecordedSteps(model.forward)
         return self.graphs
+
+
+def repeated(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Stand in for the capture of a CUDA graph: a replay does the work again, over the tensors that it holds."""
+    output = work()
+
+    def replay() -> None:
+        output.copy_(work())
+
+    return replay, output
+
+
+class GraphedDevice(ShownDevice):
+    """A CPU with the graphs of a GPU, which are of 1, 2, 4 and 8 rows, and attention that takes rows without keys."""
+
+    graphed: GraphedSteps | None = None
+
+    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        return ReferenceBackend(specs, block_size, dtype)
+
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
+        self.graphed = GraphedSteps(model.forward, limits, (1, 2, 4, 8), repeated, self.torch_device)
+        return self.graphed
 
 
 class ShownModel:
@@ -51,6 +77,7 @@ class ShownModel:
     def __init__(self, model: RunnableModel) -> None:
         self._model = model
         self.seen: Tensor | None = None
+        self.waits_for_device = model.waits_for_device
         self.forwards = 0
         self.before: Callable[[Tensor], object] | None = None
 
@@ -80,8 +107,7 @@ class Side:
     model: ShownModel
 
     @staticmethod
-    def open(config: EngineConfig) -> "Side":
-        device = ShownDevice()
+    def open(config: EngineConfig, device: ShownDevice) -> "Side":
         files = resolve_files(config)
         model_config = load_model_config(files)
         plan = plan_memory(config, device, model_config, stored_tensors(files))
@@ -114,9 +140,10 @@ class Pair:
     tokens: dict[int, list[int]] = field(default_factory=dict)
 
     @staticmethod
-    def open(folder: Path | str, **settings: Any) -> "Pair":
+    def open(folder: Path | str, *, device: type[ShownDevice] = ShownDevice, **settings: Any) -> "Pair":
         given = {"model": str(folder), "dtype": "bfloat16", "num_gpu_blocks_override": 64, "max_num_seqs": 8}
-        sides = [Side.open(EngineConfig(**{**given, **settings, "enforce_eager": eager})) for eager in (True, False)]
+        configs = [EngineConfig(**{**given, **settings, "enforce_eager": eager}) for eager in (True, False)]
+        sides = [Side.open(config, device()) for config in configs]
         blocks = torch.randperm(int({**given, **settings}["num_gpu_blocks_override"]))
         return Pair(*sides, free=blocks.tolist())
 

@@ -206,6 +206,7 @@ class MetaSteps:
             positions=_ints(tokens, dtype=torch.int64),
             max_query_len=max_query_len,
             max_seq_len=16 * table_width,
+            num_keys=16 * table_width * seqs,
         )
         context = ForwardContext(batch=batch, backend=self.backend)
         with torch.inference_mode():

@@ -72,4 +72,5 @@ class PagedDriver:
             positions=positions,
             max_query_len=max(counts),
             max_seq_len=max(lengths),
+            num_keys=sum(lengths),
         )

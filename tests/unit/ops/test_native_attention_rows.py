@@ -29,6 +29,7 @@ def step(start: int, queries: int, blocks: Tensor) -> AttentionBatch:
         positions=positions,
         max_query_len=queries,
         max_seq_len=start + queries,
+        num_keys=start + queries,
     )
 
 

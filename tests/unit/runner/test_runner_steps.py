@@ -26,6 +26,8 @@ VOCAB = 50
 class Counting:
     """A model that predicts `id + 1`; `fail_on` raises for an input id, `poison` makes its logits NaN."""
 
+    waits_for_device = False
+
     def __init__(self) -> None:
         self.fail_on = -1
         self.failure: Exception = RuntimeError("the kernel broke")

@@ -19,6 +19,7 @@ from octavo_engine.layers.head import LogitsHead
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.layers.moe import MoE
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.wire.errors import StartupError
@@ -59,6 +60,10 @@ class Model(nn.Module):
         attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
         assert [a.spec.layer_idx for a in attentions] == list(range(self.config.num_layers))
         return [attention.spec.kv for attention in attentions]
+
+    @property
+    def waits_for_device(self) -> bool:
+        return any(isinstance(module, MoE) for module in self.modules())
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""

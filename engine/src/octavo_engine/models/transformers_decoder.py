@@ -104,6 +104,10 @@ class TransformersDecoder(Model):
     def kv_specs(self) -> list[LayerKVSpec]:
         return [spec.kv for spec in self.specs]
 
+    @property
+    def waits_for_device(self) -> bool:
+        return True  # the code of a family may
+
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes
 

@@ -39,6 +39,7 @@ class AttentionSpec:
 class AttentionBatch:
     """Metadata of one step, on the device, shared by all layers.
 
+    `num_keys`: no smaller than the sum of `seq_lens`, and known to the host.
     `slots[t]` = block * block_size + offset, where K and V of token t are written; -1: not written. `private` holds the
     backend's own data (buckets, masks), which `AttentionBackend.begin_step` sets once per step.
     """
@@ -50,6 +51,7 @@ class AttentionBatch:
     positions: Int[Tensor, " tokens"]
     max_query_len: int
     max_seq_len: int
+    num_keys: int
     private: Any = None
 
 

@@ -56,6 +56,9 @@ class ReferenceBackend(AttendByParts):
             for s in self.specs
         ]
 
+    def release(self) -> None:
+        self.caches = []
+
     def bytes_per_block(self) -> int:
         return sum(2 * self.block_size * s.num_kv_heads * s.head_dim * self.dtype.itemsize for s in self.specs)
 

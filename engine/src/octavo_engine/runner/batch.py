@@ -39,6 +39,15 @@ class StepInputs:
     start: Ints
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step. `table_width`: blocks of the longest sequence."""
+
+    max_num_seqs: int
+    max_model_len: int
+    table_width: int
+
+
 class PersistentBatch:
     def __init__(
         self, *, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
@@ -51,6 +60,11 @@ class PersistentBatch:
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def limits(self) -> StepLimits:
+        slots, longest = self._token_ids.shape
+        return StepLimits(max_num_seqs=slots, max_model_len=longest - 1, table_width=self._tables.shape[1])
 
     def drop(self, seq_ids: list[SeqId]) -> None:
         """Remove sequences. Unknown ids are ignored: a sequence may be dropped before its first step."""
@@ -121,6 +135,7 @@ class PersistentBatch:
             positions=self._tensor(positions),
             max_query_len=int(num_rows.max()),
             max_seq_len=int((start + num_rows).max()),
+            num_keys=int((start + num_rows).sum()),
         )
         return StepInputs(
             input_ids=self._tensor(self._token_ids[seq_slot, positions].astype(np.int64)),

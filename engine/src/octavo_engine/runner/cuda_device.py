@@ -14,10 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_engine.config import EngineConfig, ModelConfig, batched_tokens
+from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, ModelConfig, batched_tokens
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
+from octavo_engine.runner.cuda_queues import GraphCapture
 from octavo_engine.runner.dtype import layer_shapes
+from octavo_engine.runner.graphed_steps import MOST_KEYS, GraphedSteps, capture_sizes
 from octavo_engine.runner.memory import (
     ENGINES_PER_GPU_VARIABLE,
     MIB,
@@ -26,13 +29,14 @@ from octavo_engine.runner.memory import (
     host_memory,
     size,
 )
-from octavo_engine.runner.step_graphs import Forward
+from octavo_engine.runner.step_graphs import RunnableModel
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
 _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
+_GRAPH_PARTS = MOST_KEYS // 512 + MAX_GRAPH_ROWS  # of decode attention
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
 _PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
@@ -116,12 +120,17 @@ def is_writable(folder: Path) -> bool:
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the memory of the largest step: inputs and outputs of one layer's linears and four hidden states for each
-    of `max_num_batched_tokens` tokens, three times the fp32 logits of `max_num_seqs` rows, and a fixed part."""
+    """Return the memory of the largest step and of graphs, of which no two run at a time.
+
+    It has, for each of `max_num_batched_tokens` tokens and again for `MAX_GRAPH_ROWS`, inputs and outputs of one
+    layer's linears and four hidden states; attention's partial results; three times the fp32 logits of `max_num_seqs`
+    rows; and a fixed part.
+    """
     values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
-    activations = batched_tokens(config, "cuda") * values * dtype.itemsize
+    activations = (batched_tokens(config, "cuda") + MAX_GRAPH_ROWS) * values * dtype.itemsize
+    partial = _GRAPH_PARTS * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
     logits = _LOGIT_COPIES * config.max_num_seqs * model.vocab_size * torch.float32.itemsize
-    return activations + logits + _LIBRARY_BYTES
+    return activations + partial + logits + _LIBRARY_BYTES
 
 
 def is_cuda_failure(error: Exception) -> bool:
@@ -138,8 +147,10 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", 0)
         self.packs_weights = False
         self.compiles_late = True
+        self.capture_sizes: tuple[int, ...] = ()
 
     def prepare(self, config: EngineConfig) -> None:
+        self.capture_sizes = config.cudagraph_capture_sizes
         torch.cuda.set_device(self.torch_device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -179,8 +190,12 @@ class CudaDevice:
             _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", str(error).splitlines()[0])
             return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8)
 
-    def step_graphs(self, forward: Forward) -> None:
-        """Return None: CUDA graphs are not built yet."""
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
+        if model.waits_for_device:
+            _LOGGER.info("decode steps run without CUDA graphs: this model reads values from the GPU in each layer")
+            return None
+        sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
+        return GraphedSteps(model.forward, limits, sizes, GraphCapture(), self.torch_device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

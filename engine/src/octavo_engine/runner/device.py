@@ -16,6 +16,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.cuda_device import CudaDevice, find_cuda_problem
@@ -29,7 +30,7 @@ from octavo_engine.runner.memory import (
     host_memory,
 )
 from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
-from octavo_engine.runner.step_graphs import Forward, RecordedSteps, StepGraphs
+from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,8 +67,8 @@ class Device(Protocol):
         """Allocate [num_blocks, bytes_per_block] uint8 in host memory, suited to fast copies by this device."""
         ...
 
-    def step_graphs(self, forward: Forward) -> StepGraphs | None:
-        """Return graphs of decode steps of one model; None if there are none for this device."""
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:
+        """Return graphs of decode steps of one model; None if there are none for it on this device."""
         ...
 
     def synchronize(self) -> None:
@@ -125,8 +126,8 @@ class CpuDevice:
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)
 
-    def step_graphs(self, forward: Forward) -> StepGraphs:
-        return RecordedSteps(forward)
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
+        return RecordedSteps(model.forward)
 
     def synchronize(self) -> None:
         """Do nothing: CPU calls return when their work is done."""

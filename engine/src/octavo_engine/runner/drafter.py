@@ -21,7 +21,8 @@ from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_cache import DraftCache
 from octavo_engine.runner.memory_plan import MemoryPlan
-from octavo_engine.runner.runner import MAX_LOGITS, RunnableModel
+from octavo_engine.runner.runner import MAX_LOGITS
+from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.speculative_args import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
 
@@ -48,10 +49,10 @@ class Drafter:
         enforce_eager: bool,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
+        self._batch = batch
         self.model = draft.model
         self._reload = draft.reload
         self.cache = cache
-        self._batch = batch
         self._max_tokens = max_tokens
         self._costs = CostMeter()
 
@@ -63,7 +64,10 @@ class Drafter:
     def model(self, model: RunnableModel | None) -> None:
         """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
         self._model_or_none = model
-        self._graphs = None if model is None or self._is_eager else self._device.step_graphs(model.forward)
+        if model is None or self._is_eager:
+            self._graphs = None
+        else:
+            self._graphs = self._device.step_graphs(model, self._batch.limits)
 
     def reload_model(self) -> None:
         self.model = self._reload()
@@ -150,13 +154,13 @@ class Drafter:
 
     def _forward(self, inputs: StepInputs, *, may_replay: bool) -> Tensor:
         assert self.model is not None, "a plan runs while the weights are released"
-        self.cache.backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self.cache.backend)
-        hidden = None
         may_replay &= inputs.attention.max_query_len <= 1 + MAX_DRAFT_TOKENS  # as in the target model's steps
-        if self._graphs is not None and may_replay:
-            hidden = self._graphs.run(inputs, context)
-        return self.model.forward(inputs.input_ids, inputs.positions, context) if hidden is None else hidden
+        hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay else None
+        if hidden is None:
+            context.backend.begin_step(context.batch)
+            hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
+        return hidden
 
     def _likeliest(self, hidden: Tensor) -> list[int]:
         assert self.model is not None

@@ -10,7 +10,8 @@ from torch import Tensor
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafter import Drafter
-from octavo_engine.runner.runner import RunnableModel, Runner
+from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.wire.sleep import MemoryTag
 
 
@@ -43,6 +44,7 @@ class EngineMemory:
             if self._drafter is not None:
                 self._drafter.model = None
         else:
+            self._runner.renew_graphs()
             self._backend.release()
             self._runner.host = None
             if self._drafter is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import pool
 from octavo_engine.runner.sampler import Sampler, SampleRows
-from octavo_engine.runner.step_graphs import may_replay
+from octavo_engine.runner.step_graphs import RunnableModel, may_replay
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 MAX_LOGITS = 16 << 20  # fp32 values held at a time
-
-
-class RunnableModel(Protocol):
-    """The part of a model that the runner uses."""
-
-    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Runner:
@@ -73,10 +65,9 @@ class Runner:
         pools: bool = False,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
-        self._adapters = adapters
+        self._adapters, self._batch = adapters, batch
         self.model = model
         self._backend = backend
-        self._batch = batch
         self._grammars = grammars
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
@@ -97,7 +88,12 @@ class Runner:
         self._model_or_none = model
         if model is None and self._adapters is not None:
             self._adapters.release()
-        self._graphs = None if model is None or self._is_eager else self._device.step_graphs(model.forward)
+        self.renew_graphs()
+
+    def renew_graphs(self) -> None:
+        """Free all graphs; call it also before the memory of the KV cache is released."""
+        has_graphs = self.model is not None and not self._is_eager
+        self._graphs = self._device.step_graphs(self._model, self._batch.limits) if has_graphs else None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -145,7 +141,6 @@ class Runner:
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
-        self._backend.begin_step(inputs.attention)
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._forward(plan, inputs, context)
         results = pool(inputs, hidden, self._batch.seqs) if self._pools else self._sample(plan, inputs, hidden)
@@ -165,6 +160,7 @@ class Runner:
             hidden = self._graphs.run(inputs, context)
             if hidden is not None:
                 return hidden
+        self._backend.begin_step(inputs.attention)
         with self._adapters.applied(rows) if self._adapters is not None else nullcontext():
             return self._model.forward(inputs.input_ids, inputs.positions, context)
 

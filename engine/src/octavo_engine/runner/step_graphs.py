@@ -11,23 +11,37 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_engine.config import MAX_GRAPH_ROWS
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.ops.recording import Pool, Recording, record
 from octavo_engine.runner.batch import StepInputs
 from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_ROWS = 512  # larger steps gain nothing, and drafts make steps of any number of rows, each with a recording
 
 #: A model's forward pass: token ids, positions and context to hidden rows.
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
+
+
+class RunnableModel(Protocol):
+    """The part of a model that the runner uses."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        """True if `forward` reads values that the device computes, as experts do: such steps can't be CUDA graphs."""
+        ...
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class StepGraphs(Protocol):
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
         """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
 
-        An implementation decides which steps to capture, and when. It follows changes of the KV cache and of threads.
+        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs. It is
+        renewed with the model and with the memory of the KV cache, and follows changes of threads.
         """
         ...
 
@@ -61,11 +75,11 @@ class RecordedSteps:
         self.graphs: dict[int, StepGraph | None] = {}  # None: one eager step so far, which has warmed all caches
         self._state: tuple[AttentionBackend, int] | None = None
         self._is_eager = False
-        self._inputs = torch.zeros(2, _MOST_ROWS, dtype=torch.int64)  # token ids and positions
+        self._inputs = torch.zeros(2, MAX_GRAPH_ROWS, dtype=torch.int64)  # token ids and positions
         self.pool = Pool()
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        if self._is_eager or len(inputs.input_ids) > _MOST_ROWS:
+        if self._is_eager or len(inputs.input_ids) > MAX_GRAPH_ROWS:
             return None
         state = context.backend, torch.get_num_threads()
         if state != self._state:
@@ -75,6 +89,7 @@ class RecordedSteps:
         if rows not in self.graphs:
             self.graphs[rows] = None
             return None
+        context.backend.begin_step(context.batch)
         input_ids, positions = self._inputs[:, :rows]
         input_ids.copy_(inputs.input_ids)
         positions.copy_(inputs.positions)

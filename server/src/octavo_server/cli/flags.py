@@ -43,7 +43,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
-        "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording of it.",
+        "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording or CUDA graph.",
+        "cudagraph_capture_sizes": "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
     },
     "memory": {
         "max_model_len": "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the "
@@ -187,6 +188,9 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
         group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} Default: MODEL.")
     elif config_field.name == "lora_modules":
         group.add_argument(flag, nargs="+", metavar="NAME=FOLDER", default=[], help=f"{text} Default: none.")
+    elif config_field.name == "cudagraph_capture_sizes":
+        described = f"{text} Default: powers of two to 16, then multiples of 16 up to --max-num-seqs."
+        group.add_argument(flag, type=int, nargs="+", metavar="N", default=[], help=described)
     elif get_origin(hint) is Literal:
         choices = (*get_args(hint), *_ALIASES.get(config_field.name, ()))
         group.add_argument(flag, choices=choices, default=default, help=described)

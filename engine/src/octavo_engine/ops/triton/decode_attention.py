@@ -38,7 +38,7 @@ def decode_parts(batch: AttentionBatch) -> DecodeParts:
     counts = (batch.seq_lens + (PART_KEYS - 1)) // PART_KEYS * is_decode
     starts = torch.zeros_like(batch.query_start)
     torch.cumsum(counts, 0, dtype=starts.dtype, out=starts[1:])
-    return DecodeParts(starts, len(counts) * triton.cdiv(batch.max_seq_len, PART_KEYS))
+    return DecodeParts(starts, len(counts) + batch.num_keys // PART_KEYS)
 
 
 def decode_attention(

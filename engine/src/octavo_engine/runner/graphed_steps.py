@@ -1,0 +1,106 @@
+"""`GraphedSteps`: decode steps of a GPU as CUDA graphs, which repeat all launches of a forward pass by one call.
+
+There is a graph for each of some numbers of rows. A step is copied to tensors that stay in place, and filled up with
+rows that have no keys and write none. All graphs are captured at the first decode step, the largest first, so that the
+others fit into its memory; an engine runs that step before it is ready.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_engine.config import MAX_GRAPH_ROWS
+from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, ForwardContext
+from octavo_engine.runner.batch import StepInputs, StepLimits
+from octavo_engine.runner.cuda_queues import Capture
+from octavo_engine.runner.step_graphs import Forward
+
+_LOGGER = logging.getLogger(__name__)
+MOST_KEYS = 1 << 21  # of all rows: bounds the memory of attention's partial results
+
+
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """Return numbers of rows: powers of two to 16, then multiples of 16, and `max_num_seqs` if it is the last."""
+    most = min(max_num_seqs, MAX_GRAPH_ROWS)
+    return [size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most] + [most]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    replay: Callable[[], None]
+    hidden: Tensor
+
+
+class GraphedSteps:
+    """`StepGraphs` on a GPU. If a graph can't be captured, all steps are eager from then on."""
+
+    def __init__(
+        self, forward: Forward, limits: StepLimits, sizes: Sequence[int], capture: Capture, device: torch.device
+    ) -> None:
+        self._forward, self._capture, self._sizes = forward, capture, sorted(sizes)
+        most, self._most_keys = self._sizes[-1], min(MOST_KEYS, limits.max_num_seqs * limits.max_model_len)
+        self._max_model_len = limits.max_model_len
+        self._tokens = torch.zeros(2, most, dtype=torch.int64, device=device)  # ids and positions
+        self._slots = torch.full((most,), -1, dtype=torch.int64, device=device)
+        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(most, limits.table_width, dtype=torch.int32, device=device)
+        self._graphs: dict[int, Graph] | None = None  # by numbers of rows; empty if one could not be captured
+
+    def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
+        batch, rows = inputs.attention, len(inputs.input_ids)
+        size = next((size for size in self._sizes if size >= rows), None)
+        if size is None or batch.max_query_len > 1 or batch.num_keys > self._most_keys:
+            return None
+        if self._graphs is None:
+            self._graphs = self._capture_all(context.backend)
+        graph = self._graphs.get(size)
+        if graph is None:
+            return None
+        self._fill(inputs, rows, size)
+        graph.replay()
+        return graph.hidden[:rows]
+
+    def _fill(self, inputs: StepInputs, rows: int, size: int) -> None:
+        batch = inputs.attention
+        self._tokens[0, :rows].copy_(inputs.input_ids)
+        self._tokens[1, :rows].copy_(inputs.positions)
+        self._slots[:rows].copy_(batch.slots)
+        self._slots[rows:size].fill_(-1)
+        self._lengths[:rows].copy_(batch.seq_lens)
+        self._lengths[rows:size].zero_()
+        self._tables[:rows, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+
+    def _capture_all(self, backend: AttentionBackend) -> dict[int, Graph]:
+        graphs: dict[int, Graph] = {}
+        try:
+            for size in reversed(self._sizes):
+                graphs[size] = Graph(*self._capture(self._step(size, backend)))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            _LOGGER.warning("decode steps run without CUDA graphs, so they take more time at small batches: %s", reason)
+            return {}
+        return graphs
+
+    def _step(self, size: int, backend: AttentionBackend) -> Callable[[], Tensor]:
+        """Return the computation of the step that the tensors in place hold."""
+        ids, positions = self._tokens[:, :size]
+        batch = AttentionBatch(
+            query_start=self._starts[: size + 1],
+            seq_lens=self._lengths[:size],
+            block_tables=self._tables[:size],
+            slots=self._slots[:size],
+            positions=positions,
+            max_query_len=1,
+            max_seq_len=self._max_model_len,
+            num_keys=self._most_keys,
+        )
+
+        def compute() -> Tensor:
+            backend.begin_step(batch)
+            return self._forward(ids, positions, ForwardContext(batch=batch, backend=backend))
+
+        return compute

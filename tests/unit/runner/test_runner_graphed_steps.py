@@ -1,0 +1,149 @@
+"""CUDA graphs of decode steps, by a stand-in that repeats the captured work: they give the logits of eager steps."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.runner.batch import StepInputs, StepLimits
+from octavo_engine.runner.graphed_steps import GraphedSteps, capture_sizes
+from octavo_testing.decode_pairs import GraphedDevice, Pair, make_long_tiny
+from torch import Tensor
+
+SETTINGS: dict[str, Any] = {"device": GraphedDevice, "dtype": "float32", "max_num_seqs": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_long_tiny("qwen3", tmp_path_factory.mktemp("models"), max_model_len=90)
+
+
+def run_randomly(pair: Pair, steps: int, *, most: int = 9) -> None:
+    """Start, decode and drop sequences at random, up to one more than the largest graph has rows."""
+    chance = random.Random(5)
+    for _ in range(steps):
+        running = sorted(pair.lengths)
+        for seq_id in [i for i in running if pair.lengths[i] > 80 or chance.random() < 0.05]:
+            pair.drop(seq_id)
+        running = sorted(pair.lengths)
+        if len(running) < most and chance.random() < 0.4:
+            seq_id = next(i for i in range(most) if i not in pair.lengths)
+            pair.add(seq_id, [chance.randrange(3, 250) for _ in range(chance.randrange(1, 40))])
+        elif running:
+            pair.decode(chance.sample(running, chance.randrange(1, len(running) + 1)))
+
+
+def num_forwards(pair: Pair, work: Callable[[], object]) -> int:
+    """Return how often `work` ran the model's code, in graphs and outside of them."""
+    before = pair.recorded.model.forwards
+    work()
+    return pair.recorded.model.forwards - before
+
+
+def test_graphs_equal_eager_steps(folder: Path) -> None:
+    run_randomly(Pair.open(folder, **SETTINGS), 60)
+
+
+def test_all_graphs_are_captured_at_the_first_decode_step(folder: Path) -> None:
+    pair = Pair.open(folder, **SETTINGS)
+    for seq_id in range(3):
+        pair.add(seq_id, [5, 6, 7])
+    assert num_forwards(pair, lambda: pair.decode([0])) == 4 + 1
+    assert num_forwards(pair, lambda: pair.decode([0, 1, 2])) == 1
+
+
+def test_steps_of_other_kinds_are_eager(folder: Path) -> None:
+    pair = Pair.open(folder, **SETTINGS)
+    for seq_id in range(9):
+        pair.add(seq_id, [5, 6, 7])
+    pair.verify(0, [8, 9])
+    pair.decode(list(range(9)))  # more rows than the largest graph
+    graphs = pair.recorded.device.graphed
+    assert graphs is not None
+    assert graphs._graphs is None
+    graphs._most_keys = 4
+    pair.decode([0, 1])
+    assert graphs._graphs is None
+
+
+def test_a_capture_that_fails_makes_steps_eager_with_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    pair = Pair.open(folder, **SETTINGS)
+    graphs = pair.recorded.device.graphed
+    assert graphs is not None
+    graphs._capture = fail
+    pair.add(0, [5, 6, 7])
+    for _ in range(3):
+        pair.decode([0])
+    (line,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert line.getMessage().endswith("operation not permitted when stream is capturing")
+
+
+def test_the_release_of_the_kv_cache_frees_the_graphs(folder: Path) -> None:
+    pair = Pair.open(folder, **SETTINGS)
+    pair.add(0, [5, 6, 7])
+    pair.decode([0])
+    before = pair.recorded.device.graphed
+    for side in (pair.eager, pair.recorded):
+        side.memory.release("kv_cache")
+        side.memory.restore("kv_cache")
+    assert pair.recorded.device.graphed is not before
+    pair.drop(0)
+    pair.add(1, [5, 6, 7])
+    pair.decode([1])
+
+
+def stale_lengths(self: GraphedSteps, inputs: StepInputs, rows: int, size: int) -> None:
+    kept = self._lengths.clone()
+    FILL(self, inputs, rows, size)
+    self._lengths.copy_(kept)
+
+
+def writing_padding(self: GraphedSteps, inputs: StepInputs, rows: int, size: int) -> None:
+    FILL(self, inputs, rows, size)
+    self._slots[rows:size] = inputs.attention.slots[0]
+
+
+def stale_tables(self: GraphedSteps, inputs: StepInputs, rows: int, size: int) -> None:
+    kept = self._tables.clone()
+    FILL(self, inputs, rows, size)
+    self._tables.copy_(kept)
+
+
+FILL = GraphedSteps._fill
+
+
+@pytest.mark.parametrize("mutant", [stale_lengths, writing_padding, stale_tables])
+def test_a_mutant_is_caught(folder: Path, mutant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphedSteps, "_fill", mutant)
+    with pytest.raises(AssertionError):
+        run_randomly(Pair.open(folder, **SETTINGS), 60)
+
+
+def test_an_input_that_does_not_stay_in_place_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: GraphedSteps, size: int, backend: Any) -> Callable[[], Tensor]:
+        captured = STEP(self, size, backend)
+        self._tokens = self._tokens.clone()
+        return captured
+
+    monkeypatch.setattr(GraphedSteps, "_step", step)
+    with pytest.raises(AssertionError):
+        run_randomly(Pair.open(folder, **SETTINGS), 60)
+
+
+STEP = GraphedSteps._step
+
+
+def test_sizes_end_with_the_largest_step() -> None:
+    assert capture_sizes(1) == [1]
+    assert capture_sizes(6) == [1, 2, 4, 6]
+    assert capture_sizes(64) == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert capture_sizes(1000)[-2:] == [496, 512]
+    limits = StepLimits(max_num_seqs=4, max_model_len=10, table_width=2)
+    assert GraphedSteps(None, limits, (4, 1), None, torch.device("cpu"))._sizes == [1, 4]  # type: ignore[arg-type]
