@@ -109,10 +109,12 @@ def _text(value: Any) -> str | None:
 
 
 def _quantization(value: Any) -> Any:
+    value = "gptq" if value == "gptq_marlin" else value  # vLLM's name of the same checkpoints with another kernel
     if value is not None and value not in get_args(Quantization):
         raise StartupError(
-            f"quantization={value!r} is not supported by this version: serve an unquantised checkpoint, with int8 or "
-            "int4 to quantise it while it loads, or a GGUF file. Leave it out, or set it to 'int8', 'int4' or 'gguf'."
+            f"quantization={value!r} is not supported by this version: serve a GPTQ or GGUF checkpoint, or an "
+            "unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set it to 'int8', "
+            "'int4', 'gptq' or 'gguf'."
         )
     return value
 

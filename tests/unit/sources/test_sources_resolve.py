@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources.fetched_revision import fetched_revision
+from octavo_engine.sources.gptq_config import GPTQConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -92,16 +93,19 @@ def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["awq", "fp8", "compressed-tensors"])
 def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
     config = {**CONFIG, "quantization_config": {"quant_method": method}}
     with pytest.raises(StartupError, match=f"quantisation method '{method}'"):
         resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", config=config)))
 
 
-def test_an_old_gptq_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="quantisation method 'gptq'"):
-        resolve_model(str(make_folder(tmp_path / "m", "model.safetensors", "quantize_config.json")))
+def test_the_settings_of_an_old_gptq_checkpoint_are_read(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", "model.safetensors")
+    (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
+    assert resolve_model(str(folder)).quantisation == GPTQConfig(
+        bits=4, group_size=128, symmetric=True, zero_offset=1, method="gptq"
+    )
 
 
 def test_a_gguf_is_found_as_file_and_as_folder(gguf_file: Path) -> None:

@@ -1,12 +1,15 @@
 """The method of a linear layer whose weight is kept in blocks, and the choice of a layer's method."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
+from octavo_engine.ops.activation import Activation
 from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight, native_blocks
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.quantise import quantised_slices
@@ -55,6 +58,8 @@ class BlockMethod(PackedMethod):
         self.spec, self.weights, self.tied = spec, weights, tied
         self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
         self.bias = build.empty(sum(spec.outs)) if spec.bias else None
+        self.order: Tensor | None = None  # of the inputs, equal in all parts
+        self.is_loaded = False
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
@@ -65,11 +70,34 @@ class BlockMethod(PackedMethod):
             one = len(self.weights) == 1
             weight, place = self.weights[0 if one else i], first if one else 0
             if self.quantises[i]:
-                yield _quantising_slot(f"{name}.weight", weight, place, out, transposed=self.spec.transposed)
+                slot = _quantising_slot(f"{name}.weight", weight, place, out, transposed=self.spec.transposed)
             else:
-                yield block_slot(f"{name}.weight", weight, place, out)
+                slot = block_slot(f"{name}.weight", weight, place, out)
+            yield replace(slot, load=partial(self._load, slot))
             if self.bias is not None:
                 yield WeightSlot(f"{name}.bias", (out,), self.bias[first : first + out].copy_)
+
+    def _load(self, slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
+        order = tensor.order if isinstance(tensor, BlockTensor) else None
+        if self.is_loaded and not _are_equal(self.order, order):
+            raise StartupError(
+                f"tensor '{slot.name}': its inputs have another order than those of the other parts of the layer "
+                f"({', '.join(self.spec.names)}): use a checkpoint without act-order, or --dtype float32."
+            )
+        self.order, self.is_loaded = order, True
+        slot.load(tensor)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return super().apply(self._ordered(x))
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        return super().apply_wide(self._ordered(x))
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return super().apply_gated(self._ordered(x), activation)
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.index_select(-1, self.order)
 
     def pack(self) -> None:
         native = native_blocks(self.weights, self.bias)
@@ -83,12 +111,16 @@ class BlockMethod(PackedMethod):
         return 0
 
 
+def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
 def block_slot(name: str, weight: BlockWeight, first: int, out: int) -> WeightSlot:
     """Return the slot of the `out` outputs of a weight from `first`."""
-    return WeightSlot(name, (out, weight.shape[1]), partial(_load, name, weight, first), weight.format)
+    return WeightSlot(name, (out, weight.shape[1]), partial(_load_blocks, name, weight, first), weight.format)
 
 
-def _load(name: str, weight: BlockWeight, first: int, tensor: BlockTensor) -> None:
+def _load_blocks(name: str, weight: BlockWeight, first: int, tensor: BlockTensor) -> None:
     bad_row = weight.load(first, tensor)
     if bad_row is not None:
         raise StartupError(

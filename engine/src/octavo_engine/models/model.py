@@ -83,7 +83,7 @@ class Model(nn.Module):
         loaded: set[str] = set()
         for given_name, tensor in weights:
             slot = slots.get(given_name) or slots.get(self.base_prefix + given_name)
-            if slot is None and not self._may_ignore(given_name):
+            if slot is None and not self._may_ignore(given_name) and not _is_zero_bias(given_name, tensor):
                 raise self._error(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
             if slot is not None and slot.name not in loaded:
                 self._load(slot, tensor)
@@ -135,3 +135,8 @@ class Model(nn.Module):
 
     def _error(self, message: str) -> StartupError:
         return StartupError(f"{self.config.name}: {message}")
+
+
+def _is_zero_bias(name: str, tensor: Tensor | BlockTensor) -> bool:
+    """Return True for a bias that has no effect: tools for GPTQ write one for each layer."""
+    return name.endswith(".bias") and isinstance(tensor, Tensor) and not tensor.any()

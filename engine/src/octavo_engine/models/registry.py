@@ -88,10 +88,10 @@ def build_model(
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
-    if build.quantise_to is not None:
+    if build.quantise_to is not None or config.hf.get("quantization_config"):
         raise StartupError(
-            f"--quantization: transformers runs the architecture '{config.architecture}' and loads all of its weights "
-            "before they can be quantised: omit --quantization, or use one of the architectures "
+            f"transformers runs the architecture '{config.architecture}', which is supported without quantised weights "
+            "only: omit --quantization, use an unquantised checkpoint, or one of the architectures "
             f"{', '.join(sorted(ARCHITECTURES))} without --model-impl transformers."
         )
     try:

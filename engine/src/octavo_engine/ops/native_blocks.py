@@ -50,10 +50,14 @@ BLOCK_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class BlockTensor:
-    """A tensor [*, in] in a format: the bytes of the blocks of each row."""
+    """A tensor [*, in] in a format: the bytes of the blocks of each row.
+
+    `order`: the numbers of the inputs in the order in which the rows have them; None: as they are numbered.
+    """
 
     format: BlockFormat
     rows: UInt8[Tensor, "*rows row_bytes"]
+    order: Int[Tensor, " in_features"] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Chooses the tensors that are kept in blocks in memory: those of a GGUF file, and those of `--quantization`.
+"""Chooses the tensors that are in blocks in memory: those of a quantised checkpoint, and those of `--quantization`.
 
 Other quantised tensors are expanded when they are read.
 """
@@ -16,7 +16,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, kernels_expand_blocks
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.memory import size
-from octavo_engine.sources.gguf_header import GGUFTensor
+from octavo_engine.weights.stored_tensors import StoredTensor
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 LOADED_FORMATS = {"int8": BLOCK_FORMATS["Q8_0"], "int4": BLOCK_FORMATS["Q4_1"]}
 
 #: A checkpoint's tensors by Hugging Face's names.
-StoredTensors = Mapping[str, GGUFTensor]
+StoredTensors = Mapping[str, StoredTensor]
 
 
 def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, BlockFormat]:

@@ -62,7 +62,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit.
 
-    `stored`: the tensors of a GGUF checkpoint, which may stay in blocks. `draft`: a draft model, which adds its needs.
+    `stored`: the tensors of a quantised checkpoint, which may stay in blocks. `draft`: a draft model, which adds its
+    needs.
     """
     longest, memory = _longest(config, model_config), device.memory()
     quantise_to = loaded_format(config, device)

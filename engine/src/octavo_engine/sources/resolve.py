@@ -4,12 +4,14 @@
 model that is not supported raises an error that names it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
+from octavo_engine.sources.gptq_config import GPTQConfig, read_gptq_config
 from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
@@ -29,9 +31,11 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     files = resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
-    if config.quantization == "gguf" and files.gguf is None:
+    method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
+    if config.quantization in ("gguf", "gptq") and config.quantization != method:
         raise StartupError(
-            f"{files.name}: --quantization gguf, but this is no GGUF checkpoint: omit it, or use a GGUF."
+            f"{files.name}: --quantization {config.quantization}, but the checkpoint's method is {method or 'none'}: "
+            "omit it, or use another checkpoint."
         )
     return files
 
@@ -58,8 +62,7 @@ def resolve_model(
         files = _open_folder(model, location, load_format)
     else:
         files = _open_file(model, location, load_format)
-    _refuse_quantised(files)
-    return files
+    return replace(files, quantisation=_read_quantisation(files))
 
 
 def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
@@ -103,7 +106,7 @@ def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tup
         name=model,
         root=folder,
         load_format=load_format,
-        config=read_json_object(folder / "config.json"),
+        config=_with_quantize_config(folder),
         weight_files=weights,
         generation=read_optional_json(folder / "generation_config.json"),
         **_tokenizer_files(folder),
@@ -153,13 +156,24 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     return template if isinstance(template, str) else None
 
 
-def _refuse_quantised(files: ModelFiles) -> None:
+def _read_quantisation(files: ModelFiles) -> GPTQConfig | None:
     config = files.config.get("quantization_config") or files.config.get("compression_config")
-    if config is None and (files.root / "quantize_config.json").is_file() and files.gguf is None:
-        config = {"quant_method": "gptq"}
-    if config:
-        method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
+    if not config:
+        return None
+    method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
+    if method != "gptq":
         raise StartupError(
             f"{files.name}: quantisation method {method!r} (quantization_config) is not supported by this version: "
-            "use an unquantised or a GGUF checkpoint."
+            "use an unquantised, a GPTQ or a GGUF checkpoint."
         )
+    if files.load_format != "safetensors":
+        raise StartupError(
+            f"{files.name}: GPTQ checkpoint: load format {files.load_format!r} is not supported: use safetensors files."
+        )
+    return read_gptq_config(files.name, config, files.config.get("model_type", ""))
+
+
+def _with_quantize_config(folder: Path) -> dict[str, Any]:
+    """Return config.json; older tools write GPTQ's settings to a file of their own."""
+    config, settings = read_json_object(folder / "config.json"), read_optional_json(folder / "quantize_config.json")
+    return {"quantization_config": {"quant_method": "gptq", **settings}, **config} if settings else config

@@ -37,10 +37,8 @@ def iter_gguf(
                 del tensor  # before the next one is read
 
 
-def stored_tensors(files: ModelFiles) -> dict[str, GGUFTensor]:
-    """Return the header entries of a GGUF checkpoint's tensors by Hugging Face's names; {} for other checkpoints."""
-    if files.load_format != "gguf":
-        return {}
+def gguf_tensors(files: ModelFiles) -> dict[str, GGUFTensor]:
+    """Return the header entries of the tensors by Hugging Face's names."""
     return {where.hf_name: info for _, placed in _placed_tensors(files) for info, where in placed if where is not None}
 
 

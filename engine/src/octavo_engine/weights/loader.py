@@ -15,8 +15,10 @@ from tqdm import tqdm
 
 from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import iter_gguf
+from octavo_engine.weights.gptq import GPTQLayer, gptq_layers, iter_gptq
 from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
 from octavo_engine.weights.torch_file import iter_torch_file
 from octavo_engine.wire.errors import StartupError
@@ -56,8 +58,8 @@ def iter_weights(
     blocks: Container[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Tensor | BlockTensor]]:
-    """Yield (name, tensor). `dtype`: of GGUF tensors, by default float32 if quantised; other formats keep their dtype.
-    `blocks`: names of GGUF tensors that are yielded as `BlockTensor`.
+    """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
+    keep their dtype. `blocks`: names of quantised tensors that are yielded as `BlockTensor`.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
@@ -66,7 +68,8 @@ def iter_weights(
         if files.load_format == "gguf":
             yield from iter_gguf(files, dtype=dtype, blocks=blocks, advance=advance)
         else:
-            yield from _iter_hugging_face(files, advance)
+            layers, tensors = packed_layers(files), _iter_hugging_face(files, advance)
+            yield from iter_gptq(layers, tensors, dtype=dtype, blocks=blocks) if layers else tensors
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
@@ -79,6 +82,16 @@ def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iter
     advance = _advance(files, progress)
     for path in files.weight_files:
         yield from lazy_safetensors(path, advance=advance)
+
+
+def packed_layers(files: ModelFiles) -> dict[str, GPTQLayer]:
+    """Return the quantised layers by the names of their weights; {} for an unquantised checkpoint."""
+    if files.quantisation is None:
+        return {}
+    is_nested = isinstance(files.config.get("text_config"), dict)
+    found = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
+    named = {_text_name(name) if is_nested else name: tensor for name, tensor in found}
+    return gptq_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,226 @@
+"""GPTQ checkpoints, made and unpacked by auto-round: in blocks and expanded, each weight is rounded once."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from octavo_engine.config import EngineConfig
+from octavo_engine.models.model import Model
+from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.runner.model_loading import load_model
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, resolve_model
+from octavo_engine.weights.loader import iter_weights
+from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.paged import PagedDriver
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FOLDER = Path(__file__).parent / "gptq_checkpoints"
+UNPACKED: dict[str, dict[str, str]] = json.loads((FOLDER / "unpacked.json").read_text())
+TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0"}
+TOKENS = [*range(3, 30), 5, 5, 9]
+DEVICE = CpuDevice()
+
+
+def digest(values: Tensor) -> str:
+    return hashlib.sha256(values.to(torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def planned(files: ModelFiles, dtype: str = "auto", **fields: Any) -> MemoryPlan:
+    config = EngineConfig(model=files.name, dtype=dtype, max_model_len=64, num_gpu_blocks_override=20, **fields)  # type: ignore[arg-type]
+    return plan_memory(config, DEVICE, load_model_config(files), stored_tensors(files))
+
+
+def loaded(files: ModelFiles, dtype: str = "auto", **fields: Any) -> Model:
+    return load_model(DEVICE, files, load_model_config(files), planned(files, dtype, **fields))
+
+
+def changed(tmp_path: Path, tensors: dict[str, Tensor | None], name: str = "symmetric", **settings: Any) -> ModelFiles:
+    """Copy a checkpoint with other tensors (None: without it) and settings of `quantization_config`."""
+    folder = tmp_path / "m"
+    shutil.copytree(FOLDER / name, folder)
+    stored = load_file(folder / "model.safetensors") | tensors
+    save_file({key: value for key, value in stored.items() if value is not None}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= settings
+    (folder / "config.json").write_text(json.dumps(config))
+    return resolve_model(str(folder))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_expanded_weights_are_those_of_auto_round_rounded_once(name: str) -> None:
+    found = dict(iter_weights(resolve_model(str(FOLDER / name)), dtype=torch.bfloat16))
+    assert {key: digest(found[key]) for key in UNPACKED[name]} == UNPACKED[name]
+    assert not [key for key in found if key.endswith(("qweight", "qzeros", "scales", "g_idx"))]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_blocks_have_the_values_of_auto_round(name: str) -> None:
+    files, found = resolve_model(str(FOLDER / name)), {}
+    for key, tensor in iter_weights(files, blocks=UNPACKED[name]):
+        if key in UNPACKED[name]:
+            assert isinstance(tensor, BlockTensor)
+            values = torch.from_numpy(dequantize(tensor.rows.numpy(), GGMLQuantizationType[tensor.format.name]))
+            assert (tensor.order is not None) == (name == "act_order")
+            order = torch.arange(values.shape[1]) if tensor.order is None else tensor.order
+            found[key] = digest(values[:, order.argsort()])
+            assert tensor.format.name == TYPES[name]
+    assert found == UNPACKED[name]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_model_in_blocks_computes_as_the_expanded_one(name: str) -> None:
+    files = resolve_model(str(FOLDER / name))
+    plan, model = planned(files), loaded(files)
+    assert model.block_tensors() == UNPACKED[name].keys()
+    assert plan.dtype == torch.bfloat16
+    assert plan.model.weights_bytes == model.weights_bytes()
+    logits = PagedDriver(model).feed({0: TOKENS})[0]
+    expanded = load_model(DEVICE, files, load_model_config(files), planned_without_blocks(files))
+    expected = PagedDriver(expanded).feed({0: TOKENS})[0]
+    if name == "act_order":  # sums have another order
+        torch.testing.assert_close(logits, expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+    else:
+        assert torch.equal(logits, expected)
+
+
+def planned_without_blocks(files: ModelFiles) -> MemoryPlan:
+    config = EngineConfig(model=files.name, dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20)
+    return plan_memory(config, DEVICE, load_model_config(files), None)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_model_computes_as_transformers_with_the_unpacked_weights(name: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    files = resolve_model(str(FOLDER / name))
+    weights = dict(iter_weights(files))
+    config = {key: value for key, value in files.config.items() if key not in ("quantization_config", "dtype")}
+    reference = LlamaForCausalLM(LlamaConfig(**config)).float().eval()
+    state = {key: value.float() for key, value in weights.items()}
+    report = reference.load_state_dict(state, strict=False)
+    assert report.missing_keys == ["lm_head.weight"]  # tied
+    assert not report.unexpected_keys
+    with torch.inference_mode():
+        expected = reference(torch.tensor([TOKENS])).logits[0]
+    logits = PagedDriver(loaded(files, "float32")).feed({0: TOKENS})[0]
+    assert expected.std() > 1
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_settings_in_a_file_of_their_own_are_read(tmp_path: Path) -> None:
+    files = changed(tmp_path, {})
+    config = json.loads((files.root / "config.json").read_text())
+    (files.root / "quantize_config.json").write_text(json.dumps(config.pop("quantization_config")))
+    (files.root / "config.json").write_text(json.dumps(config))
+    assert resolve_model(str(files.root)).quantisation == files.quantisation is not None
+
+
+def test_biases_of_zeros_for_layers_without_one_are_ignored(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.bias"
+    assert loaded(changed(tmp_path, {name: torch.zeros(64)}))
+    with pytest.raises(StartupError, match=f"unexpected tensor '{name}'"):
+        loaded(changed(tmp_path / "b", {name: torch.ones(64)}))
+
+
+@pytest.mark.parametrize("settings", [{"group_size": 16}, {"bits": 8, "sym": False}])
+def test_what_has_no_blocks_is_expanded(tmp_path: Path, settings: dict[str, Any]) -> None:
+    name = "eight_bits" if "bits" in settings else "symmetric"
+    tensors: dict[str, Tensor | None] = {}
+    if name == "symmetric":
+        for key, value in load_file(FOLDER / name / "model.safetensors").items():
+            if key.endswith(("qzeros", "scales")):
+                tensors[key] = value.repeat_interleave(2, 0)
+            if key.endswith("g_idx"):
+                tensors[key] = torch.arange(len(value), dtype=torch.int32) // 16
+    files = changed(tmp_path, tensors, name, **settings)
+    model = loaded(files, "bfloat16")
+    assert not model.block_tensors()
+    found = dict(iter_weights(files, dtype=torch.bfloat16))
+    assert {key: digest(found[key]) for key in UNPACKED[name]} == UNPACKED[name]
+
+
+LAYER = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("scales", torch.full((2, 64), float("inf")).half(), "output 0 has an infinite or NaN scale"),
+        ("scales", torch.full((2, 64), 1e-9), "is no fp16 number: use --dtype float32"),
+        ("scales", torch.ones(3, 64).half(), r"shape \(3, 64\), .* 4 bits in groups of 32 of 64 inputs need \(2, 64\)"),
+        ("scales", torch.ones(2, 64, dtype=torch.int32), "has the type I32, GPTQ needs F16"),
+        ("qzeros", torch.zeros(2, 8, dtype=torch.int32), 'a zero point is 1, but 8 is expected.*set "sym" to false'),
+        ("qzeros", torch.zeros(2, 64, dtype=torch.int32), r"has shape \(2, 64\)"),
+        ("qzeros", None, "qzeros': check that all weight files are there"),
+        ("qweight", torch.zeros(9, 64, dtype=torch.int32), r"need \(3, 8\)"),
+        ("qweight", torch.zeros(8, dtype=torch.int32), "has shape"),
+        ("qweight", torch.zeros(8, 64, dtype=torch.int64), "has the type I64"),
+        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2, of 2 groups"),
+        ("g_idx", torch.full((64,), -1, dtype=torch.int32), "an input has the group -1"),
+        ("g_idx", (torch.arange(64) // 33).int(), "group 0 has 33 inputs, which are no multiple of 32"),
+        ("g_idx", torch.zeros(63, dtype=torch.int32), r"has shape \(63,\)"),
+    ],
+)  # fmt: skip
+def test_a_corrupt_layer_is_named_in_one_line(tmp_path: Path, part: str, value: Tensor | None, message: str) -> None:
+    files = changed(tmp_path, {f"{LAYER}.{part}": value})
+    with pytest.raises(StartupError, match=f"tensor '{LAYER}.*{message}") as failure:
+        loaded(files)
+    assert "\n" not in str(failure.value)
+
+
+def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj"
+    order = torch.arange(63, -1, -1, dtype=torch.int32) // 32
+    files = changed(tmp_path, {f"{name}.g_idx": order}, "act_order")
+    with pytest.raises(StartupError, match="inputs have another order than those of the other parts"):
+        loaded(files)
+    assert loaded(files, "float32")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bits": 3}, "bits=3 is not supported"),
+        ({"bits": None}, "bits=None is not supported"),
+        ({"group_size": 0}, "group_size=0 is invalid"),
+        ({"group_size": "32"}, "group_size='32' is invalid"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"dynamic=.* is not supported"),
+        ({"quant_method": "awq"}, "quantisation method 'awq'"),
+    ],
+)
+def test_unknown_settings_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        changed(tmp_path, {}, **settings)
+
+
+def test_the_method_must_be_that_of_the_checkpoint() -> None:
+    folder = str(FOLDER / "symmetric")
+    assert resolve_files(EngineConfig(model=folder, quantization="gptq"))
+    with pytest.raises(StartupError, match="--quantization gguf, but the checkpoint's method is gptq"):
+        resolve_files(EngineConfig(model=folder, quantization="gguf"))
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "pt"])
+def test_other_load_formats_are_refused(tmp_path: Path, load_format: str) -> None:
+    shutil.copytree(FOLDER / "symmetric", tmp_path / "m")
+    torch.save({}, tmp_path / "m" / "pytorch_model.bin")
+    with pytest.raises(StartupError, match=f"load format '{load_format}' is not supported"):
+        resolve_model(str(tmp_path / "m"), load_format=load_format)
+
+
+def test_transformers_models_are_refused() -> None:
+    with pytest.raises(StartupError, match="without quantised weights only"):
+        planned(resolve_model(str(FOLDER / "symmetric")), model_impl="transformers")
