@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from octavo_engine.adapter_names import AdapterNames, NamedAdapter
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.frontend import Frontend, Prompt, ResolvedParams, TokenizedPrompt
@@ -50,6 +51,7 @@ class AsyncLLM:
         self._frontend = frontend
         self._core = core
         self._sleep_switch = SleepSwitch(core)
+        self._adapter_names = AdapterNames(core, config, ready)
         self._streams: dict[str, OutputStream] = {}  # by the request's id in the core
         self._serial = itertools.count()
         self._reader = asyncio.create_task(self._read_outputs())
@@ -91,13 +93,16 @@ class AsyncLLM:
 
         Parameters from `resolve_pooling` give one output, with the prompt's vector as its `embedding`.
 
-        `kind` is `params.output_kind` by default. `turn`, `start_by_s`, `adapter`: see `EngineRequest`. Raises
-        InvalidRequest before the first output, as Unavailable while the engine sleeps; EngineDead at any time. If only
-        a sequence fails, no exception is raised: its finish_reason is "error".
+        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. `adapter`: a name of
+        `adapters`, or empty. Raises InvalidRequest and ModelNotFound before the first output, as Unavailable while the
+        engine sleeps; EngineDead at any time. If only a sequence fails, no exception is raised: its finish_reason is
+        "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
-        tokenized.cache_salt, tokenized.adapter = cache_salt or tokenized.cache_salt, adapter
+        tokenized.cache_salt = cache_salt or tokenized.cache_salt
         resolved = params if isinstance(params, ResolvedParams) else await self._resolve(params, priority)
+        # No await from here on: the core gets the request before any `unload_adapter`.
+        tokenized.adapter = self._adapter_names.hash_of(adapter)
         request = self._frontend.build(
             tokenized,
             resolved,
@@ -172,6 +177,24 @@ class AsyncLLM:
         check_enabled(self.config)
         self._check_alive()
         await self._sleep_switch.wake_up(tags_to_wake(tags))
+
+    @property
+    def adapters(self) -> Mapping[str, NamedAdapter]:
+        """The loaded adapters, by name."""
+        return self._adapter_names.by_name
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter from a folder, beside running requests. `in_place`: it may replace the adapter of this name.
+
+        Raises InvalidRequest for an adapter that can't be loaded, Unavailable while the engine sleeps, EngineDead.
+        """
+        self._check_alive()
+        await self._adapter_names.load(name, path, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter: its running requests finish first. Raises ModelNotFound, EngineDead."""
+        self._check_alive()
+        await self._adapter_names.unload(name)
 
     @property
     def sleeping_tags(self) -> frozenset[MemoryTag]:

@@ -9,13 +9,13 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
+from octavo_engine.loaded_adapters import LoadedAdapters, Reply
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
@@ -57,7 +57,7 @@ class EngineCore:
         self._clock = clock
         self._trace = trace
         self._proposer = proposer
-        self._adapters = set(adapters)  # hashes of loaded ones
+        self._adapters = LoadedAdapters(executor, adapters)
         self._costs = StepCosts()
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
@@ -89,16 +89,19 @@ class EngineCore:
                 for i in range(request.params.n)
             ]
 
-    def load_adapter(self, folder: Path) -> str:
+    def load_adapter(self, location: str) -> str:
         """Load an adapter between two steps; return its hash. Raises InvalidRequest, and Unavailable while asleep."""
         if self._released:
             raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
-        try:
-            adapter = self._executor.load_adapter(folder)
-        except StartupError as error:
-            raise InvalidRequest(str(error), param="lora_request") from error
-        self._adapters.add(adapter)
-        return adapter
+        return self._adapters.load(location)
+
+    def start_loading_adapter(self, location: str, reply: Reply) -> None:
+        """Load an adapter beside running requests; a later `step` calls `reply`."""
+        self._adapters.start_loading(location, reply)
+
+    def unload_adapter(self, adapter: str) -> None:
+        """Reject new requests for an adapter, and free its memory after the last running one."""
+        self._adapters.unload(adapter)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one output. Unknown ids are ignored: the last output may have been sent already."""
@@ -106,11 +109,12 @@ class EngineCore:
         self._release_grammars([request_id])
 
     def has_work(self) -> bool:
-        return bool(self._events) or self._scheduler.has_work() or self._pending_grammars.has_done()
+        has_done = self._pending_grammars.has_done() or self._adapters.has_done()
+        return bool(self._events) or self._scheduler.has_work() or has_done
 
     def on_more_work(self, call: Callable[[], None]) -> None:
         """Set a function that is called, on any thread, when an idle core may have work again."""
-        self._pending_grammars.on_done = call
+        self._pending_grammars.on_done = self._adapters.on_done = call
 
     def sleep_s(self) -> float | None:
         """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
@@ -125,12 +129,14 @@ class EngineCore:
     def step(self) -> CoreOutputs:
         """Run one step if there is work; return all records since the previous call."""
         started = self._clock()
+        self._adapters.finish_loading(is_asleep=bool(self._released))
         for request_id, error in self._pending_grammars.pop_done(started):
             self._events += self._scheduler.prepared(request_id, started, error=error)
         for request_id in self._deadlines.pop_expired(started):
             self.abort(request_id)
         outputs = self._advance(started) if self._scheduler.has_work() else []
         self._release_grammars([out.request_id for out in outputs if out.finish_reason is not None])
+        self._adapters.free_unused(lambda: {seq.group.request.adapter for seq in self._scheduler.sequences()})
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()

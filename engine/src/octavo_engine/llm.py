@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from octavo_engine.assembly import RequestAssembly
@@ -238,7 +237,7 @@ class LLM(UnsupportedMethods):
             if request is not None and not isinstance(request, LoRARequest):
                 raise InvalidRequest(f"lora_request must be a LoRARequest, got {request!r}.", param="lora_request")
             if request is not None and request.lora_path not in self._adapters:
-                self._adapters[request.lora_path] = self._core.load_adapter(Path(request.lora_path))
+                self._adapters[request.lora_path] = self._core.load_adapter(request.lora_path)
         return [
             prompt if request is None else replace(prompt, adapter=self._adapters[request.lora_path])
             for prompt, request in zip(prompts, requests, strict=True)

@@ -114,6 +114,7 @@ class ServerConfig(HttpSettings):
     disable_fastapi_docs: bool = False
     metrics_prefix: str = "vllm:"
     enable_per_request_metrics: bool = False
+    allows_adapter_updates: bool = False
     health_stall_timeout_s: float = 60.0
 
     @property

@@ -54,6 +54,7 @@ class ScriptedExecutor:
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
         self.preparing: dict[str, Future[object]] = {}
+        self.adapters: list[str] = []
         self.is_shut_down = False
         self.released: list[MemoryTag] = []
         self.lost: set[MemoryTag] = set()
@@ -70,8 +71,20 @@ class ScriptedExecutor:
         """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
 
-    def load_adapter(self, folder: Path) -> str:
-        return scripted_hash(folder)
+    def prepare_adapter(self, location: str) -> Future[object]:
+        """Return a completed future, unless a test has put another one into `preparing`."""
+        if location in self.preparing:
+            return self.preparing[location]
+        future: Future[object] = Future()
+        future.set_result(scripted_hash(location))
+        return future
+
+    def add_adapter(self, prepared: object) -> str:
+        self.adapters.append(str(prepared))
+        return str(prepared)
+
+    def remove_adapter(self, adapter: str) -> None:
+        self.adapters.remove(adapter)
 
     def release(self, tag: MemoryTag) -> None:
         self.released.append(tag)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from octavo_engine.adapter_names import NamedAdapter
 from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.frontend import Frontend, ResolvedParams
 from octavo_engine.outputs import OutputKind, RequestOutput
-from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.errors import EngineDead, ModelNotFound
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import (
@@ -37,7 +38,7 @@ from octavo_server.api.server import ApiServer
 from octavo_server.config import ServerConfig
 from openai import AsyncOpenAI
 
-from octavo_testing.scripted import EOS, VOCAB_SIZE, ready_info, text_ids
+from octavo_testing.scripted import EOS, VOCAB_SIZE, ready_info, scripted_hash, text_ids
 
 MODEL = "scripted"
 
@@ -71,6 +72,11 @@ class ScriptedClient:
         self.resumed = asyncio.Event()
         self.held = asyncio.Event()
         self.requests: list[EngineRequest] = []
+        self.adapter_error: Exception | None = None
+        self.adapters = {
+            module.name: NamedAdapter(scripted_hash(module.path), module.path, module.base_model_name)
+            for module in self.config.lora_modules
+        }
         self.running: set[str] = set()
         self.sequences: list[SequenceInfo] = []
         self.sleeping_tags: frozenset[MemoryTag] = frozenset()
@@ -93,7 +99,9 @@ class ScriptedClient:
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        tokenized = replace(self._frontend.tokenize(prompt), adapter=adapter)
+        if adapter and adapter not in self.adapters:
+            raise ModelNotFound(adapter)
+        tokenized = replace(self._frontend.tokenize(prompt), adapter=self.adapters[adapter].hash if adapter else "")
         resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
             tokenized, resolved, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s
@@ -132,6 +140,16 @@ class ScriptedClient:
 
     def core_cpu_s(self) -> float:
         return 0.0
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        self.adapters[name] = NamedAdapter(scripted_hash(path), path)
+
+    async def unload_adapter(self, name: str) -> None:
+        if name not in self.adapters:
+            raise ModelNotFound(name)
+        del self.adapters[name]
 
     async def debug_requests(self) -> list[SequenceInfo]:
         return self.sequences

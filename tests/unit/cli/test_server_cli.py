@@ -178,6 +178,12 @@ def test_api_keys_come_from_the_flag_or_the_environment(monkeypatch):
     assert settings("--api-key", "a", "b").api_keys == ("a", "b")
 
 
+@pytest.mark.parametrize(("value", "allowed"), [("1", True), ("True", True), ("0", False), ("", False)])
+def test_updates_of_adapters_are_allowed_by_the_environment(monkeypatch, value, allowed):
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", value)
+    assert settings().allows_adapter_updates is allowed
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("1024", 1024), ("1k", 1000), ("1K", 1024), ("2M", 2**21), ("25.6k", 25600)]
 )

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import os
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
-from octavo_engine.wire.errors import EngineDead, StartupError, Unavailable
-from octavo_engine.wire.inspection import Answer, CallName
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
+from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 from octavo_engine.wire.sleep import WAKE_RETRY_S, MemoryTag
 
@@ -111,8 +111,9 @@ class CoreProcess:
                             yield core
                         case messages.Answered(call_id, answer):
                             self._resolve_call(call_id, answer)
-                        case messages.CallFailed(call_id, text):
-                            self._resolve_call(call_id, Unavailable(text, retry_after_s=WAKE_RETRY_S))
+                        case messages.CallFailed(call_id, text, is_invalid):
+                            unavailable = Unavailable(text, retry_after_s=WAKE_RETRY_S)
+                            self._resolve_call(call_id, InvalidRequest(text) if is_invalid else unavailable)
         finally:
             for waiting in self._calls.values():
                 waiting.cancel()
@@ -125,11 +126,18 @@ class CoreProcess:
 
         Raises EngineDead, also without an answer in time.
         """
+        return await self._call(lambda call_id: messages.Call(call_id, name, [*tags]), timeout_s)
+
+    async def call_adapter(self, name: AdapterCallName, adapter: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
+        """Load or unload an adapter. Raises InvalidRequest, Unavailable, and EngineDead as `call` does."""
+        return await self._call(lambda call_id: messages.AdapterCall(call_id, name, adapter), timeout_s)
+
+    async def _call(self, message: Callable[[int], messages.ToCore], timeout_s: float) -> Answer:
         call_id = next(self._call_ids)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = waiting
         try:
-            self.send(messages.Call(call_id, name, [*tags]))
+            self.send(message(call_id))
             await asyncio.wait({waiting}, timeout=timeout_s)
             if not waiting.done():
                 raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
@@ -139,11 +147,11 @@ class CoreProcess:
         finally:
             del self._calls[call_id]
 
-    def _resolve_call(self, call_id: int, answer: Answer | Unavailable) -> None:
+    def _resolve_call(self, call_id: int, answer: Answer | OctavoError) -> None:
         waiting = self._calls.get(call_id)
         if waiting is None or waiting.done():
             return
-        if isinstance(answer, Unavailable):
+        if isinstance(answer, OctavoError):
             waiting.set_exception(answer)
         else:
             waiting.set_result(answer)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
-from octavo_engine.wire.errors import OctavoError, StartupError, Unavailable
+from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
 
 IGNORED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the process exits with its parent
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
@@ -88,9 +89,27 @@ def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[byte
                     core.abort(request_id, index)
                 case messages.Call():
                     outbox.send(messages.encode(answer(core, message)))
+                case messages.AdapterCall():
+                    call_adapter(core, message, lambda reply: outbox.send(messages.encode(reply)))
                 case messages.Stop():
                     return
         outbox.send(messages.encode(messages.Outputs(core.step())))
+
+
+def call_adapter(core: EngineCore, call: messages.AdapterCall, send: Callable[[messages.FromCore], None]) -> None:
+    """Answer a call now, or once the adapter is read: requests run meanwhile."""
+
+    def reply(result: str | OctavoError) -> None:
+        if isinstance(result, OctavoError):
+            send(messages.CallFailed(call.call_id, str(result), isinstance(result, InvalidRequest)))
+        else:
+            send(messages.Answered(call.call_id, result))
+
+    if call.name == "load_adapter":
+        core.start_loading_adapter(call.adapter, reply)
+    else:
+        core.unload_adapter(call.adapter)
+        reply(call.adapter)
 
 
 def answer(core: EngineCore, call: messages.Call) -> messages.Answered | messages.CallFailed:

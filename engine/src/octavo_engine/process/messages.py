@@ -1,8 +1,8 @@
 """Messages between a front end and its engine core process: msgpack of the wire records.
 
-There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `Stop`. From the core: `Hello` once (both sockets
-are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and for each `Call` an `Answered` or
-`CallFailed`.
+There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `AdapterCall`, `Stop`. From the core: `Hello` once
+(both sockets are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and for each call an `Answered`
+or `CallFailed`.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.wire.errors import StartupCode
-from octavo_engine.wire.inspection import Answer, CallName
+from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -42,6 +42,14 @@ class Call(msgspec.Struct, tag=True):
     tags: list[MemoryTag] = []
 
 
+class AdapterCall(msgspec.Struct, tag=True):
+    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload."""
+
+    call_id: int
+    name: AdapterCallName
+    adapter: str
+
+
 class Stop(msgspec.Struct, tag=True):
     pass
 
@@ -71,13 +79,14 @@ class Answered(msgspec.Struct, tag=True):
 
 
 class CallFailed(msgspec.Struct, tag=True):
-    """The call raised Unavailable. `message`: for the user."""
+    """The call raised Unavailable, or InvalidRequest. `message`: for the user."""
 
     call_id: int
     message: str
+    is_invalid: bool = False
 
 
-ToCore = Add | Abort | Call | Stop
+ToCore = Add | Abort | Call | AdapterCall | Stop
 FromCore = Hello | Ready | Failed | Outputs | Answered | CallFailed
 
 encode = msgspec.msgpack.Encoder().encode

@@ -25,6 +25,15 @@ class LoadedAdapter:
     terms: Terms
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """An adapter that was read for a model, and is not added yet. `hash`: of its content."""
+
+    hash: str
+    loaded: LoadedAdapter
+    model: Model
+
+
 class Adapters:
     """The adapters of a model. While the model's weights are released, only the folders of its adapters stay."""
 
@@ -33,17 +42,35 @@ class Adapters:
         self._max_loras, self._max_rank = max_loras, max_rank
         self._loaded: dict[str, LoadedAdapter] = {}
 
-    def load(self, folder: Path) -> str:
-        """Read and pack an adapter; return its hash. If it raises StartupError, nothing has changed."""
-        assert self._model is not None, "an adapter is loaded while the weights are released"
-        adapter, terms = read_terms(read_adapter(folder), self._model, max_rank=self._max_rank)
-        if adapter not in self._loaded and len(self._loaded) >= self._max_loras:
+    def load(self, location: str) -> str:
+        """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed."""
+        return self.add(self.prepare(location))
+
+    def prepare(self, location: str) -> PreparedAdapter:
+        """Read and pack an adapter, on any thread. Raises StartupError."""
+        model = self._model
+        if model is None:
+            raise StartupError(f"adapter {location}: the engine sleeps: wake it up first.")
+        files = read_adapter(location)
+        adapter, terms = read_terms(files, model, max_rank=self._max_rank)
+        return PreparedAdapter(adapter, LoadedAdapter(files.folder, terms), model)
+
+    def add(self, prepared: PreparedAdapter) -> str:
+        """Add an adapter, between two steps; return its hash. If it raises StartupError, nothing has changed."""
+        folder = prepared.loaded.folder
+        if prepared.model is not self._model:
+            raise StartupError(f"adapter {folder}: the engine slept while it was read: load it again.")
+        if prepared.hash not in self._loaded and len(self._loaded) >= self._max_loras:
             raise StartupError(
                 f"adapter {folder}: {len(self._loaded)} adapters are in memory; the limit is --max-loras "
-                f"{self._max_loras}: raise it."
+                f"{self._max_loras}: unload one, or raise it."
             )
-        self._loaded.setdefault(adapter, LoadedAdapter(folder, terms))
-        return adapter
+        self._loaded[prepared.hash] = prepared.loaded
+        return prepared.hash
+
+    def remove(self, adapter: str) -> None:
+        """Free the memory of an adapter, between two steps."""
+        del self._loaded[adapter]
 
     def release(self) -> None:
         """Free the memory, with that of the model."""

@@ -4,12 +4,11 @@
 compute threads.
 """
 
-from concurrent.futures import Future
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.runner.adapters import Adapters
+from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.runner import Runner
 from octavo_engine.wire.errors import StartupError
@@ -26,8 +25,16 @@ class Executor(Protocol):
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
-    def load_adapter(self, folder: Path) -> str:
-        """Load an adapter; return its hash, by which sequences name it. Raises StartupError."""
+    def prepare_adapter(self, location: str) -> "Future[object]":
+        """Read an adapter, beside plans. Both the call and its future may raise StartupError."""
+        ...
+
+    def add_adapter(self, prepared: object) -> str:
+        """Add the result of `prepare_adapter`; return its hash, by which sequences name it. Raises StartupError."""
+        ...
+
+    def remove_adapter(self, adapter: str) -> None:
+        """Free the memory of an adapter that no sequence names any more."""
         ...
 
     def release(self, tag: MemoryTag) -> None:
@@ -49,6 +56,7 @@ class LocalExecutor:
         self._grammars = grammars
         self._memory: EngineMemory | None = memory
         self._adapters = adapters
+        self._adapter_thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")  # starts with the first adapter
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         future: Future[StepResult] = Future()
@@ -61,10 +69,19 @@ class LocalExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
 
-    def load_adapter(self, folder: Path) -> str:
+    def prepare_adapter(self, location: str) -> "Future[object]":
         if self._adapters is None:
-            raise StartupError(f"adapter {folder}: adapters need --enable-lora: add it.")
-        return self._adapters.load(folder)
+            raise StartupError(f"adapter {location}: adapters need --enable-lora: add it.")
+        return cast("Future[object]", self._adapter_thread.submit(self._adapters.prepare, location))
+
+    def add_adapter(self, prepared: object) -> str:
+        assert self._adapters is not None, "an adapter was prepared"
+        assert isinstance(prepared, PreparedAdapter)
+        return self._adapters.add(prepared)
+
+    def remove_adapter(self, adapter: str) -> None:
+        if self._adapters is not None:
+            self._adapters.remove(adapter)
 
     def release(self, tag: MemoryTag) -> None:
         if self._memory is not None:
@@ -75,6 +92,7 @@ class LocalExecutor:
             self._memory.restore(tag)
 
     def shutdown(self) -> None:
-        """Free the weights and the KV cache, and stop compiling grammars."""
+        """Free the weights and the KV cache, and stop compiling grammars and reading adapters."""
         self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()
+        self._adapter_thread.shutdown(wait=False, cancel_futures=True)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -77,7 +76,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         return model
 
     with as_startup_error(config, plan):
-        loaded = {} if adapters is None else {m.name: adapters.load(Path(m.path)) for m in config.lora_modules}
+        loaded = {} if adapters is None else {m.name: adapters.load(m.path) for m in config.lora_modules}
     loaded_s = time.perf_counter()
     with as_startup_error(config, plan):
         runner, memory = make_runner(

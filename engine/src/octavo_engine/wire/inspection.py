@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CallName = Literal["debug_requests", "reset_prefix_cache", "sleep", "wake_up"]
+AdapterCallName = Literal["load_adapter", "unload_adapter"]
 SequenceState = Literal["deferred", "waiting", "running", "preempted"]
 
 
@@ -29,4 +30,4 @@ class SequenceInfo:
     queued_s: float
 
 
-Answer = bool | list[SequenceInfo]
+Answer = bool | str | list[SequenceInfo]

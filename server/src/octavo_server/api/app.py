@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.api import (
+    adapters,
     admin,
     chat,
     chat_batch,
@@ -65,6 +66,7 @@ MODULES = (
     health,
     drain,
     sleep,
+    adapters,
     admin,
     kv,
 )

@@ -16,7 +16,8 @@ from octavo_server.api.client import EngineClient
 
 @dataclass(slots=True, kw_only=True)
 class BeamRun:
-    """`params`: those of the request; `n` is the number of beams, and `max_tokens` fits the context."""
+    """`params`: those of the request; `n` is the number of beams, and `max_tokens` fits the context. `adapter`: a name,
+    or empty."""
 
     client: EngineClient
     engine_id: str
@@ -25,6 +26,7 @@ class BeamRun:
     length_penalty: float
     priority: int
     turn: float
+    adapter: str
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """Yield an output without sequences after the first step, then all beams. Raises the engine's errors."""
@@ -67,7 +69,7 @@ class BeamRun:
             kind="final",
             priority=self.priority,
             turn=self.turn,
-            adapter=prompt.adapter,
+            adapter=self.adapter,
         )
         async with aclosing(source) as outputs:
             return await anext(outputs)

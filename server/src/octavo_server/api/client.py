@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo_server.openai.rendering import ChatRenderer
 
 if TYPE_CHECKING:
+    from octavo_engine.adapter_names import NamedAdapter
     from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
     from octavo_engine.frontend import ResolvedParams
     from octavo_engine.outputs import OutputKind, RequestOutput
@@ -118,10 +119,10 @@ class EngineClient(Protocol):
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`,
-        `adapter`: see `EngineRequest`.
+        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`:
+        see `EngineRequest`. `adapter`: a name of `adapters`, or empty.
 
-        Raises InvalidRequest before the first output, EngineDead at any time.
+        Raises InvalidRequest and ModelNotFound before the first output, EngineDead at any time.
         """
         ...
 
@@ -139,6 +140,19 @@ class EngineClient(Protocol):
 
     async def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Restore memory, all by default. Raises InvalidRequest, EngineDead, and Unavailable if it still sleeps."""
+        ...
+
+    @property
+    def adapters(self) -> "Mapping[str, NamedAdapter]":
+        """The loaded adapters, by name."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter beside running requests. Raises InvalidRequest, Unavailable, EngineDead."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; its running requests finish. Raises ModelNotFound, EngineDead."""
         ...
 
     @property

@@ -34,6 +34,7 @@ from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
+    from octavo_engine.adapter_names import NamedAdapter
     from octavo_engine.frontend import ResolvedParams
     from octavo_engine.wire.sampling import SamplingParams
 
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """Fields that all chunks of one response share. `adapter`: hash of the adapter that `model` names, if it does."""
+    """Fields that all chunks of one response share. `adapter`: its name, if `model` names one."""
 
     id: str
     created: int
@@ -121,16 +122,16 @@ class ApiContext:
         return self.config.model_name
 
     @property
-    def adapters(self) -> Mapping[str, str]:
-        """Hashes of the loaded adapters, by name."""
-        return self.client.ready_info.adapters
+    def adapters(self) -> "Mapping[str, NamedAdapter]":
+        """The loaded adapters, by name."""
+        return self.client.adapters
 
     def new_response_meta(self, prefix: str, request: Request, body: EngineFields) -> ResponseMeta:
         state = request.scope["state"]
         request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
         name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
-        adapter = self.adapters.get(name, "")
+        adapter = name if name in self.adapters else ""
         return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant, adapter)
 
     def new_generation(

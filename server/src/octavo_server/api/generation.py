@@ -61,7 +61,7 @@ class Generation:
     admission: Admission
     budget: BodyBudget
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
-    adapter: str = ""  # hash of its content
+    adapter: str = ""  # its name
     max_output_tokens: int | None = None
     length_penalty: float | None = None  # of a beam search, else None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
@@ -173,9 +173,7 @@ class Generation:
     ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         if self.length_penalty is not None:
-            given = TokenizedPrompt(
-                text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt, adapter=self.adapter
-            )
+            given = TokenizedPrompt(text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt)
             return BeamRun(
                 client=self.client,
                 engine_id=engine_id,
@@ -184,6 +182,7 @@ class Generation:
                 length_penalty=self.length_penalty,
                 priority=self.priority,
                 turn=turn,
+                adapter=self.adapter,
             ).outputs()
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         limit_s = self.admission.limits.max_queue_time_s

@@ -32,12 +32,12 @@ async def retrieve_model(request: Request, model: str) -> Response:
 
 def _card(context: ApiContext, name: str) -> ModelObject:
     client = context.client
-    adapter = next((module for module in client.config.lora_modules if module.name == name), None)
+    adapter = context.adapters.get(name)
     return ModelObject(
         name,
         context.created,
         root=client.config.model if adapter is None else adapter.path,
-        parent=None if adapter is None else adapter.base_model_name or context.config.model_name,
+        parent=None if adapter is None else adapter.parent or context.config.model_name,
         max_model_len=client.max_model_len,
         permission=[permission(name, context.created)],
     )

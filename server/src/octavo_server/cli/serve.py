@@ -35,6 +35,7 @@ from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.cli.tool_flags import reasoning_parser_of, template_settings_of, template_warning, tool_settings_of
 from octavo_server.cli.vllm_environment import (
     READY_TIMEOUT_VARIABLE,
+    allows_adapter_updates,
     seconds_of_environment,
     unused_server_variables,
 )
@@ -109,6 +110,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         reasoning_parser=reasoning_parser_of(args),
         tools=tool_settings_of(args),
         max_log_len=args.max_log_len,
+        allows_adapter_updates=allows_adapter_updates(),
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,
         **template_settings_of(args),

@@ -8,7 +8,10 @@ from octavo_engine.wire.errors import StartupError
 
 KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
-SERVER_VARIABLES = ENGINE_VARIABLES | {"VLLM_API_KEY", KEEP_ALIVE_VARIABLE, READY_TIMEOUT_VARIABLE}
+ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+SERVER_VARIABLES = ENGINE_VARIABLES | {
+    *("VLLM_API_KEY", KEEP_ALIVE_VARIABLE, READY_TIMEOUT_VARIABLE, ADAPTERS_VARIABLE),
+}
 
 
 def unused_server_variables() -> list[str]:
@@ -17,6 +20,10 @@ def unused_server_variables() -> list[str]:
     if level.upper() not in LOGGING_LEVELS:
         raise StartupError(f"${LOGGING_LEVEL} is {level!r}: set it to one of {', '.join(LOGGING_LEVELS)}, or unset it.")
     return unused_variables(os.environ, SERVER_VARIABLES)
+
+
+def allows_adapter_updates() -> bool:
+    return os.environ.get(ADAPTERS_VARIABLE, "").strip().lower() in ("1", "true")
 
 
 def seconds_of_environment(name: str) -> float | None:

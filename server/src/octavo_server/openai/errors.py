@@ -53,6 +53,15 @@ class NotStored(OctavoError):
         )
 
 
+class InvalidAdapterCall(InvalidRequest):
+    """A call about an adapter lacks a field, or names an adapter that is loaded already."""
+
+
+class AdapterNotFound(OctavoError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The lora adapter '{name}' cannot be found.")
+
+
 class NotEnabled(OctavoError):
     def __init__(self, route: str, flag: str) -> None:
         super().__init__(f"{route} is switched off: start the server with {flag}.")
@@ -107,10 +116,12 @@ class ApiError:
 #: Class of the exception, HTTP status, `type` in the body. The first match counts: subclasses precede their base class.
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (MalformedRequest, 400, "Bad Request"),
+    (InvalidAdapterCall, 400, "InvalidUserInput"),
     (InvalidRequest, 400, "BadRequestError"),
     (Unauthorized, 401, "AuthenticationError"),
     (Forbidden, 403, "PermissionDeniedError"),
     (ModelNotFound, 404, "NotFoundError"),
+    (AdapterNotFound, 404, "NotFoundError"),
     (NotStored, 404, "NotFoundError"),
     (NotEnabled, 404, "NotFoundError"),
     (WrongRunner, 404, "NotFoundError"),

@@ -1,0 +1,75 @@
+"""`/v1/load_lora_adapter`, `/v1/unload_lora_adapter`: administrators change a running engine's adapters, as in vLLM.
+
+An adapter that cannot be loaded changes nothing.
+"""
+
+import logging
+from functools import partial
+
+from fastapi import APIRouter
+from octavo_engine.wire.errors import ModelNotFound
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from octavo_server.api.context import ApiContext, context_of
+from octavo_server.api.openapi import TEXT, accepts
+from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.openai.errors import AdapterNotFound, InvalidAdapterCall, NotEnabled
+
+logger = logging.getLogger(__name__)
+router = APIRouter()
+
+
+class LoadAdapterRequest(BaseModel):
+    """`lora_path`: a folder of the engine's machine. `load_inplace`: an adapter of this name may be replaced."""
+
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+
+
+class UnloadAdapterRequest(BaseModel):
+    lora_name: str = ""
+
+
+@router.post("/v1/load_lora_adapter", **accepts(LoadAdapterRequest, "Load an adapter", answer=TEXT))
+async def load_lora_adapter(request: Request) -> Response:
+    context = _context_with_updates(request)
+    body, _ = await read_body(request, partial(parse_body, context, LoadAdapterRequest))
+    name = body.lora_name
+    if not name or not body.lora_path:
+        raise InvalidAdapterCall("Both 'lora_name' and 'lora_path' must be provided.")
+    if name in context.config.served_model_names:
+        raise InvalidAdapterCall(f"'{name}' is the name of the served model: choose another one.", param="lora_name")
+    if name in context.adapters and not body.load_inplace:
+        raise InvalidAdapterCall(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+            "'load_inplace' to True."
+        )
+    await context.client.load_adapter(name, body.lora_path, in_place=body.load_inplace)
+    logger.info("adapter %r is loaded from %s", name, body.lora_path)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter", **accepts(UnloadAdapterRequest, "Unload an adapter", answer=TEXT))
+async def unload_lora_adapter(request: Request) -> Response:
+    """New requests for the adapter get 404 at once; running ones finish."""
+    context = _context_with_updates(request)
+    body, _ = await read_body(request, partial(parse_body, context, UnloadAdapterRequest))
+    name = body.lora_name
+    if not name:
+        raise InvalidAdapterCall("'lora_name' needs to be provided to unload a LoRA adapter.")
+    try:
+        await context.client.unload_adapter(name)
+    except ModelNotFound:
+        raise AdapterNotFound(name) from None
+    logger.info("adapter %r is unloaded", name)
+    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _context_with_updates(request: Request) -> ApiContext:
+    context = context_of(request)
+    if not context.client.config.enable_lora or not context.config.allows_adapter_updates:
+        raise NotEnabled(request.url.path, "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+    return context
