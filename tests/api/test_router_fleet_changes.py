@@ -133,6 +133,20 @@ async def test_replicas_are_grouped_by_model():
         assert fleet.models() == [MODEL, "other"]
 
 
+async def test_replicas_are_grouped_by_adapter():
+    async with fleet_of("a", "b") as (fakes, discovery, fleet):
+        fakes["a"].publisher.set_adapters({"x": "hash"})
+        discovery.report(at(fakes["a"], "a"), at(fakes["b"], "b"))
+        await until(lambda: names(fleet.routable(MODEL)) == ["a", "b"] and names(fleet.routable("x")) == ["a"])
+        assert (fleet.models(), fleet.base_model("x"), fleet.base_model("y")) == ([MODEL, "x"], MODEL, "y")
+        fakes["b"].publisher.set_adapters({"x": "hash", "y": "other"})
+        await until(lambda: names(fleet.routable("x")) == ["a", "b"] and names(fleet.routable("y")) == ["b"])
+        fakes["a"].publisher.set_adapters({})
+        await until(lambda: names(fleet.routable("x")) == ["b"])
+        assert isinstance(fleet.resolve(None), Known)
+        assert fleet.resolve("z") == Unknown([MODEL, "x", "y"])
+
+
 async def test_a_bug_in_discovery_is_logged_and_restarts_it(caplog):
     class Broken:
         num_starts = 0

@@ -46,6 +46,7 @@ class AsyncLLM:
         self.on_stats: Callable[[EngineStats], None] | None = None  # called after each step
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None  # called after and during a step
         self.on_add: Callable[[EngineRequest], None] | None = None  # called when a request is sent to the core
+        self.on_adapters: Callable[[dict[str, str]], None] | None = None  # called with all hashes, by name
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # called only with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
         self._frontend = frontend
@@ -189,12 +190,12 @@ class AsyncLLM:
         Raises InvalidRequest for an adapter that can't be loaded, Unavailable while the engine sleeps, EngineDead.
         """
         self._check_alive()
-        await self._adapter_names.load(name, path, in_place=in_place)
+        await self._adapter_names.load(name, path, in_place=in_place, on_change=self.on_adapters)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter: its running requests finish first. Raises ModelNotFound, EngineDead."""
         self._check_alive()
-        await self._adapter_names.unload(name)
+        await self._adapter_names.unload(name, on_change=self.on_adapters)
 
     @property
     def sleeping_tags(self) -> frozenset[MemoryTag]:

@@ -10,6 +10,8 @@ import msgspec
 from octavo_engine.config import EngineConfig, LoRAModule
 from octavo_engine.wire.errors import StartupError
 
+#: The names and hashes of all adapters fit into a frame of the KV stream.
+MAX_NAME_BYTES = 128
 _FORMS = '"name=folder" or {"name": "...", "path": "..."}'
 
 
@@ -29,6 +31,11 @@ def check_lora(config: EngineConfig) -> None:
             f"{len(names)}, or name fewer."
         )
     for index, name in enumerate(names):
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise StartupError(
+                f"lora_modules: the name {name!r} has {len(name.encode())} bytes; the limit is {MAX_NAME_BYTES}: "
+                "choose a shorter one."
+            )
         if name in names[:index]:
             raise StartupError(f"lora_modules has the name {name!r} twice: give each adapter a name of its own.")
         if name in (config.served_model_name or (config.model,)):

@@ -56,6 +56,7 @@ class ScriptedClient:
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None
         self.on_stats: Callable[[EngineStats], None] | None = None
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None
+        self.on_adapters: Callable[[dict[str, str]], None] | None = None
         self.on_add: Callable[[EngineRequest], None] | None = None
         self._frontend = Frontend.load(self.config)
         self.reset()
@@ -145,11 +146,17 @@ class ScriptedClient:
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = NamedAdapter(scripted_hash(path), path)
+        self._publish_adapters()
 
     async def unload_adapter(self, name: str) -> None:
         if name not in self.adapters:
             raise ModelNotFound(name)
         del self.adapters[name]
+        self._publish_adapters()
+
+    def _publish_adapters(self) -> None:
+        if self.on_adapters is not None:
+            self.on_adapters({name: adapter.hash for name, adapter in self.adapters.items()})
 
     async def debug_requests(self) -> list[SequenceInfo]:
         return self.sequences

@@ -43,6 +43,7 @@ def test_forms_of_lora_modules(value: Any, modules: tuple[LoRAModule, ...]) -> N
         ({"lora_modules": {"name": "", "path": "x"}}, "empty"),
         ({"lora_modules": {"name": "a", "path": "x", "rank": 5}}, "no field 'rank'"),
         ({"lora_modules": ["a=x", "a=y"]}, "'a' twice"),
+        ({"lora_modules": f"{'n' * 129}=x"}, "129 bytes; the limit is 128"),
         ({"lora_modules": "m=x", "served_model_name": ["k", "m"]}, "'m' is the name of the served model"),
         ({"lora_modules": "base=x", "model": "base"}, "'base' is the name of the served model"),
         ({"lora_modules": ["a=x", "b=y"], "max_loras": 1}, "2 adapters; the limit is --max-loras 1: raise it to 2"),

@@ -67,6 +67,23 @@ async def read_until(frames, reader, until):
         reader.feed(await anext(frames))
 
 
+async def test_changes_of_adapters_are_published_and_part_of_the_next_hello():
+    publisher, engine = made()
+    reader, late = StreamReader(), StreamReader()
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        assert reader.frames[0].adapters == {}
+        publisher.set_adapters({"a": "hash"})
+        engine.step(stored=[1])
+        publisher.set_adapters({})
+        await read_until(frames, reader, lambda t: len(t.frames) == 5)
+    assert [frame.adapters for frame in reader.frames[2:]] == [{"a": "hash"}, None, {}]
+    publisher.set_adapters({"b": "hash"})
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, late, lambda t: t.frames)
+    assert late.frames[0].adapters == {"b": "hash"}
+
+
 async def test_a_late_listener_gets_a_snapshot_and_then_each_change():
     publisher, engine = made()
     engine.step(stored=range(1, 4), host_stored=[9])

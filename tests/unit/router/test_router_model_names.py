@@ -9,14 +9,15 @@ from octavo_server.router.fleet.replica import Replica
 NOW_S = 100.0
 
 
-def replica(*models, away_s=None):
+def replica(*models, away_s=None, adapters=()):
     found = Replica(Endpoint("http://127.0.0.1:1", "r"))
-    found.models = frozenset(models)
+    found.models, found.adapters = frozenset(models), dict.fromkeys(adapters, "hash")
     found.away_since_s = None if away_s is None else NOW_S - away_s
     return found
 
 
 LOADING, DEAD = replica(away_s=1), replica(away_s=MAX_AWAY_S)
+ADAPTING = replica("a", adapters=("x",))
 SERVING, SERVING_OTHER, SERVING_AWAY = replica("a"), replica("b"), replica("a", away_s=99)
 
 
@@ -31,6 +32,11 @@ SERVING, SERVING_OTHER, SERVING_AWAY = replica("a"), replica("b"), replica("a", 
         ("x", [DEAD], Pending()),
         (None, [], Pending()),
         (None, [DEAD], Pending()),
+        ("x", [ADAPTING], Known("x")),
+        ("x", [ADAPTING, SERVING], Known("x")),
+        (None, [ADAPTING, SERVING], Known("a")),
+        (None, [ADAPTING, SERVING_OTHER], Ambiguous(["a", "b"])),
+        ("y", [ADAPTING], Unknown(["a", "x"])),
         ("x", [SERVING], Unknown(["a"])),
         ("x", [SERVING, DEAD], Unknown(["a"])),
         ("x", [SERVING_AWAY], Unknown(["a"])),

@@ -162,8 +162,6 @@ def test_invalid_values_are_rejected_by_the_parser(argv, capsys):
 
 def test_arguments_that_engines_cannot_share_are_rejected():
     config = ServerConfig(served_model_names=("m",))
-    with pytest.raises(StartupError, match="--lora-modules"):
-        check(parsed("--enable-lora", "--lora-modules", "a=/x"), config)
     with pytest.raises(StartupError, match="--trace"):
         check(parsed("--trace", "file"), config)
     check(parsed("--trace", "file", "--replicas", "1"), config)

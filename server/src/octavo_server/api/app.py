@@ -132,6 +132,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     )
     if client.config.kv_stream:
         client.on_kv, client.on_add = publisher.publish, publisher.announce_request
+        client.on_adapters = publisher.set_adapters
     return ApiContext(
         client=client,
         config=config,

@@ -51,6 +51,7 @@ class EngineClient(Protocol):
     on_block_lives: "Callable[[list[BlockLife]], None] | None"
     on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
     on_add: "Callable[[EngineRequest], None] | None"
+    on_adapters: "Callable[[dict[str, str]], None] | None"
 
     @property
     def config(self) -> "EngineConfig": ...

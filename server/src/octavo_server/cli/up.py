@@ -95,11 +95,6 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
             "--uds and --ssl-* are for one server, and octavo up starts several behind a router: leave them out, and "
             "end TLS in a proxy."
         )
-    if args.lora_modules:
-        raise StartupError(
-            "octavo up does not serve adapters yet, as its router does not know their names: leave out --lora-modules, "
-            "or use octavo serve."
-        )
     if args.trace is not None and args.replicas > 1:
         raise StartupError(
             "--trace needs a single engine, as each replica would overwrite the file: use octavo serve or --replicas 1."

@@ -19,8 +19,8 @@ FINGERPRINT_CHARS = 32
 
 
 class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
-    """`tokenizer`: text of a `tokenizer.json`. `adapters`: name of an adapter -> hash of its content, for
-    `scoped_root`. `root`: hash before a prompt's first block, empty if the replica caches no prefixes.
+    """`tokenizer`: text of a `tokenizer.json`. `root`: hash before a prompt's first block, empty if the replica caches
+    no prefixes.
     """
 
     models: tuple[str, ...]
@@ -35,7 +35,6 @@ class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
     chat_template_kwargs: dict[str, Any] = {}
     excludes_unused_tools: bool = False
     cache_isolation: bool = False
-    adapters: dict[str, str] = {}
     fingerprint: str = ""
 
 

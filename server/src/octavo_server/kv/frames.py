@@ -40,7 +40,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """The first frame. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first
     block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of the
     weights and of the KV cache. `revision`: version of the downloaded model, empty for local files. `startup_s`: see
-    `ReadyInfo`.
+    `ReadyInfo`. `adapters`: hashes of the loaded adapters, by name.
     """
 
     version: int
@@ -55,6 +55,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     kv_bytes: int = 0
     revision: str = ""
     startup_s: dict[str, float] = {}
+    adapters: dict[str, str] = {}
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
@@ -74,9 +75,11 @@ class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
-    """A change of the blocks or the load; `seq` increases by one. A heartbeat has no change and the latest `seq`.
+    """A change of the blocks, the load or the adapters; `seq` increases by one. A heartbeat has no change and the
+    latest `seq`.
 
-    `coming`: blocks that a request which just arrived will store on the device, unless it fails.
+    `coming`: blocks that a request which just arrived will store on the device, unless it fails. `adapters`: all of
+    them, if they have changed.
     """
 
     epoch: int
@@ -88,6 +91,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     host_stored: bytes = b""
     host_removed: bytes = b""
     coming: bytes = b""
+    adapters: dict[str, str] | None = None
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):

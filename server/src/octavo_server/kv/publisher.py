@@ -106,6 +106,7 @@ class KVPublisher:
             kv_bytes=ready.kv_bytes,
             revision=ready.revision,
             startup_s=ready.startup_s,
+            adapters=ready.adapters,
         )
 
     @property
@@ -139,12 +140,17 @@ class KVPublisher:
             self._load = self._pending.add_to_load(self._core_load)
             self._push_step(_NO_CHANGE)
 
-    def _push_step(self, change: KVChange, *, coming: bytes = b"") -> None:
+    def set_adapters(self, adapters: dict[str, str]) -> None:
+        """Publish at once the hashes of the loaded adapters, by name."""
+        self._hello = msgspec.structs.replace(self._hello, adapters=adapters)
+        self._push_step(_NO_CHANGE, adapters=adapters)
+
+    def _push_step(self, change: KVChange, *, coming: bytes = b"", adapters: dict[str, str] | None = None) -> None:
         self._seq += 1
         if change is not _NO_CHANGE:
             self._digest = change.digest
         if self._listeners:
-            frame = self._step(change, coming)
+            frame = self._step(change, coming, adapters)
             for listener in [*self._listeners]:
                 listener.push(frame)
 
@@ -183,7 +189,7 @@ class KVPublisher:
             yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
         yield write(end)
 
-    def _step(self, change: KVChange, coming: bytes = b"") -> bytes:
+    def _step(self, change: KVChange, coming: bytes = b"", adapters: dict[str, str] | None = None) -> bytes:
         return write(
             Step(
                 epoch=self._hello.epoch,
@@ -195,6 +201,7 @@ class KVPublisher:
                 host_stored=change.host_stored,
                 host_removed=change.host_removed,
                 coming=coming,
+                adapters=adapters,
             )
         )
 

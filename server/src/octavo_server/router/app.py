@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -132,7 +133,7 @@ class Router:
         return ProxyHandler(
             settings=self.settings,
             fleet=self.fleet,
-            prompts=PromptSource(self.hashers.hasher_for, self.settings.limits, RequestThreads()),
+            prompts=PromptSource(self.hashers, self.settings.limits, RequestThreads()),
             balancer=self.balancer,
             telemetry=self.telemetry,
             lifecycle=self.lifecycle,
@@ -210,7 +211,10 @@ class Router:
     def _waiting(self) -> Waiting:
         counts = self.queue.num_by_model()
         held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
-        return Waiting({model: count for model, count in counts.items() if model not in held}, held)
+        queued = Counter[str]()
+        for model, count in counts.items():
+            queued[self.fleet.base_model(model)] += 0 if model in held else count
+        return Waiting(dict(+queued), held)
 
 
 def _without_prefix(scope: Scope, prefix: str) -> Scope:

@@ -141,10 +141,12 @@ def _drain_state(context: ServiceContext, status: int = 200) -> Response:
 def _card(context: ServiceContext, name: str) -> ModelObject:
     reported = (replica.max_model_len(name) for replica in context.fleet.replicas)
     lengths = [length for length in reported if length is not None]
+    bases = [sorted(r.models)[0] for r in context.fleet.replicas if name in r.adapters and r.models]
     return ModelObject(
         name,
         context.created,
         root=name,
+        parent=min(bases, default=None),
         max_model_len=min(lengths, default=None),
         permission=[permission(name, context.created)],
     )

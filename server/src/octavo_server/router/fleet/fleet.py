@@ -87,11 +87,16 @@ class Fleet:
         """Replicas that may get requests for `model`. The caller must not change the list."""
         found = self._routable.get(model)
         if found is None:
-            found = [r for r in self._followed.values() if model in r.models and r.is_routable]
+            found = [r for r in self._followed.values() if r.serves(model) and r.is_routable]
             found = [r for r in found if not r.is_silent] or found
             if found:
                 self._routable[model] = found
         return found
+
+    def base_model(self, name: str) -> str:
+        """Return the base model of an adapter, which its requests use; any other name is returned as it is."""
+        holder = next(iter(self.routable(name)), None)
+        return name if holder is None or name not in holder.adapters else min(holder.models)
 
     @property
     def unready_reason(self) -> str | None:
@@ -144,7 +149,7 @@ class Fleet:
         now = {Endpoint(e.url, e.name): e for e in endpoints}
         for known in self._followed.keys() - now.keys():
             left = self._followed.pop(known)
-            self._departed |= dict.fromkeys(left.models, self._clock())
+            self._departed |= dict.fromkeys((*left.models, *left.adapters), self._clock())
             self._tasks.pop(known).cancel()
         for known, endpoint in now.items():
             replica = self._followed.get(known)

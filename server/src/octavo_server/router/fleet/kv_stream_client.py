@@ -248,6 +248,9 @@ class KVStreamClient:
         if type(frame) is Bye and not frame.again:
             raise ConnectionLost(frame.reason)
         blocks.feed(frame)
+        if type(frame) is Step and frame.adapters is not None:
+            replica.adapters = frame.adapters
+            self._context.on_change(replica)
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
             if frame.load.accepts is not accepted:
@@ -260,7 +263,7 @@ class KVStreamClient:
 
     def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica
-        replica.hello, replica.models = hello, frozenset(hello.models)
+        replica.hello, replica.models, replica.adapters = hello, frozenset(hello.models), hello.adapters
         self._max_silence_s = min(MAX_SILENCE_S, self._context.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
         if replica.admitted_epoch == hello.epoch:
             self._status.set_state("blind", "its snapshot is being read")

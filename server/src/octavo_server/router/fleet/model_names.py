@@ -5,7 +5,8 @@ Rules, in this order:
 - Before any replica has reported a name, every request is pending: the first replicas still load.
 - Any other name is pending while a replica that hasn't reported its models may still serve it. A replica that has not
   answered for `MAX_AWAY_S` no longer counts. Otherwise the name is unknown: a 404.
-- A request without a name gets the first model if all replicas serve the same models; else it is ambiguous.
+- A request without a name gets the first model if all replicas serve the same models, whatever their adapters; else it
+  is ambiguous.
 - With a list of the router's services, nothing is pending: their names are known, even without a replica, and names
   that neither the list nor a replica has are unknown at once.
 """
@@ -62,14 +63,14 @@ def resolve_model(
     """`departed`: names reported by replicas that recently left discovery. `listed`: all services behind the router."""
     if listed is not None:
         return _resolve_listed(model, replicas, departed, listed)
-    models = reported_models(replicas)
-    if model and (model in models or model in departed):
+    models, names = reported_models(replicas), known_models(replicas, None)
+    if model and (model in names or model in departed):
         return Known(model)
     if not models:
         return Pending()
     if model:
         again_at_s = _next_expiry_s(replicas, now_s)
-        return Unknown(models) if again_at_s is None else Pending(again_at_s)
+        return Unknown(names) if again_at_s is None else Pending(again_at_s)
     if len({replica.models for replica in replicas if replica.models}) > 1:
         return Ambiguous(models)
     return Known(models[0])
@@ -78,20 +79,27 @@ def resolve_model(
 def _resolve_listed(
     model: str | None, replicas: Collection[Replica], departed: Collection[str], listed: Sequence[Service]
 ) -> Resolution:
-    models = known_models(replicas, listed)
+    models = sorted({*reported_models(replicas), *_listed_models(listed)})
     if model:
-        return Known(model) if model in models or model in departed else Unknown(models)
+        names = known_models(replicas, listed)
+        return Known(model) if model in names or model in departed else Unknown(names)
     if len({frozenset(service.models) for service in listed} | {r.models for r in replicas if r.models}) > 1:
         return Ambiguous(models)
     return Known(models[0]) if models else Pending()
 
 
-def known_models(replicas: Iterable[Replica], listed: Sequence[Service] | None) -> list[str]:
-    """Names of the models that replicas reported or that the list has."""
-    return sorted({*reported_models(replicas), *(model for service in listed or () for model in service.models)})
+def known_models(replicas: Collection[Replica], listed: Sequence[Service] | None) -> list[str]:
+    """Names of the models and adapters that replicas reported, and of the models that the list has."""
+    adapters = (name for replica in replicas for name in replica.adapters)
+    return sorted({*reported_models(replicas), *_listed_models(listed or ()), *adapters})
+
+
+def _listed_models(listed: Sequence[Service]) -> list[str]:
+    return [model for service in listed for model in service.models]
 
 
 def reported_models(replicas: Iterable[Replica]) -> list[str]:
+    """Names of the base models."""
     return sorted({model for replica in replicas for model in replica.models})
 
 

@@ -32,6 +32,7 @@ class Replica:
         self.hello: Hello | None = None  # the latest hello frame
         self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
+        self.adapters: Mapping[str, str] = {}  # name -> hash of the content; not part of `models`
         self.lengths: Mapping[str, int] = {}  # model name -> longest context in tokens; of a polled replica
         self.is_described = True  # False while the router requests its model card
         self.refusal = ""  # reason why it gets no requests although it accepts them
@@ -56,9 +57,13 @@ class Replica:
         self._state: State = state
         self.is_exact = state == "exact"
 
+    def serves(self, model: str) -> bool:
+        """Return True for a name of the base model or of a loaded adapter."""
+        return model in self.models or model in self.adapters
+
     def max_model_len(self, model: str) -> int | None:
         """Longest context in tokens. None if it isn't known or the replica doesn't serve `model`."""
-        if self.hello is None or model not in self.models:
+        if self.hello is None or not self.serves(model):
             return self.lengths.get(model)
         return self.hello.max_model_len
 

@@ -70,8 +70,9 @@ class PromptHasher:
         template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         return cls(card, tokenizer, template)
 
-    def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str) -> Prompt:
-        root = self._root(body, tenant)
+    def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str, *, adapter: str = "") -> Prompt:
+        """Hash a prompt. `adapter`: hash of the adapter that the request's model names."""
+        root = self._root(body, tenant, adapter)
         try:
             prompts = self._prompts(kind, body, root)
         except (OctavoError, ValidationError, OverflowError):
@@ -89,10 +90,8 @@ class PromptHasher:
             num_outputs=num_outputs(body) * len(prompts),
         )
 
-    def _root(self, body: Mapping[str, Any], tenant: str) -> bytes:
-        card, own_salt, adapter = self.card, body.get("cache_salt"), ""
-        if card.adapters and isinstance(model := body.get("model"), str):
-            adapter = card.adapters.get(model, "")
+    def _root(self, body: Mapping[str, Any], tenant: str, adapter: str) -> bytes:
+        card, own_salt = self.card, body.get("cache_salt")
         salt = tenant_salt(tenant if card.cache_isolation else "", own_salt if isinstance(own_salt, str) else "")
         return scoped_root(card.root, adapter, salt)
 

@@ -45,6 +45,7 @@ class PromptHashers:
         self._fingerprints: dict[str, str] = {}  # replica name -> fingerprint of its card
         self._hashers: dict[str, PromptHasher] = {}  # fingerprint -> hasher
         self._by_model: dict[str, PromptHasher | None] = {}
+        self._adapters: dict[str, str] = {}  # name -> hash of its content
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         fleet.on_change.append(self._on_replica_change)
@@ -68,8 +69,18 @@ class PromptHashers:
             self._by_model[model] = self._hashers[max(known, key=known.count)] if known else None
         return self._by_model[model]
 
+    def adapter_for(self, model: str) -> str:
+        """Return the hash of the adapter of this name: of most routable replicas that hold it; "" if none does."""
+        if model not in self._adapters:
+            found = [replica.adapters[model] for replica in self._fleet.routable(model) if model in replica.adapters]
+            if not found:
+                return ""
+            self._adapters[model] = max(found, key=found.count)
+        return self._adapters[model]
+
     def _on_replica_change(self, replica: Replica) -> None:
         self._by_model.clear()
+        self._adapters.clear()
         if replica.state == "gone":
             self._epochs.pop(replica.name, None)
             self._fingerprints.pop(replica.name, None)

@@ -5,9 +5,9 @@ is forwarded, and the replica rejects it with the reason. The router itself refu
 expensive to parse.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from pydantic_core import from_json
@@ -36,13 +36,19 @@ class RequestFields(NamedTuple):
         return (not self.is_plain and not self.body) or not isinstance(self.body.get("model", ""), str | None)
 
 
-class PromptSource:
-    """`hasher_for` returns the hasher of a model, or None where its prompts can only be estimated."""
+class Hashers(Protocol):
+    def hasher_for(self, model: str) -> PromptHasher | None:
+        """Return the hasher of a model, or None where its prompts can only be estimated."""
+        ...
 
-    def __init__(
-        self, hasher_for: Callable[[str], PromptHasher | None], limits: RequestLimits, threads: RequestThreads
-    ) -> None:
-        self._hasher_for = hasher_for
+    def adapter_for(self, model: str) -> str:
+        """Return the hash of an adapter's content, "" for a base model."""
+        ...
+
+
+class PromptSource:
+    def __init__(self, hashers: Hashers, limits: RequestLimits, threads: RequestThreads) -> None:
+        self._hashers = hashers
         self._limits = limits
         self._threads = threads
 
@@ -52,10 +58,11 @@ class PromptSource:
 
     async def hash_prompt(self, route: RouteKind, fields: RequestFields, *, model: str, tenant: str) -> Prompt:
         kind = kind_of_body(route, fields.body)
-        hasher = self._hasher_for(model) if fields.is_plain else None
+        hasher = self._hashers.hasher_for(model) if fields.is_plain else None
         make = partial(estimate, kind, fields.body)
         if hasher is not None:
-            make = partial(hasher.hash_prompt, kind, fields.body, tenant)
+            adapter = self._hashers.adapter_for(model)
+            make = partial(hasher.hash_prompt, kind, fields.body, tenant, adapter=adapter)
         if fields.num_bytes <= INLINE_BYTES:
             return make()
         return await self._threads.run(make, num_bytes=fields.num_bytes)

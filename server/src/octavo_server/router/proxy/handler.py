@@ -172,7 +172,7 @@ class ProxyHandler:
             await self.balancer.wait_resolved(name, tenant=tenant, hold_s=self._hold_s(downstream))
             fields = await self.prompts.parse(raw)
         model = self.balancer.resolve(name)
-        observer.record_model(model)
+        observer.record_model(self.fleet.base_model(model))
         if kind is None:
             return model, NO_PROMPT
         return model, await self.prompts.hash_prompt(kind, fields, model=model, tenant=tenant)
