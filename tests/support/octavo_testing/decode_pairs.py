@@ -12,7 +12,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
-from octavo_engine.runner.batch import StepLimits
+from octavo_engine.runner.batch import Copy, StepLimits
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.graphed_steps import GraphedSteps
@@ -65,6 +65,9 @@ class GraphedDevice(ShownDevice):
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return ReferenceBackend(specs, block_size, dtype)
+
+    def input_copy(self) -> Copy:
+        return torch.clone
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
         self.graphed = GraphedSteps(model.forward, limits, (1, 2, 4, 8), repeated, self.torch_device)

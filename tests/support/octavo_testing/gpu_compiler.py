@@ -202,8 +202,8 @@ class MetaSteps:
             query_start=_ints(seqs + 1),
             seq_lens=_ints(seqs),
             block_tables=_ints(seqs, table_width),
-            slots=_ints(tokens, dtype=torch.int64),
-            positions=_ints(tokens, dtype=torch.int64),
+            slots=_ints(tokens),
+            positions=_ints(tokens),
             max_query_len=max_query_len,
             max_seq_len=16 * table_width,
             num_keys=16 * table_width * seqs,
@@ -211,12 +211,12 @@ class MetaSteps:
         context = ForwardContext(batch=batch, backend=self.backend)
         with torch.inference_mode():
             self.backend.begin_step(batch)
-            hidden = self.model.forward(_ints(tokens, dtype=torch.int64), batch.positions, context)
+            hidden = self.model.forward(_ints(tokens), batch.positions, context)
             return self.model.logits(hidden[:seqs])
 
 
-def _ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
 def even_counts(chosen: torch.Tensor, num_experts: int) -> list[int]:

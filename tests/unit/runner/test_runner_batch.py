@@ -108,3 +108,24 @@ def test_parameters_go_to_their_columns(batch: PersistentBatch) -> None:
     assert columns.edits_logits[slot]
     assert columns.wants_logprobs[slot]
     assert batch.seqs[30].output(2).tolist() == [2]
+
+
+def test_inputs_reach_a_device_by_one_copy(batch: PersistentBatch) -> None:
+    copied: list[torch.Tensor] = []
+
+    def copy(values: torch.Tensor) -> torch.Tensor:
+        copied.append(values.clone())
+        return copied[-1]
+
+    steps = step(12, 2, 4, [5, 6]), step(10, 8, 1, [7, 8, 9]), step(11, 0, 3, [2])
+    want = inputs(batch, *steps)
+    batch._copy = copy
+    made = inputs(batch, *steps)
+    (moved,) = copied
+    for name in ("query_start", "seq_lens", "block_tables", "slots", "positions"):
+        part, expected = getattr(made.attention, name), getattr(want.attention, name)
+        assert part.dtype == torch.int32
+        assert part.untyped_storage().data_ptr() == moved.untyped_storage().data_ptr()
+        assert part.is_contiguous()
+        assert torch.equal(part, expected.to(torch.int32))
+    assert torch.equal(made.input_ids, want.input_ids.to(torch.int32))

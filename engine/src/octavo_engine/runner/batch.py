@@ -5,8 +5,10 @@ The inputs of the forward pass are computed with numpy, without a Python loop of
 starts are gathered into columns.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from octavo_engine.runner.seq_state import SeqState
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
 
 Ints = npt.NDArray[np.int64]
+Copy = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,19 @@ class StepLimits:
 
 
 class PersistentBatch:
+    """`copy` moves a step's inputs, as one int32 tensor, to the device; None: the device is the CPU."""
+
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int, device: torch.device
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
+        copy: Copy | None = None,
     ) -> None:
+        self._copy = copy
         self.block_size = block_size
         self.seqs: dict[SeqId, SeqState] = {}
         self.columns = SamplingColumns(max_num_seqs)
@@ -127,19 +140,29 @@ class PersistentBatch:
         positions = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
         seq_slot = np.repeat(slots, num_rows)
         blocks = self._tables[seq_slot, positions // self.block_size].astype(np.int64)
+        lengths = start + num_rows
+        longest = int(lengths.max())
+        input_ids, query_start, seq_lens, block_tables, write_slots, row_positions = self._place(
+            self._token_ids[seq_slot, positions].astype(np.int64),
+            np.concatenate(([0], ends)).astype(np.int32),
+            lengths.astype(np.int32),
+            self._tables[slots, : -(-longest // self.block_size)],
+            blocks * self.block_size + positions % self.block_size,
+            positions,
+        )
         attention = AttentionBatch(
-            query_start=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
-            seq_lens=self._tensor((start + num_rows).astype(np.int32)),
-            block_tables=self._tensor(self._tables[slots, : -(-int((start + num_rows).max()) // self.block_size)]),
-            slots=self._tensor(blocks * self.block_size + positions % self.block_size),
-            positions=self._tensor(positions),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slots=write_slots,
+            positions=row_positions,
             max_query_len=int(num_rows.max()),
-            max_seq_len=int((start + num_rows).max()),
-            num_keys=int((start + num_rows).sum()),
+            max_seq_len=longest,
+            num_keys=int(lengths.sum()),
         )
         return StepInputs(
-            input_ids=self._tensor(self._token_ids[seq_slot, positions].astype(np.int64)),
-            positions=attention.positions,
+            input_ids=input_ids,
+            positions=row_positions,
             attention=attention,
             steps=steps,
             first_row=first_row,
@@ -160,5 +183,10 @@ class PersistentBatch:
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:
         return np.fromiter((self.seqs[i].slot for i in seq_ids), dtype=np.int64, count=len(seq_ids))
 
-    def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+    def _place(self, *arrays: npt.NDArray[np.signedinteger[Any]]) -> list[Tensor]:
+        """Return the arrays on the device, where all are int32."""
+        if self._copy is None:
+            return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+        flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int32, casting="same_kind")
+        parts = self._copy(torch.from_numpy(flat)).split_with_sizes([array.size for array in arrays])
+        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, ModelConfig, batched_tokens
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.runner.batch import StepLimits
+from octavo_engine.runner.batch import Copy, StepLimits
 from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.cuda_queues import GraphCapture
+from octavo_engine.runner.cuda_queues import GraphCapture, PinnedCopy
 from octavo_engine.runner.dtype import layer_shapes
 from octavo_engine.runner.graphed_steps import MOST_KEYS, GraphedSteps, capture_sizes
 from octavo_engine.runner.memory import (
@@ -189,6 +189,9 @@ class CudaDevice:
         except RuntimeError as error:
             _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", str(error).splitlines()[0])
             return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8)
+
+    def input_copy(self) -> Copy:
+        return PinnedCopy(self.torch_device)
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
         if model.waits_for_device:

@@ -1,13 +1,33 @@
-"""CUDA graphs. No other module names them; tests replace `capture` by a function that needs no GPU."""
+"""CUDA graphs and pinned memory. No other module names them; tests replace them by functions that need no GPU."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_LOGGER = logging.getLogger(__name__)
+
 #: Runs a forward pass; returns a function that repeats its launches, and its output, which each repetition overwrites.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+class PinnedCopy:
+    """Copies host tensors to a GPU by pinned memory, which torch keeps until the copy is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pins = device, True
+
+    def __call__(self, values: Tensor) -> Tensor:
+        if self._pins:
+            try:
+                return values.pin_memory().to(self._device, non_blocking=True)
+            except RuntimeError as error:
+                self._pins = False
+                reason = str(error).splitlines()[0]
+                _LOGGER.warning("inputs of steps are not pinned, so copies to the GPU are slower: %s", reason)
+        return values.to(self._device)
 
 
 class GraphCapture:

@@ -16,7 +16,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.runner.batch import StepLimits
+from octavo_engine.runner.batch import Copy, StepLimits
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.cuda_device import CudaDevice, find_cuda_problem
@@ -65,6 +65,10 @@ class Device(Protocol):
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         """Allocate [num_blocks, bytes_per_block] uint8 in host memory, suited to fast copies by this device."""
+        ...
+
+    def input_copy(self) -> Copy | None:
+        """Return a function that moves a step's inputs to the device; None if they are there."""
         ...
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:
@@ -125,6 +129,9 @@ class CpuDevice:
 
     def host_blocks(self, num_blocks: int, bytes_per_block: int) -> Tensor:
         return lazy_zeros((num_blocks, bytes_per_block), torch.uint8)
+
+    def input_copy(self) -> Copy | None:
+        return None
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
         return RecordedSteps(model.forward)

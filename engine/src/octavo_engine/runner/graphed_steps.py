@@ -43,8 +43,8 @@ class GraphedSteps:
         self._forward, self._capture, self._sizes = forward, capture, sorted(sizes)
         most, self._most_keys = self._sizes[-1], min(MOST_KEYS, limits.max_num_seqs * limits.max_model_len)
         self._max_model_len = limits.max_model_len
-        self._tokens = torch.zeros(2, most, dtype=torch.int64, device=device)  # ids and positions
-        self._slots = torch.full((most,), -1, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(2, most, dtype=torch.int32, device=device)  # ids and positions
+        self._slots = torch.full((most,), -1, dtype=torch.int32, device=device)
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
         self._tables = torch.zeros(most, limits.table_width, dtype=torch.int32, device=device)

@@ -188,6 +188,7 @@ def make_runner(
         block_size=config.block_size,
         vocab_size=model.config.vocab_size,
         device=device.torch_device,
+        copy=device.input_copy(),
     )
     num_host_blocks = plan.kv.num_host_blocks
 

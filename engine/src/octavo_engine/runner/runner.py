@@ -137,7 +137,7 @@ class Runner:
         if self._drafter is not None:
             plan = self._drafter.draft(plan)
         started = time.perf_counter()
-        plan = self._begin_masks(self._batch.sort_by_adapter(plan))
+        plan = self._begin_masks(plan if self._adapters is None else self._batch.sort_by_adapter(plan))
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
@@ -153,10 +153,8 @@ class Runner:
         return list(results.values())
 
     def _forward(self, plan: StepPlan, inputs: StepInputs, context: ForwardContext) -> Tensor:
-        rows = self._batch.adapter_rows(inputs)
-        if rows:
-            assert self._adapters is not None, "a sequence has an adapter, and none is loaded"
-        elif self._graphs is not None and may_replay(plan):
+        rows = {} if self._adapters is None else self._batch.adapter_rows(inputs)
+        if not rows and self._graphs is not None and may_replay(plan):
             hidden = self._graphs.run(inputs, context)
             if hidden is not None:
                 return hidden

@@ -39,7 +39,7 @@ def write_kv_kernel(
     cache_ptr,  # [blocks, 2, KV_HEADS, BLOCK, DIM], contiguous
     k_ptr,  # [tokens, KV_HEADS, DIM]; rows of stride k_stride
     v_ptr,  # the same; rows of stride v_stride
-    slots_ptr,  # [tokens] int64; -1: not written
+    slots_ptr,  # [tokens] int32 or int64; -1: not written
     k_stride,
     v_stride,
     KV_HEADS: tl.constexpr,
@@ -48,7 +48,7 @@ def write_kv_kernel(
     ROW: tl.constexpr,
 ):
     token = tl.cast(tl.program_id(0), tl.int64)
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
         at = tl.arange(0, ROW)
         mask = at < KV_HEADS * DIM

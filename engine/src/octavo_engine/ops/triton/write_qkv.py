@@ -59,7 +59,7 @@ def write_qkv_kernel(
     cache_ptr,  # [blocks, 2, KV_HEADS, BLOCK, DIM], contiguous
     qk_ptr,  # [tokens, Q_HEADS + KV_HEADS, DIM]; rows of stride qk_stride
     v_ptr,  # [tokens, KV_HEADS, DIM]; rows of stride v_stride
-    slots_ptr,  # [tokens] int64; -1: not written
+    slots_ptr,  # [tokens] int32 or int64; -1: not written
     gain_ptr,  # [Q_HEADS + KV_HEADS, DIM] fp32, if HAS_NORM
     cos_ptr,  # [tokens, ROTARY]; rows of stride angle_stride
     sin_ptr,  # the same, with the sign of the rotation
@@ -99,7 +99,7 @@ def write_qkv_kernel(
         x = x * cos[None, :] + y * sin[None, :]
     is_q = (head < Q_HEADS)[:, None] & is_dim[None, :]
     tl.store(q_ptr + token * (Q_HEADS * DIM) + at, x.to(raw.dtype), mask=is_q)
-    slot = tl.load(slots_ptr + token)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
         page_ptr = cache_ptr + slot // BLOCK * (2 * KV_HEADS * BLOCK * DIM) + slot % BLOCK * DIM
         k_head = head - Q_HEADS
