@@ -34,6 +34,9 @@ LOAD_FORMAT_ALIASES = {
 #: vLLM's name of its own classes of models.
 MODEL_IMPL_ALIASES = {"vllm": "octavo"}
 
+#: vLLM's names of checkpoints together with a kernel.
+QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
+
 #: name -> (smallest, largest) accepted value
 _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1024),
@@ -109,12 +112,12 @@ def _text(value: Any) -> str | None:
 
 
 def _quantization(value: Any) -> Any:
-    value = "gptq" if value == "gptq_marlin" else value  # vLLM's name of the same checkpoints with another kernel
+    value = QUANTIZATION_ALIASES.get(value, value) if isinstance(value, str) else value
     if value is not None and value not in get_args(Quantization):
         raise StartupError(
-            f"quantization={value!r} is not supported by this version: serve a GPTQ or GGUF checkpoint, or an "
+            f"quantization={value!r} is not supported by this version: serve a GPTQ, AWQ or GGUF checkpoint, or an "
             "unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set it to 'int8', "
-            "'int4', 'gptq' or 'gguf'."
+            "'int4', 'gptq', 'awq' or 'gguf'."
         )
     return value
 

@@ -117,7 +117,7 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported"),
         (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
-        (["--quantization", "awq"], "quantization='awq' is not supported"),
+        (["--quantization", "fp8"], "quantization='fp8' is not supported"),
         (["--lora-modules", "a=/x"], "needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "a"], "lora_modules='a' names no adapter"),
         (["--tokenizer-mode", "mistral"], "tokenizer_mode='mistral' is not supported"),

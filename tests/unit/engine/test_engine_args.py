@@ -32,16 +32,16 @@ def test_the_implementation_of_the_model_has_vllms_names():
         resolve_config(model_impl="terratorch")
 
 
-@pytest.mark.parametrize("value", [None, "int8", "int4", "gptq", "gguf"])
+@pytest.mark.parametrize("value", [None, "int8", "int4", "gptq", "awq", "gguf"])
 def test_weights_are_quantised_to_a_known_type(value):
     assert resolve_config(quantization=value).quantization == value
     assert resolve_config(quantization="gptq_marlin").quantization == "gptq"
 
 
-@pytest.mark.parametrize("value", ["awq", "fp8", "bitsandbytes", "compressed-tensors", "INT8", "", 8])
+@pytest.mark.parametrize("value", ["AWQ", "fp8", "bitsandbytes", "compressed-tensors", "INT8", "", 8])
 def test_another_quantisation_is_refused_with_the_ones_that_exist(value):
     with pytest.raises(
-        StartupError, match=rf"^quantization={value!r} is not supported .* 'int8', 'int4', 'gptq' or 'gguf'"
+        StartupError, match=rf"^quantization={value!r} is not supported .* 'int8', 'int4', 'gptq', 'awq' or 'gguf'"
     ):
         resolve_config(quantization=value)
 
@@ -61,7 +61,7 @@ def test_an_unknown_name_gets_its_near_matches():
     [
         ("tensor_parallel_size", 2, 1),
         ("pipeline_parallel_size", 4, 1),
-        ("quantization", "awq", None),
+        ("quantization", "fp8", None),
         ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources.fetched_revision import fetched_revision
-from octavo_engine.sources.gptq_config import GPTQConfig
+from octavo_engine.sources.packed_config import PackedConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -93,7 +93,7 @@ def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("method", ["awq", "fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "compressed-tensors"])
 def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
     config = {**CONFIG, "quantization_config": {"quant_method": method}}
     with pytest.raises(StartupError, match=f"quantisation method '{method}'"):
@@ -103,7 +103,7 @@ def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str
 def test_the_settings_of_an_old_gptq_checkpoint_are_read(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", "model.safetensors")
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
-    assert resolve_model(str(folder)).quantisation == GPTQConfig(
+    assert resolve_model(str(folder)).quantisation == PackedConfig(
         bits=4, group_size=128, symmetric=True, zero_offset=1, method="gptq"
     )
 

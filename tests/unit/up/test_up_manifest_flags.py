@@ -61,7 +61,7 @@ def test_errors_name_the_file(tmp_path, manifest, capsys):
     [
         ("--no-such-flag", "InferenceService llm: spec.engine.extraArgs: unrecognized arguments: --no-such-flag"),
         ("--num-threads=many", "InferenceService llm: spec.engine.extraArgs: argument --num-threads"),
-        ("--quantization=awq", "InferenceService llm: "),
+        ("--quantization=fp8", "InferenceService llm: "),
     ],
 )
 def test_arguments_that_engines_would_reject_are_rejected_at_once(manifest, argument, message, capsys):

@@ -11,7 +11,6 @@ from typing import Any
 from octavo_engine.config import EngineConfig
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
-from octavo_engine.sources.gptq_config import GPTQConfig, read_gptq_config
 from octavo_engine.sources.hub import download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
@@ -19,6 +18,7 @@ from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
+from octavo_engine.sources.packed_config import PackedConfig, read_packed_config
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -32,7 +32,7 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
     method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
-    if config.quantization in ("gguf", "gptq") and config.quantization != method:
+    if config.quantization in ("gguf", "gptq", "awq") and config.quantization != method:
         raise StartupError(
             f"{files.name}: --quantization {config.quantization}, but the checkpoint's method is {method or 'none'}: "
             "omit it, or use another checkpoint."
@@ -156,21 +156,22 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     return template if isinstance(template, str) else None
 
 
-def _read_quantisation(files: ModelFiles) -> GPTQConfig | None:
+def _read_quantisation(files: ModelFiles) -> PackedConfig | None:
     config = files.config.get("quantization_config") or files.config.get("compression_config")
     if not config:
         return None
     method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
-    if method != "gptq":
+    found = read_packed_config(files.name, config, files.config.get("model_type", "")) if method != config else None
+    if found is None:
         raise StartupError(
             f"{files.name}: quantisation method {method!r} (quantization_config) is not supported by this version: "
-            "use an unquantised, a GPTQ or a GGUF checkpoint."
+            "use an unquantised, a GPTQ, an AWQ or a GGUF checkpoint."
         )
     if files.load_format != "safetensors":
         raise StartupError(
-            f"{files.name}: GPTQ checkpoint: load format {files.load_format!r} is not supported: use safetensors files."
+            f"{files.name}: quantised checkpoint: load format {files.load_format!r} is not supported: use safetensors."
         )
-    return read_gptq_config(files.name, config, files.config.get("model_type", ""))
+    return found
 
 
 def _with_quantize_config(folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Protocol
 from octavo_engine.sources.gguf_types import GGMLType
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.gguf_file import gguf_tensors
-from octavo_engine.weights.loader import packed_layers
+from octavo_engine.weights.loader import read_packed_layers
 
 
 class StoredTensor(Protocol):
@@ -24,4 +24,4 @@ class StoredTensor(Protocol):
 
 def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
-    return gguf_tensors(files) if files.load_format == "gguf" else packed_layers(files)
+    return gguf_tensors(files) if files.load_format == "gguf" else read_packed_layers(files, warn=True)

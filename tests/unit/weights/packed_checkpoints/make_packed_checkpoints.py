@@ -1,8 +1,8 @@
-"""Makes the tiny GPTQ checkpoints of this folder with the package `auto-round`, and hashes of what it unpacks.
+"""Makes the tiny GPTQ and AWQ checkpoints of this folder with the package `auto-round`, and hashes of what it unpacks.
 
-Run it in an environment of its own: pip install auto-round==0.16.1 transformers; python make_gptq_checkpoints.py.
-`unpacked.json` has, for each checkpoint and weight, the SHA-256 of the bytes that auto-round's layer gives for an
-identity matrix in float64, in which its products are exact, once these are rounded to bfloat16.
+Run it in an environment of its own: pip install auto-round==0.16.1 transformers; python make_packed_checkpoints.py.
+`unpacked.json` has, for each checkpoint and weight, the SHA-256 of the bytes of auto-round's weights, rounded to
+bfloat16. It gets the scales in float64, in which its products are exact.
 """
 
 import hashlib
@@ -10,17 +10,19 @@ import json
 from pathlib import Path
 
 import torch
+from auto_round.export.export_to_awq.utils import WQLinear_GEMM, dequantize_gemm
 from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FOLDER = Path(__file__).parent
-#: Name -> bits, inputs of a group, symmetric, act-order, version of the format.
+#: Name -> bits, inputs of a group, symmetric, act-order, version of the format (AWQ's is gemm).
 CHECKPOINTS = {
     "symmetric": (4, 32, True, False, "gptq"),
     "zero_points": (4, 64, False, False, "gptq"),
     "act_order": (4, 32, False, True, "gptq_v2"),
     "eight_bits": (8, -1, True, False, "gptq"),
+    "awq": (4, 32, False, False, "gemm"),
 }
 #: Seeds of the orders of inputs: layers with equal inputs have equal orders.
 ORDERS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 2, "up_proj": 2, "down_proj": 3}
@@ -58,6 +60,9 @@ def pack(linear: torch.nn.Linear, settings: tuple, order: torch.Tensor) -> torch
         low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
         scales = (high - low) / (2**bits - 1)
         zeros = (-low / scales).round().clamp(int(version == "gptq"), 2**bits - 1)
+    if version == "gemm":
+        scales, zeros = scales.t().contiguous(), zeros.t().contiguous()
+        return WQLinear_GEMM.from_linear(ordered, bits, group, scales=scales.half().float(), zeros=zeros, device="cpu")
     kind = qlinear_torch_zp.QuantLinear if version == "gptq" else qlinear_torch.QuantLinear
     layer = kind(bits, group, size, out, bias=False, g_idx=True)
     layer.device = "cpu"
@@ -72,16 +77,27 @@ def pack(linear: torch.nn.Linear, settings: tuple, order: torch.Tensor) -> torch
 
 
 def unpack(layer: torch.nn.Module, size: int) -> torch.Tensor:
+    if isinstance(layer, WQLinear_GEMM):
+        scales = layer.scales.double()
+        weight = dequantize_gemm(layer.qweight, layer.qzeros, scales, layer.w_bit, layer.group_size)
+        return weight.t().float().to(torch.bfloat16)
     scales, layer.scales = layer.scales, layer.scales.double()
     weight = layer(torch.eye(size, dtype=torch.float64)).t().float().to(torch.bfloat16)
     layer.scales = scales
     return weight
 
 
+def method_settings(settings: tuple) -> dict[str, object]:
+    _, _, symmetric, act_order, version = settings
+    if version == "gemm":
+        return {"quant_method": "awq", "zero_point": not symmetric, "version": version, "modules_to_not_convert": None}
+    return {"quant_method": "gptq", "sym": symmetric, "desc_act": act_order, "checkpoint_format": version}
+
+
 def main() -> None:
     hashes: dict[str, dict[str, str]] = {}
     for name, settings in CHECKPOINTS.items():
-        bits, group, symmetric, act_order, version = settings
+        bits, group, _, act_order, _ = settings
         made, tensors = model(), {}
         hashes[name] = {}
         for part, parameter in made.named_parameters():
@@ -102,14 +118,7 @@ def main() -> None:
         save_file({key: value.contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
         config = made.config.to_dict() | {
             "architectures": ["LlamaForCausalLM"],
-            "quantization_config": {
-                "quant_method": "gptq",
-                "bits": bits,
-                "group_size": group,
-                "sym": symmetric,
-                "desc_act": act_order,
-                "checkpoint_format": version,
-            },
+            "quantization_config": {"bits": bits, "group_size": group} | method_settings(settings),
         }
         (folder / "config.json").write_text(json.dumps(config, indent=1))
     (FOLDER / "unpacked.json").write_text(json.dumps(hashes, indent=1) + "\n")

@@ -1,7 +1,8 @@
-"""GPTQ checkpoints, made and unpacked by auto-round: in blocks and expanded, each weight is rounded once."""
+"""GPTQ and AWQ checkpoints, made and unpacked by auto-round: in blocks and expanded, each weight is rounded once."""
 
 import hashlib
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ from octavo_testing.paged import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FOLDER = Path(__file__).parent / "gptq_checkpoints"
+FOLDER = Path(__file__).parent / "packed_checkpoints"
 UNPACKED: dict[str, dict[str, str]] = json.loads((FOLDER / "unpacked.json").read_text())
-TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0"}
+TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0", "awq": "Q5_0"}
 TOKENS = [*range(3, 30), 5, 5, 9]
 DEVICE = CpuDevice()
 
@@ -161,10 +162,10 @@ LAYER = "model.layers.0.mlp.down_proj"
         ("scales", torch.full((2, 64), 1e-9), "is no fp16 number: use --dtype float32"),
         ("scales", torch.ones(3, 64).half(), r"shape \(3, 64\), .* 4 bits in groups of 32 of 64 inputs need \(2, 64\)"),
         ("scales", torch.ones(2, 64, dtype=torch.int32), "has the type I32, GPTQ needs F16"),
-        ("qzeros", torch.zeros(2, 8, dtype=torch.int32), 'a zero point is 1, but 8 is expected.*set "sym" to false'),
+        ("qzeros", torch.zeros(2, 8, dtype=torch.int32), "a zero point is 1, but symmetric weights have 8: correct"),
         ("qzeros", torch.zeros(2, 64, dtype=torch.int32), r"has shape \(2, 64\)"),
         ("qzeros", None, "qzeros': check that all weight files are there"),
-        ("qweight", torch.zeros(9, 64, dtype=torch.int32), r"need \(3, 8\)"),
+        ("qweight", torch.zeros(9, 64, dtype=torch.int32), "of 72 inputs need"),
         ("qweight", torch.zeros(8, dtype=torch.int32), "has shape"),
         ("qweight", torch.zeros(8, 64, dtype=torch.int64), "has the type I64"),
         ("g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2, of 2 groups"),
@@ -198,7 +199,10 @@ def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
         ({"group_size": "32"}, "group_size='32' is invalid"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"dynamic=.* is not supported"),
-        ({"quant_method": "awq"}, "quantisation method 'awq'"),
+        ({"quant_method": "fp8"}, "quantisation method 'fp8'"),
+        ({"quant_method": "awq", "bits": 8}, "AWQ checkpoint: bits=8 is not supported: use a checkpoint of 4 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, "version='gemv' is not supported"),
+        ({"quant_method": "awq", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head' is invalid"),
     ],
 )
 def test_unknown_settings_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -209,8 +213,9 @@ def test_unknown_settings_are_refused(tmp_path: Path, settings: dict[str, Any], 
 def test_the_method_must_be_that_of_the_checkpoint() -> None:
     folder = str(FOLDER / "symmetric")
     assert resolve_files(EngineConfig(model=folder, quantization="gptq"))
-    with pytest.raises(StartupError, match="--quantization gguf, but the checkpoint's method is gptq"):
-        resolve_files(EngineConfig(model=folder, quantization="gguf"))
+    for quantization in ("gguf", "awq"):
+        with pytest.raises(StartupError, match=f"--quantization {quantization}, but the checkpoint's method is gptq"):
+            resolve_files(EngineConfig(model=folder, quantization=quantization))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("load_format", ["dummy", "pt"])
@@ -219,6 +224,16 @@ def test_other_load_formats_are_refused(tmp_path: Path, load_format: str) -> Non
     torch.save({}, tmp_path / "m" / "pytorch_model.bin")
     with pytest.raises(StartupError, match=f"load format '{load_format}' is not supported"):
         resolve_model(str(tmp_path / "m"), load_format=load_format)
+
+
+def test_a_list_of_exceptions_that_names_no_tensor_gives_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        stored_tensors(changed(tmp_path, {}, "awq", modules_to_not_convert=["mlp.down_proj", "lm_head"]))
+        assert not caplog.messages
+        stored_tensors(changed(tmp_path / "b", {}, "awq", modules_to_not_convert=["visual", "lm_head"]))
+    assert caplog.messages == ["quantization_config: no tensor has a name with one of visual, lm_head"]
 
 
 def test_transformers_models_are_refused() -> None:

@@ -1,0 +1,52 @@
+"""`LayerFormat`: how the tensors of a packed layer are named, shaped and unpacked, for each kind of checkpoint."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_engine.sources.packed_config import PackedConfig
+
+Shape = tuple[int, ...]
+
+FLOATS = ("F16", "BF16", "F32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedTensors:
+    """The tensors of a layer. `unpack`: returns the codes of a slice of outputs, [outputs, inputs] as int16.
+
+    `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`: the group of each input, if the checkpoint has it.
+    """
+
+    unpack: Callable[[slice], Tensor]
+    scales: Tensor
+    zeros: Tensor
+    groups: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFormat:
+    """`types`: accepted types by the names of the parts. `optional`: parts that a layer may lack.
+
+    `shapes`: returns the weight's shape [out, in], and the shapes of the parts that follow from it and from those that
+    are given.
+    """
+
+    types: Mapping[str, tuple[str, ...]]
+    optional: frozenset[str] = frozenset()
+    shapes: Callable[[PackedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
+    read: Callable[[PackedConfig, Mapping[str, Tensor]], PackedTensors]
+
+
+def num_groups(config: PackedConfig, size: int) -> int:
+    return -(-size // (config.group_size or max(size, 1)))
+
+
+def unpack_ints(packed: Tensor, bits: int) -> Tensor:
+    """Return the codes of packed rows [rows, columns * 32 / bits] as int16; the lowest bits are the first code."""
+    octets = packed.contiguous().view(torch.uint8)
+    if bits == 4:
+        octets = torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+    return octets.to(torch.int16)

@@ -1,0 +1,204 @@
+"""Reads the layers of GPTQ and AWQ checkpoints: as blocks of GGUF's types without any rounding, or expanded.
+
+A weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give signed
+numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If groups mix
+inputs (act-order), the inputs are sorted by group, and the layer gathers them in this order.
+"""
+
+import logging
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
+from octavo_engine.ops.signed_blocks import signed_blocks
+from octavo_engine.ops.single_thread import single_thread
+from octavo_engine.sources.gguf_types import GGMLType
+from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.safetensors_header import SafeTensor
+from octavo_engine.weights.awq import AWQ
+from octavo_engine.weights.fresh_memory import fresh_tensor
+from octavo_engine.weights.gptq import GPTQ
+from octavo_engine.weights.layer_format import LayerFormat, num_groups
+from octavo_engine.wire.errors import StartupError
+
+_LOGGER = logging.getLogger(__name__)
+
+FORMATS = {"gptq": GPTQ, "awq": AWQ}
+_BLOCK = 32
+#: Outputs that are unpacked at a time; AWQ packs eight of them.
+_OUTPUTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayer:
+    """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name."""
+
+    name: str
+    config: PackedConfig
+    shape: tuple[int, int]
+    parts: frozenset[str]
+    num_bytes: int
+
+    @property
+    def group_size(self) -> int:
+        return self.config.group_size or self.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        return num_groups(self.config, self.shape[1])
+
+    @property
+    def type(self) -> GGMLType:
+        """The blocks in which the layer can stay, or a name of what has none."""
+        bits, symmetric = self.config.bits, self.config.symmetric
+        name = {(4, True): "Q4_0", (4, False): "Q5_0", (8, True): "Q8_0"}.get((bits, symmetric))
+        if name is None or self.group_size % _BLOCK:
+            method, zeros = self.config.method.upper(), "" if symmetric else " with zero points"
+            return GGMLType(-1, f"{method} of {bits} bits in groups of {self.group_size}{zeros}", _BLOCK, 0)
+        return GGMLType(-1, name, _BLOCK, BLOCK_FORMATS[name].num_bytes)
+
+
+def packed_layers(config: PackedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, PackedLayer]:
+    """Return the layers by the names of their weights. Raises StartupError for missing parts and wrong shapes."""
+    layer_format = FORMATS[config.method]
+    found: dict[str, dict[str, SafeTensor]] = {}
+    for name, tensor in headers.items():
+        layer, _, part = name.rpartition(".")
+        if part in layer_format.types:
+            found.setdefault(layer, {})[part] = tensor
+    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in found.items()}
+
+
+def warn_about_ignored(config: PackedConfig, names: Iterable[str]) -> None:
+    """Warn if the list of layers that are not quantised names none of the checkpoint's."""
+    known = list(names)
+    unknown = [part for part in config.ignored if not any(part in name for name in known)]
+    if unknown and len(unknown) == len(config.ignored):
+        _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(unknown))
+
+
+def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[str, SafeTensor]) -> PackedLayer:
+    for part in layer.types:
+        if part not in parts and part not in layer.optional:
+            raise StartupError(f"missing tensor '{name}.{part}': check that all weight files are there.")
+    (out, size), shapes = layer.shapes(config, {part: tensor.shape for part, tensor in parts.items()})
+    for part, tensor in parts.items():
+        if tensor.shape != shapes[part]:
+            raise StartupError(
+                f"tensor '{name}.{part}' has shape {tensor.shape}, but {config.bits} bits in groups of "
+                f"{config.group_size or size} of {size} inputs need {shapes[part]}: the checkpoint does not fit its "
+                "quantization_config; download it again."
+            )
+        if tensor.dtype not in layer.types[part]:
+            raise StartupError(
+                f"tensor '{name}.{part}' has the type {tensor.dtype}, {config.method.upper()} needs "
+                f"{' or '.join(layer.types[part])}: download the checkpoint again."
+            )
+    num_bytes = sum(tensor.num_bytes for tensor in parts.values())
+    return PackedLayer(name=name, config=config, shape=(out, size), parts=frozenset(parts), num_bytes=num_bytes)
+
+
+def iter_packed(
+    layers: Mapping[str, PackedLayer],
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: torch.dtype | None,
+    blocks: Container[str],
+) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+    """Yield each layer's weight once all of its parts were read, as blocks if its name is in `blocks`."""
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for given, tensor in tensors:
+        prefix, _, part = given.rpartition(".")
+        name = f"{prefix}.weight"
+        if name not in layers or part not in layers[name].parts:
+            yield given, tensor
+            continue
+        parts = waiting.setdefault(name, {})
+        parts[part] = tensor
+        if parts.keys() == layers[name].parts:
+            del waiting[name]
+            unpacked = _Unpacked(layers[name], parts)
+            yield name, unpacked.blocks() if name in blocks else unpacked.expanded(dtype or torch.float32)
+            del unpacked
+        del parts, tensor  # before the next one is read
+
+
+class _Unpacked:
+    """A layer, of which a slice of outputs is unpacked at a time."""
+
+    def __init__(self, layer: PackedLayer, parts: Mapping[str, Tensor]) -> None:
+        self.layer = layer
+        self.tensors = FORMATS[layer.config.method].read(layer.config, parts)
+        self.scales, self.zeros = self.tensors.scales, self.tensors.zeros
+        given = self.tensors.groups
+        self.groups = torch.arange(layer.shape[1]) // layer.group_size if given is None else given
+        self._check_groups()
+        if not self.scales.isfinite().all():
+            row = int((~self.scales.isfinite()).any(1).nonzero()[0])
+            raise self._error("scales", f"output {row} has an infinite or NaN scale", "download the checkpoint again")
+
+    def blocks(self) -> BlockTensor:
+        layer = self.layer
+        block_format = BLOCK_FORMATS[layer.type.name]
+        order = self._order()
+        groups = (self.groups if order is None else self.groups[order])[::_BLOCK]
+        self._check_zeros()
+        scales = self._exact_scales()
+        out, size = layer.shape
+        rows = fresh_tensor((out, size // _BLOCK * block_format.num_bytes), torch.uint8)
+        with single_thread():
+            for part in self._slices():
+                codes = self.tensors.unpack(part)
+                codes = codes if order is None else codes[:, order]
+                signed = codes.reshape(len(codes), -1, _BLOCK) - self.zeros[part, groups].unsqueeze(-1)
+                rows[part] = signed_blocks(signed.to(torch.int8), scales[part, groups], block_format)
+        return BlockTensor(block_format, rows, order)
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        out = fresh_tensor(self.layer.shape, dtype)
+        with single_thread():
+            for part in self._slices():
+                signed = self.tensors.unpack(part) - self.zeros[part][:, self.groups]
+                out[part] = (self.scales[part].float()[:, self.groups] * signed).to(dtype)
+        return out
+
+    def _slices(self) -> Iterator[slice]:
+        out = self.layer.shape[0]
+        return (slice(first, min(first + _OUTPUTS, out)) for first in range(0, out, _OUTPUTS))
+
+    def _order(self) -> Tensor | None:
+        """Return the order of the inputs by group; None if it is that of the checkpoint."""
+        order = None if bool((self.groups.diff() >= 0).all()) else self.groups.argsort(stable=True)
+        counts = self.groups.bincount(minlength=self.layer.num_groups)
+        if bool((counts % _BLOCK != 0).any()):
+            group = int((counts % _BLOCK != 0).nonzero()[0])
+            what = f"group {group} has {int(counts[group])} inputs, which are no multiple of {_BLOCK}"
+            raise self._error("g_idx", what, "use --dtype float32, which expands the weights")
+        return order
+
+    def _exact_scales(self) -> Tensor:
+        """Return the scales in fp16, the type that blocks have."""
+        exact = self.scales.half()
+        if not torch.equal(exact.to(self.scales.dtype), self.scales):
+            value = self.scales[exact.to(self.scales.dtype) != self.scales][0].item()
+            raise self._error("scales", f"{value} is no fp16 number", "use --dtype float32, which expands the weights")
+        return exact
+
+    def _check_zeros(self) -> None:
+        zero = 1 << (self.layer.config.bits - 1)
+        if self.layer.config.symmetric and not bool((self.zeros == zero).all()):
+            value = int(self.zeros[self.zeros != zero][0])
+            remedy = "correct `sym` (GPTQ) or `zero_point` (AWQ) in the quantization_config of a copy"
+            raise self._error("qzeros", f"a zero point is {value}, but symmetric weights have {zero}", remedy)
+
+    def _check_groups(self) -> None:
+        low, high = int(self.groups.min()), int(self.groups.max())
+        if low < 0 or high >= self.layer.num_groups:
+            what = f"an input has the group {low if low < 0 else high}, of {self.layer.num_groups} groups"
+            raise self._error("g_idx", what, "download the checkpoint again")
+
+    def _error(self, part: str, what: str, remedy: str) -> StartupError:
+        return StartupError(f"tensor '{self.layer.name}.{part}': {what}: {remedy}.")
