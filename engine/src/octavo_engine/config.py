@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
-Quantization = Literal["gguf", "gptq", "awq", "int8", "int4"]
+Quantization = Literal["gguf", "gptq", "awq", "compressed-tensors", "int8", "int4"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]

@@ -115,9 +115,9 @@ def _quantization(value: Any) -> Any:
     value = QUANTIZATION_ALIASES.get(value, value) if isinstance(value, str) else value
     if value is not None and value not in get_args(Quantization):
         raise StartupError(
-            f"quantization={value!r} is not supported by this version: serve a GPTQ, AWQ or GGUF checkpoint, or an "
-            "unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set it to 'int8', "
-            "'int4', 'gptq', 'awq' or 'gguf'."
+            f"quantization={value!r} is not supported by this version: serve a GGUF, GPTQ, AWQ or compressed-tensors "
+            "checkpoint, or an unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set "
+            "it to 'int8', 'int4', 'gptq', 'awq', 'compressed-tensors' or 'gguf'."
         )
     return value
 

@@ -32,16 +32,16 @@ def test_the_implementation_of_the_model_has_vllms_names():
         resolve_config(model_impl="terratorch")
 
 
-@pytest.mark.parametrize("value", [None, "int8", "int4", "gptq", "awq", "gguf"])
+@pytest.mark.parametrize("value", [None, "int8", "int4", "gptq", "awq", "compressed-tensors", "gguf"])
 def test_weights_are_quantised_to_a_known_type(value):
     assert resolve_config(quantization=value).quantization == value
     assert resolve_config(quantization="gptq_marlin").quantization == "gptq"
 
 
-@pytest.mark.parametrize("value", ["AWQ", "fp8", "bitsandbytes", "compressed-tensors", "INT8", "", 8])
+@pytest.mark.parametrize("value", ["AWQ", "fp8", "bitsandbytes", "modelopt", "INT8", "", 8])
 def test_another_quantisation_is_refused_with_the_ones_that_exist(value):
     with pytest.raises(
-        StartupError, match=rf"^quantization={value!r} is not supported .* 'int8', 'int4', 'gptq', 'awq' or 'gguf'"
+        StartupError, match=rf"^quantization={value!r} is not supported .* .*'awq', 'compressed-tensors' or 'gguf'"
     ):
         resolve_config(quantization=value)
 

@@ -93,7 +93,7 @@ def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "mxfp4"])
 def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
     config = {**CONFIG, "quantization_config": {"quant_method": method}}
     with pytest.raises(StartupError, match=f"quantisation method '{method}'"):
@@ -104,7 +104,7 @@ def test_the_settings_of_an_old_gptq_checkpoint_are_read(tmp_path: Path) -> None
     folder = make_folder(tmp_path / "m", "model.safetensors")
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
     assert resolve_model(str(folder)).quantisation == PackedConfig(
-        bits=4, group_size=128, symmetric=True, zero_offset=1, method="gptq"
+        bits=4, group_size=128, symmetric=True, zero_offset=1, method="gptq", layout="gptq"
     )
 
 

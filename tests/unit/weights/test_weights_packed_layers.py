@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints, made and unpacked by auto-round: in blocks and expanded, each weight is rounded once."""
+"""Checkpoints of auto-round and compressed-tensors: in blocks and expanded, each weight is theirs, rounded once."""
 
 import hashlib
 import json
@@ -29,8 +29,9 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parent / "packed_checkpoints"
 UNPACKED: dict[str, dict[str, str]] = json.loads((FOLDER / "unpacked.json").read_text())
-TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0", "awq": "Q5_0"}
-TOKENS = [*range(3, 30), 5, 5, 9]
+TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0", "awq": "Q5_0",
+    "ct_packed": "Q4_0", "ct_zeros": "Q5_0", "ct_int8": "Q8_0"}  # fmt: skip
+TOKENS = [*range(3, 16), 5, 5, 9, *range(15, 2, -1)]
 DEVICE = CpuDevice()
 
 
@@ -60,14 +61,18 @@ def changed(tmp_path: Path, tensors: dict[str, Tensor | None], name: str = "symm
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_expanded_weights_are_those_of_auto_round_rounded_once(name: str) -> None:
+def test_expanded_weights_are_those_of_their_package_rounded_once(name: str) -> None:
     found = dict(iter_weights(resolve_model(str(FOLDER / name)), dtype=torch.bfloat16))
     assert {key: digest(found[key]) for key in UNPACKED[name]} == UNPACKED[name]
-    assert not [key for key in found if key.endswith(("qweight", "qzeros", "scales", "g_idx"))]
+    assert not [
+        key
+        for key in found
+        if key.endswith(("qweight", "qzeros", "scales", "g_idx", "_packed", "_scale", "_shape", "_point"))
+    ]
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_blocks_have_the_values_of_auto_round(name: str) -> None:
+def test_blocks_have_the_values_of_their_package(name: str) -> None:
     files, found = resolve_model(str(FOLDER / name)), {}
     for key, tensor in iter_weights(files, blocks=UNPACKED[name]):
         if key in UNPACKED[name]:
@@ -161,7 +166,7 @@ LAYER = "model.layers.0.mlp.down_proj"
         ("scales", torch.full((2, 64), float("inf")).half(), "output 0 has an infinite or NaN scale"),
         ("scales", torch.full((2, 64), 1e-9), "is no fp16 number: use --dtype float32"),
         ("scales", torch.ones(3, 64).half(), r"shape \(3, 64\), .* 4 bits in groups of 32 of 64 inputs need \(2, 64\)"),
-        ("scales", torch.ones(2, 64, dtype=torch.int32), "has the type I32, GPTQ needs F16"),
+        ("scales", torch.ones(2, 64, dtype=torch.int32), "has the type I32, gptq needs F16"),
         ("qzeros", torch.zeros(2, 8, dtype=torch.int32), "a zero point is 1, but symmetric weights have 8: correct"),
         ("qzeros", torch.zeros(2, 64, dtype=torch.int32), r"has shape \(2, 64\)"),
         ("qzeros", None, "qzeros': check that all weight files are there"),
@@ -179,6 +184,74 @@ def test_a_corrupt_layer_is_named_in_one_line(tmp_path: Path, part: str, value: 
     with pytest.raises(StartupError, match=f"tensor '{LAYER}.*{message}") as failure:
         loaded(files)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "value", "message"),
+    [
+        ("ct_packed", "weight_shape", torch.tensor([64, 60]), r"the shape is \(64, 60\), but the packed weight has"),
+        ("ct_packed", "weight_scale", torch.ones(64, 3), r"shape \(64, 3\), .* need \(64, 2\)"),
+        ("ct_packed", "weight_scale", torch.full((64, 2), float("nan")), "an infinite or NaN scale"),
+        ("ct_packed", "weight_g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2"),
+        ("ct_zeros", "weight_zero_point", None, "check that all weight files are there"),
+        ("ct_zeros", "weight_zero_point", torch.zeros(64, 1, dtype=torch.int8), r"has shape \(64, 1\)"),
+        ("ct_int8", "weight", torch.zeros(32, 32, dtype=torch.uint8), "has the type U8"),
+        ("ct_int8", "weight_zero_point", torch.ones(32, 1, dtype=torch.int8), "a zero point is 129, but symmetric"),
+    ],
+)
+def test_a_corrupt_layer_of_compressed_tensors_is_named(
+    tmp_path: Path, name: str, part: str, value: Tensor | None, message: str
+) -> None:
+    files = changed(tmp_path, {f"{LAYER}.{part}": value}, name)
+    with pytest.raises(StartupError, match=f"tensor '{LAYER}.*{message}") as failure:
+        loaded(files)
+    assert "\n" not in str(failure.value)
+
+
+def test_inputs_of_compressed_tensors_are_sorted_by_group(tmp_path: Path) -> None:
+    groups = torch.arange(64, dtype=torch.int32) % 2
+    layers = [key.removesuffix(".weight") for key in UNPACKED["ct_packed"]]
+    files = changed(tmp_path, {f"{layer}.weight_g_idx": groups.clone() for layer in layers}, "ct_packed")
+    expanded = dict(iter_weights(files))
+    for key, tensor in iter_weights(files, blocks=UNPACKED["ct_packed"]):
+        if isinstance(tensor, BlockTensor):
+            assert tensor.order is not None
+            values = torch.from_numpy(dequantize(tensor.rows.numpy(), GGMLQuantizationType.Q4_0))
+            assert torch.equal(values[:, tensor.order.argsort()], expanded[key])
+    assert loaded(files).block_tensors() == UNPACKED["ct_packed"].keys()
+
+
+def test_activations_have_16_bits(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        stored_tensors(resolve_model(str(FOLDER / "ct_int8")))
+    assert caplog.messages == ["the checkpoint was made for activations of 8 bits; they have 16 bits here"]
+
+
+GROUP = {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}
+FLOAT8 = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format": "float-quantized"}, "format='float-quantized' is not supported: use one of pack-quantized, int"),
+        ({"format": "int-quantized"}, "bits=4 is not supported: use a checkpoint of 8 bits"),
+        ({"config_groups": {}}, "config_groups of .* are not supported"),
+        ({"config_groups": {"a": GROUP, "b": GROUP}}, r"config_groups of \['a', 'b'\] are not supported"),
+        ({"config_groups": {"a": {"weights": FLOAT8}}}, "weights of the type 'float' are not supported"),
+        ({"config_groups": {"a": {"weights": GROUP["weights"] | {"num_bits": 3}}}}, "bits=3 is not supported"),
+        ({"config_groups": {"a": {"weights": GROUP["weights"] | {"strategy": "block"}}}}, "strategy='block' is not"),
+        ({"config_groups": {"a": GROUP | {"input_activations": FLOAT8}}}, "input_activations=.* are not supported"),
+        ({"kv_cache_scheme": FLOAT8}, "kv_cache_scheme is not supported"),
+        ({"ignore": "lm_head"}, "ignore='lm_head' is invalid: it must be a list"),
+        ({"ignore": ["re:("]}, "is invalid: correct the expression"),
+    ],
+)
+def test_unknown_settings_of_compressed_tensors_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(StartupError, match=f"compressed-tensors checkpoint: .*{message}"):
+        changed(tmp_path, {}, "ct_packed", **settings)
 
 
 def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
@@ -200,7 +273,7 @@ def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"dynamic=.* is not supported"),
         ({"quant_method": "fp8"}, "quantisation method 'fp8'"),
-        ({"quant_method": "awq", "bits": 8}, "AWQ checkpoint: bits=8 is not supported: use a checkpoint of 4 bits"),
+        ({"quant_method": "awq", "bits": 8}, "awq checkpoint: bits=8 is not supported: use a checkpoint of 4 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "version='gemv' is not supported"),
         ({"quant_method": "awq", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head' is invalid"),
     ],
@@ -232,8 +305,8 @@ def test_a_list_of_exceptions_that_names_no_tensor_gives_one_warning(
     with caplog.at_level(logging.WARNING):
         stored_tensors(changed(tmp_path, {}, "awq", modules_to_not_convert=["mlp.down_proj", "lm_head"]))
         assert not caplog.messages
-        stored_tensors(changed(tmp_path / "b", {}, "awq", modules_to_not_convert=["visual", "lm_head"]))
-    assert caplog.messages == ["quantization_config: no tensor has a name with one of visual, lm_head"]
+        stored_tensors(changed(tmp_path / "b", {}, "awq", modules_to_not_convert=["visual", "audio"]))
+    assert caplog.messages == ["quantization_config: no tensor has a name with one of visual, audio"]
 
 
 def test_transformers_models_are_refused() -> None:

@@ -1,5 +1,6 @@
-"""Reads how a GPTQ or AWQ checkpoint was quantised: from `quantization_config` in config.json."""
+"""Reads how a checkpoint with packed layers was quantised: from `quantization_config` in config.json."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,21 @@ class PackedConfig:
     """`method`: as in vLLM. `group_size`: inputs that share a scale; None: all of a layer.
 
     `symmetric`: all zero points are 2^(bits - 1). `zero_offset`: 1 in the first version of GPTQ's format, which stores
-    zero points less one. `ignored`: parts of the names of layers that are not quantised.
+    zero points less one. `ignored`: parts of the names of layers that are not quantised. `activation_bits`: of the
+    activations that the checkpoint was made for, if they are quantised.
     """
 
     method: str
+    layout: str
     bits: int
     group_size: int | None
     symmetric: bool
     zero_offset: int = 0
     ignored: tuple[str, ...] = ()
+    activation_bits: int | None = None
 
 
-class _Settings:
+class QuantizationSettings:
     """`quantization_config` of a model `name`, the values of which are checked when they are read."""
 
     def __init__(self, name: str, method: str, config: dict[str, Any]) -> None:
@@ -37,8 +41,23 @@ class _Settings:
     def refuse(self, what: str, remedy: str) -> StartupError:
         return StartupError(f"{self.name}: {self.method} checkpoint: {what}: {remedy}.")
 
+    def of(self, config: dict[str, Any]) -> "QuantizationSettings":
+        """Return other settings of the same checkpoint."""
+        return QuantizationSettings(self.name, self.method, config)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        found = self.get(key) or ()
+        if not isinstance(found, list | tuple) or not all(isinstance(part, str) for part in found):
+            raise self.refuse(f"{key}={found!r} is invalid", "it must be a list of names")
+        try:
+            for part in found:
+                re.compile(part.removeprefix("re:") if part.startswith("re:") else "")
+        except re.error as error:
+            raise self.refuse(f"{key}={found!r} is invalid", f"correct the expression: {error}") from error
+        return tuple(found)
+
     def bits(self, accepted: tuple[int, ...]) -> int:
-        bits = self.get("bits", "w_bit")
+        bits = self.get("bits", "w_bit", "num_bits")
         if type(bits) is not int or bits not in accepted:
             remedy = f"use a checkpoint of {' or '.join(map(str, accepted))} bits"
             raise self.refuse(f"bits={bits!r} is not supported", remedy)
@@ -51,19 +70,7 @@ class _Settings:
         return None if size == -1 else size
 
 
-def read_packed_config(name: str, config: dict[str, Any], model_type: str) -> PackedConfig | None:
-    """Check the settings; return None for another method. Raises StartupError with value and remedy."""
-    method = config.get("quant_method")
-    if method not in ("gptq", "awq"):
-        return None
-    settings = _Settings(name, method.upper(), config)
-    if model_type == "gpt2":
-        remedy = "use an unquantised or a GGUF checkpoint"
-        raise settings.refuse("the architecture GPT-2 stores its weights transposed", remedy)
-    return _read_gptq(settings) if method == "gptq" else _read_awq(settings)
-
-
-def _read_gptq(settings: _Settings) -> PackedConfig:
+def read_gptq_config(settings: QuantizationSettings) -> PackedConfig:
     version = settings.get("checkpoint_format") or ("marlin" if settings.get("is_marlin_format") else "gptq")
     if version not in ("gptq", "gptq_v2"):
         remedy = "use one in the format gptq or gptq_v2"
@@ -73,6 +80,7 @@ def _read_gptq(settings: _Settings) -> PackedConfig:
         raise settings.refuse(f"dynamic={changes[0]!r} is not supported", remedy)
     return PackedConfig(
         method="gptq",
+        layout="gptq",
         bits=settings.bits(GPTQ_BITS),
         group_size=settings.group_size(),
         symmetric=bool(settings.get("sym", default=True)),
@@ -80,17 +88,15 @@ def _read_gptq(settings: _Settings) -> PackedConfig:
     )
 
 
-def _read_awq(settings: _Settings) -> PackedConfig:
+def read_awq_config(settings: QuantizationSettings) -> PackedConfig:
     version = str(settings.get("version", default="gemm")).lower()
     if version != "gemm":
         raise settings.refuse(f"version={version!r} is not supported", "use a checkpoint of the version gemm")
-    ignored = settings.get("modules_to_not_convert") or ()
-    if not isinstance(ignored, list | tuple) or not all(isinstance(part, str) for part in ignored):
-        raise settings.refuse(f"modules_to_not_convert={ignored!r} is invalid", "it must be a list of names")
     return PackedConfig(
         method="awq",
+        layout="awq",
         bits=settings.bits(AWQ_BITS),
         group_size=settings.group_size(),
         symmetric=not settings.get("zero_point", default=True),
-        ignored=tuple(ignored),
+        ignored=settings.names("modules_to_not_convert"),
     )

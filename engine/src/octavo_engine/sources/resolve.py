@@ -18,7 +18,7 @@ from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
-from octavo_engine.sources.packed_config import PackedConfig, read_packed_config
+from octavo_engine.sources.quantisation import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
@@ -32,7 +32,7 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
     method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
-    if config.quantization in ("gguf", "gptq", "awq") and config.quantization != method:
+    if config.quantization not in (None, "int8", "int4") and config.quantization != method:
         raise StartupError(
             f"{files.name}: --quantization {config.quantization}, but the checkpoint's method is {method or 'none'}: "
             "omit it, or use another checkpoint."
@@ -62,7 +62,7 @@ def resolve_model(
         files = _open_folder(model, location, load_format)
     else:
         files = _open_file(model, location, load_format)
-    return replace(files, quantisation=_read_quantisation(files))
+    return replace(files, quantisation=read_quantisation(files))
 
 
 def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
@@ -154,24 +154,6 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
-
-
-def _read_quantisation(files: ModelFiles) -> PackedConfig | None:
-    config = files.config.get("quantization_config") or files.config.get("compression_config")
-    if not config:
-        return None
-    method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
-    found = read_packed_config(files.name, config, files.config.get("model_type", "")) if method != config else None
-    if found is None:
-        raise StartupError(
-            f"{files.name}: quantisation method {method!r} (quantization_config) is not supported by this version: "
-            "use an unquantised, a GPTQ, an AWQ or a GGUF checkpoint."
-        )
-    if files.load_format != "safetensors":
-        raise StartupError(
-            f"{files.name}: quantised checkpoint: load format {files.load_format!r} is not supported: use safetensors."
-        )
-    return found
 
 
 def _with_quantize_config(folder: Path) -> dict[str, Any]:

@@ -32,4 +32,10 @@ def _unpack(packed: Tensor) -> Tensor:
     return codes.view(len(codes), -1, _PER_INT)[..., _PLACES].flatten(-2)
 
 
-AWQ = LayerFormat(types={"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS}, shapes=_shapes, read=_read)
+AWQ = LayerFormat(
+    types={"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS},
+    scales="scales",
+    zeros="qzeros",
+    shapes=_shapes,
+    read=_read,
+)

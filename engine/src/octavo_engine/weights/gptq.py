@@ -29,6 +29,9 @@ def _read(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
 
 GPTQ = LayerFormat(
     types={"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS, "g_idx": ("I32", "I64")},
+    scales="scales",
+    zeros="qzeros",
+    groups="g_idx",
     optional=frozenset({"g_idx"}),
     shapes=_shapes,
     read=_read,

@@ -18,23 +18,29 @@ class PackedTensors:
     """The tensors of a layer. `unpack`: returns the codes of a slice of outputs, [outputs, inputs] as int16.
 
     `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`: the group of each input, if the checkpoint has it.
+    `shape`: of the weight, if the checkpoint has it.
     """
 
     unpack: Callable[[slice], Tensor]
     scales: Tensor
     zeros: Tensor
     groups: Tensor | None = None
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFormat:
-    """`types`: accepted types by the names of the parts. `optional`: parts that a layer may lack.
+    """`types`: accepted types by the names of the parts. `scales`, `zeros`, `groups`: names of these parts.
 
+    `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric.
     `shapes`: returns the weight's shape [out, in], and the shapes of the parts that follow from it and from those that
     are given.
     """
 
     types: Mapping[str, tuple[str, ...]]
+    scales: str
+    zeros: str
+    groups: str = ""
     optional: frozenset[str] = frozenset()
     shapes: Callable[[PackedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
     read: Callable[[PackedConfig, Mapping[str, Tensor]], PackedTensors]

@@ -18,7 +18,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import iter_gguf
-from octavo_engine.weights.packed_layers import PackedLayer, iter_packed, packed_layers, warn_about_ignored
+from octavo_engine.weights.packed_layers import PackedLayer, iter_packed, log_settings, packed_layers
 from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
 from octavo_engine.weights.torch_file import iter_torch_file
 from octavo_engine.wire.errors import StartupError
@@ -84,15 +84,15 @@ def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iter
         yield from lazy_safetensors(path, advance=advance)
 
 
-def read_packed_layers(files: ModelFiles, *, warn: bool = False) -> dict[str, PackedLayer]:
+def read_packed_layers(files: ModelFiles, *, log: bool = False) -> dict[str, PackedLayer]:
     """Return the quantised layers by the names of their weights; {} for an unquantised checkpoint."""
     if files.quantisation is None:
         return {}
     is_nested = isinstance(files.config.get("text_config"), dict)
     found = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
     named = {_text_name(name) if is_nested else name: tensor for name, tensor in found}
-    if warn:
-        warn_about_ignored(files.quantisation, (name for name in named if name is not None))
+    if log:
+        log_settings(files.quantisation, (name for name in named if name is not None))
     return packed_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
 
 

@@ -1,4 +1,4 @@
-"""Reads the layers of GPTQ and AWQ checkpoints: as blocks of GGUF's types without any rounding, or expanded.
+"""Reads the packed layers of quantised checkpoints: as blocks of GGUF's types without any rounding, or expanded.
 
 A weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give signed
 numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If groups mix
@@ -6,6 +6,7 @@ inputs (act-order), the inputs are sorted by group, and the layer gathers them i
 """
 
 import logging
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from octavo_engine.sources.gguf_types import GGMLType
 from octavo_engine.sources.packed_config import PackedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.awq import AWQ
+from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZED
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.weights.gptq import GPTQ
 from octavo_engine.weights.layer_format import LayerFormat, num_groups
@@ -26,7 +28,7 @@ from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 
-FORMATS = {"gptq": GPTQ, "awq": AWQ}
+FORMATS = {"gptq": GPTQ, "awq": AWQ, "pack-quantized": PACK_QUANTIZED, "int-quantized": INT_QUANTIZED}
 _BLOCK = 32
 #: Outputs that are unpacked at a time; AWQ packs eight of them.
 _OUTPUTS = 64
@@ -56,33 +58,44 @@ class PackedLayer:
         bits, symmetric = self.config.bits, self.config.symmetric
         name = {(4, True): "Q4_0", (4, False): "Q5_0", (8, True): "Q8_0"}.get((bits, symmetric))
         if name is None or self.group_size % _BLOCK:
-            method, zeros = self.config.method.upper(), "" if symmetric else " with zero points"
+            method, zeros = self.config.method, "" if symmetric else " with zero points"
             return GGMLType(-1, f"{method} of {bits} bits in groups of {self.group_size}{zeros}", _BLOCK, 0)
         return GGMLType(-1, name, _BLOCK, BLOCK_FORMATS[name].num_bytes)
 
 
 def packed_layers(config: PackedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, PackedLayer]:
     """Return the layers by the names of their weights. Raises StartupError for missing parts and wrong shapes."""
-    layer_format = FORMATS[config.method]
+    layer_format = FORMATS[config.layout]
     found: dict[str, dict[str, SafeTensor]] = {}
     for name, tensor in headers.items():
         layer, _, part = name.rpartition(".")
         if part in layer_format.types:
             found.setdefault(layer, {})[part] = tensor
-    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in found.items()}
+    packed = {name: parts for name, parts in found.items() if parts.keys() != {"weight"}}
+    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in packed.items()}
 
 
-def warn_about_ignored(config: PackedConfig, names: Iterable[str]) -> None:
-    """Warn if the list of layers that are not quantised names none of the checkpoint's."""
-    known = list(names)
-    unknown = [part for part in config.ignored if not any(part in name for name in known)]
-    if unknown and len(unknown) == len(config.ignored):
-        _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(unknown))
+def log_settings(config: PackedConfig, names: Iterable[str]) -> None:
+    """Warn if the list of layers that are not quantised names none of the checkpoint's, and log other activations."""
+    known = [*names, "lm_head."]  # a tied head has no tensor
+    if config.ignored and not any(_names(part, name) for part in config.ignored for name in known):
+        _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
+    if config.activation_bits is not None:
+        _LOGGER.info(
+            "the checkpoint was made for activations of %d bits; they have 16 bits here", config.activation_bits
+        )
+
+
+def _names(pattern: str, name: str) -> bool:
+    """Return True if a pattern, a part of a name or "re:" with an expression, names a tensor's layer."""
+    layer = name.rpartition(".")[0]
+    return bool(re.match(pattern[3:], layer)) if pattern.startswith("re:") else pattern in layer
 
 
 def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[str, SafeTensor]) -> PackedLayer:
     for part in layer.types:
-        if part not in parts and part not in layer.optional:
+        needs_zeros = part == layer.zeros and not config.symmetric
+        if part not in parts and (needs_zeros or part not in layer.optional):
             raise StartupError(f"missing tensor '{name}.{part}': check that all weight files are there.")
     (out, size), shapes = layer.shapes(config, {part: tensor.shape for part, tensor in parts.items()})
     for part, tensor in parts.items():
@@ -94,7 +107,7 @@ def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[st
             )
         if tensor.dtype not in layer.types[part]:
             raise StartupError(
-                f"tensor '{name}.{part}' has the type {tensor.dtype}, {config.method.upper()} needs "
+                f"tensor '{name}.{part}' has the type {tensor.dtype}, {config.layout} needs "
                 f"{' or '.join(layer.types[part])}: download the checkpoint again."
             )
     num_bytes = sum(tensor.num_bytes for tensor in parts.values())
@@ -131,14 +144,20 @@ class _Unpacked:
 
     def __init__(self, layer: PackedLayer, parts: Mapping[str, Tensor]) -> None:
         self.layer = layer
-        self.tensors = FORMATS[layer.config.method].read(layer.config, parts)
+        self.format = FORMATS[layer.config.layout]
+        self.tensors = self.format.read(layer.config, parts)
         self.scales, self.zeros = self.tensors.scales, self.tensors.zeros
         given = self.tensors.groups
         self.groups = torch.arange(layer.shape[1]) // layer.group_size if given is None else given
+        if self.tensors.shape not in (None, layer.shape):
+            what = f"the shape is {self.tensors.shape}, but the packed weight has {layer.shape}"
+            raise self._error("weight_shape", what, "download the checkpoint again")
         self._check_groups()
         if not self.scales.isfinite().all():
             row = int((~self.scales.isfinite()).any(1).nonzero()[0])
-            raise self._error("scales", f"output {row} has an infinite or NaN scale", "download the checkpoint again")
+            raise self._error(
+                self.format.scales, f"output {row} has an infinite or NaN scale", "download the checkpoint again"
+            )
 
     def blocks(self) -> BlockTensor:
         layer = self.layer
@@ -176,7 +195,7 @@ class _Unpacked:
         if bool((counts % _BLOCK != 0).any()):
             group = int((counts % _BLOCK != 0).nonzero()[0])
             what = f"group {group} has {int(counts[group])} inputs, which are no multiple of {_BLOCK}"
-            raise self._error("g_idx", what, "use --dtype float32, which expands the weights")
+            raise self._error(self.format.groups, what, "use --dtype float32, which expands the weights")
         return order
 
     def _exact_scales(self) -> Tensor:
@@ -184,21 +203,23 @@ class _Unpacked:
         exact = self.scales.half()
         if not torch.equal(exact.to(self.scales.dtype), self.scales):
             value = self.scales[exact.to(self.scales.dtype) != self.scales][0].item()
-            raise self._error("scales", f"{value} is no fp16 number", "use --dtype float32, which expands the weights")
+            raise self._error(
+                self.format.scales, f"{value} is no fp16 number", "use --dtype float32, which expands the weights"
+            )
         return exact
 
     def _check_zeros(self) -> None:
         zero = 1 << (self.layer.config.bits - 1)
         if self.layer.config.symmetric and not bool((self.zeros == zero).all()):
             value = int(self.zeros[self.zeros != zero][0])
-            remedy = "correct `sym` (GPTQ) or `zero_point` (AWQ) in the quantization_config of a copy"
-            raise self._error("qzeros", f"a zero point is {value}, but symmetric weights have {zero}", remedy)
+            remedy = "correct `sym`, `zero_point` or `symmetric` in the quantization_config of a copy"
+            raise self._error(self.format.zeros, f"a zero point is {value}, but symmetric weights have {zero}", remedy)
 
     def _check_groups(self) -> None:
         low, high = int(self.groups.min()), int(self.groups.max())
         if low < 0 or high >= self.layer.num_groups:
             what = f"an input has the group {low if low < 0 else high}, of {self.layer.num_groups} groups"
-            raise self._error("g_idx", what, "download the checkpoint again")
+            raise self._error(self.format.groups, what, "download the checkpoint again")
 
     def _error(self, part: str, what: str, remedy: str) -> StartupError:
         return StartupError(f"tensor '{self.layer.name}.{part}': {what}: {remedy}.")

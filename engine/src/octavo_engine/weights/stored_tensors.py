@@ -24,4 +24,4 @@ class StoredTensor(Protocol):
 
 def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
-    return gguf_tensors(files) if files.load_format == "gguf" else read_packed_layers(files, warn=True)
+    return gguf_tensors(files) if files.load_format == "gguf" else read_packed_layers(files, log=True)

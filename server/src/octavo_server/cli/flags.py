@@ -35,7 +35,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "dtype": "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this "
         "machine.",
         "quantization": "Type to which the weights of linear layers are quantised while they load, on a CPU: int8 or "
-        "int4; gptq, awq, gguf: only such checkpoints are accepted, whose weights keep their types.",
+        "int4; gptq, awq, compressed-tensors, gguf: only such checkpoints are accepted, whose weights keep their bits.",
         "device": "Device that runs the model.",
         "seed": "Seed of requests without one, so that a restart repeats their answers. Default: random.",
         "generation_config": "Source of the default sampling parameters; auto: the model's generation_config.json; "

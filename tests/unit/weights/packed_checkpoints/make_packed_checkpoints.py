@@ -28,15 +28,15 @@ CHECKPOINTS = {
 ORDERS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 2, "up_proj": 2, "down_proj": 3}
 
 
-def model() -> LlamaForCausalLM:
+def model(hidden_size: int = 64) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=64,
-        intermediate_size=64,  # more outputs than inputs are unpacked wrongly by auto-round 0.16.1
+        vocab_size=16,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,  # auto-round 0.16.1 unpacks more outputs than inputs wrongly
         num_hidden_layers=1,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=64 // hidden_size,
         max_position_embeddings=128,
         tie_word_embeddings=True,
     )
@@ -98,7 +98,7 @@ def main() -> None:
     hashes: dict[str, dict[str, str]] = {}
     for name, settings in CHECKPOINTS.items():
         bits, group, _, act_order, _ = settings
-        made, tensors = model(), {}
+        made, tensors = model(32 if bits == 8 else 64), {}
         hashes[name] = {}
         for part, parameter in made.named_parameters():
             layer = part.removesuffix(".weight")

@@ -1,0 +1,78 @@
+"""Layers of the library compressed-tensors: `pack-quantized`, packed along the inputs, and `int-quantized`, in int8."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.weights.layer_format import FLOATS, LayerFormat, PackedTensors, Shape, num_groups, unpack_ints
+
+
+def _packed_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+    per_int = 32 // config.bits
+    out, columns = (*given["weight_packed"], 0)[:2]
+    size = columns * per_int
+    groups = num_groups(config, size)
+    shapes = {
+        "weight_packed": (out, columns),
+        "weight_scale": (out, groups),
+        "weight_zero_point": (-(-out // per_int), groups),
+        "weight_g_idx": (size,),
+        "weight_shape": (2,),
+    }
+    return (out, size), shapes
+
+
+def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
+    """Codes and zero points are stored as unsigned numbers, which are 2^(bits - 1) larger."""
+    packed, scales, zeros = parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")
+    symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.int16)
+    return PackedTensors(
+        unpack=lambda outputs: unpack_ints(packed[outputs], config.bits),
+        scales=scales,
+        zeros=symmetric if zeros is None else unpack_ints(zeros.t(), config.bits).t()[: len(scales)],
+        groups=parts["weight_g_idx"].long() if "weight_g_idx" in parts else None,
+        shape=tuple(parts["weight_shape"].tolist()),
+    )
+
+
+def _int8_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+    out, size = (*given["weight"], 0)[:2]
+    scales = (out, num_groups(config, size))
+    return (out, size), {"weight": (out, size), "weight_scale": scales, "weight_zero_point": scales}
+
+
+def _read_int8(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
+    weight, scales, zeros = parts["weight"], parts["weight_scale"], parts.get("weight_zero_point")
+    half = 1 << (config.bits - 1)
+    zeros = torch.zeros(scales.shape, dtype=torch.int8) if zeros is None else zeros
+    return PackedTensors(
+        unpack=lambda outputs: weight[outputs].to(torch.int16) + half, scales=scales, zeros=zeros.to(torch.int16) + half
+    )
+
+
+PACK_QUANTIZED = LayerFormat(
+    types={
+        "weight_packed": ("I32",),
+        "weight_scale": FLOATS,
+        "weight_zero_point": ("I32",),
+        "weight_g_idx": ("I32", "I64"),
+        "weight_shape": ("I32", "I64"),
+    },
+    optional=frozenset({"weight_zero_point", "weight_g_idx"}),
+    scales="weight_scale",
+    zeros="weight_zero_point",
+    groups="weight_g_idx",
+    shapes=_packed_shapes,
+    read=_read_packed,
+)
+
+INT_QUANTIZED = LayerFormat(
+    types={"weight": ("I8",), "weight_scale": FLOATS, "weight_zero_point": ("I8",)},
+    optional=frozenset({"weight_zero_point"}),
+    scales="weight_scale",
+    zeros="weight_zero_point",
+    shapes=_int8_shapes,
+    read=_read_int8,
+)
