@@ -173,6 +173,8 @@ LAYER = "model.layers.0.mlp.down_proj"
         ("qweight", torch.zeros(9, 64, dtype=torch.int32), "of 72 inputs need"),
         ("qweight", torch.zeros(8, dtype=torch.int32), "has shape"),
         ("qweight", torch.zeros(8, 64, dtype=torch.int64), "has the type I64"),
+        ("qweight", torch.tensor(3, dtype=torch.int32), "of 0 inputs need"),
+        ("qweight", torch.zeros(0, 64, dtype=torch.int32), "of 0 inputs need"),
         ("g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2, of 2 groups"),
         ("g_idx", torch.full((64,), -1, dtype=torch.int32), "an input has the group -1"),
         ("g_idx", (torch.arange(64) // 33).int(), "group 0 has 33 inputs, which are no multiple of 32"),
@@ -261,6 +263,17 @@ def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="inputs have another order than those of the other parts"):
         loaded(files)
     assert loaded(files, "float32")
+
+
+def test_a_part_that_is_quantised_while_it_loads_has_no_order(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj"
+    packed = dict.fromkeys(f"{name}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
+    weight = torch.full((32, 64), 0.5).half()
+    files = changed(tmp_path, packed | {f"{name}.weight": weight}, "symmetric")
+    assert loaded(files, quantization="int8").quantised_tensors() == {f"{name}.weight"}
+    files = changed(tmp_path / "b", packed | {f"{name}.weight": weight}, "act_order")
+    with pytest.raises(StartupError, match="inputs have another order than those of the other parts"):
+        loaded(files, quantization="int8")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
-    size, columns = (*given["qweight"], 0)[:2]
+    size, columns = (*given["qweight"], 0, 0)[:2]
     groups, out = num_groups(config, size), columns * _PER_INT
     return (out, size), {"qweight": (size, columns), "qzeros": (groups, columns), "scales": (groups, out)}
 

@@ -11,7 +11,7 @@ from octavo_engine.weights.layer_format import FLOATS, LayerFormat, PackedTensor
 
 def _packed_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
     per_int = 32 // config.bits
-    out, columns = (*given["weight_packed"], 0)[:2]
+    out, columns = (*given["weight_packed"], 0, 0)[:2]
     size = columns * per_int
     groups = num_groups(config, size)
     shapes = {
@@ -38,7 +38,7 @@ def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTen
 
 
 def _int8_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
-    out, size = (*given["weight"], 0)[:2]
+    out, size = (*given["weight"], 0, 0)[:2]
     scales = (out, num_groups(config, size))
     return (out, size), {"weight": (out, size), "weight_scale": scales, "weight_zero_point": scales}
 

@@ -10,19 +10,19 @@ from octavo_engine.weights.layer_format import FLOATS, LayerFormat, PackedTensor
 
 def _shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
     per_int = 32 // config.bits
-    rows, out = (*given["qweight"], 0)[:2]
+    rows, out = (*given["qweight"], 0, 0)[:2]
     size = rows * per_int
     groups = num_groups(config, size)
-    shapes = {"qweight": (rows, out), "qzeros": (groups, out // per_int), "scales": (groups, out), "g_idx": (size,)}
-    return (out, size), shapes
+    zeros = (groups, -(-out // per_int))
+    return (out, size), {"qweight": (rows, out), "qzeros": zeros, "scales": (groups, out), "g_idx": (size,)}
 
 
 def _read(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
-    packed = parts["qweight"]
+    packed, scales = parts["qweight"], parts["scales"].t()
     return PackedTensors(
         unpack=lambda outputs: unpack_ints(packed[:, outputs].t(), config.bits),
-        scales=parts["scales"].t(),
-        zeros=unpack_ints(parts["qzeros"], config.bits).t() + config.zero_offset,
+        scales=scales,
+        zeros=unpack_ints(parts["qzeros"], config.bits).t()[: len(scales)] + config.zero_offset,
         groups=parts["g_idx"].long() if "g_idx" in parts else None,
     )
 

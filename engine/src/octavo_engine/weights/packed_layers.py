@@ -6,6 +6,7 @@ inputs (act-order), the inputs are sorted by group, and the layer gathers them i
 """
 
 import logging
+import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[st
             raise StartupError(f"missing tensor '{name}.{part}': check that all weight files are there.")
     (out, size), shapes = layer.shapes(config, {part: tensor.shape for part, tensor in parts.items()})
     for part, tensor in parts.items():
-        if tensor.shape != shapes[part]:
+        if tensor.shape != shapes[part] or not math.prod(tensor.shape):
             raise StartupError(
                 f"tensor '{name}.{part}' has shape {tensor.shape}, but {config.bits} bits in groups of "
                 f"{config.group_size or size} of {size} inputs need {shapes[part]}: the checkpoint does not fit its "
