@@ -3,6 +3,7 @@
 import pytest
 import pytest_asyncio
 from octavo_engine.lora_args import lora_modules
+from octavo_engine.wire.records import EngineStats
 from octavo_testing.scripted import scripted_hash, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
@@ -75,6 +76,20 @@ async def test_an_unknown_name_is_not_found(served):
 async def test_tokens_are_counted_for_an_adapter(served):
     answer = await served.http.post("/tokenize", json={"model": "red", "prompt": "hi"})
     assert answer.json()["count"] == 2
+
+
+async def test_metrics_name_the_adapters_in_use(served):
+    def labels(metrics):
+        return next(name for name in metrics if name.startswith("vllm:lora_requests_info"))
+
+    served.engine.on_stats(EngineStats(running_adapters=[scripted_hash("red")], waiting_adapters=["unloaded"]))
+    metrics = await served.metrics()
+    name = 'vllm:lora_requests_info{max_lora="8",running_lora_adapters="red",waiting_lora_adapters=""}'
+    assert labels(metrics) == name
+    served.engine.on_stats(EngineStats(waiting_adapters=[scripted_hash("blue"), scripted_hash("red")]))
+    later = await served.metrics()
+    assert '{max_lora="8",running_lora_adapters="",waiting_lora_adapters="red,team/blue"}' in labels(later)
+    assert later[labels(later)] > metrics[name] > 1e9
 
 
 async def test_the_list_of_models_has_root_and_parent(served):

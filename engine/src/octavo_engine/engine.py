@@ -168,6 +168,10 @@ class EngineCore:
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.received, stats.step_s = self._num_received, self._step_s
+        if self._adapters:
+            seqs = [seq for seq in self._scheduler.sequences() if seq.group.request.adapter]
+            stats.running_adapters = sorted({s.group.request.adapter for s in seqs if s.status == "running"})
+            stats.waiting_adapters = sorted({s.group.request.adapter for s in seqs if s.status != "running"})
         return stats
 
     def shutdown(self) -> None:

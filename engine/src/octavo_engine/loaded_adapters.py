@@ -27,6 +27,10 @@ class LoadedAdapters:
         self._leaving: set[str] = set()
         self._done: deque[tuple[Future[object], Reply]] = deque()  # filled by other threads
 
+    def __bool__(self) -> bool:
+        """Return True if any request may have an adapter."""
+        return bool(self._loaded or self._leaving)
+
     def __contains__(self, adapter: str) -> bool:
         return adapter in self._loaded
 

@@ -4,7 +4,8 @@ There are two sources: observations of the front end for each request (latencies
 core's running totals, which are read at each scrape. Each duration is measured by one process's monotonic clock.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from octavo_engine.config import EngineConfig, ReadyInfo
@@ -26,6 +27,7 @@ from octavo_server.http_metrics import HttpMetrics
 from octavo_server.request_metrics import RequestMetrics, RequestSummary
 
 if TYPE_CHECKING:
+    from octavo_engine.adapter_names import NamedAdapter
     from octavo_engine.wire.sampling import SamplingParams
 
 ENGINE_INDEX = "0"
@@ -40,6 +42,7 @@ class Telemetry:
         ready: ReadyInfo,
         stats: Callable[[], EngineStats],
         sleeping: Callable[[], frozenset[MemoryTag]],
+        adapters: "Callable[[], Mapping[str, NamedAdapter]]",
         prefix: str,
     ) -> None:
         common = dict(zip(COMMON_LABELS, (model_name, ENGINE_INDEX), strict=True))
@@ -48,6 +51,9 @@ class Telemetry:
         self.on_request_end: Callable[[RequestSummary, float], None] | None = None
         self._stats = stats
         self._sleeping = sleeping
+        self._adapters, self._max_loras = adapters, config.max_loras
+        self._adapters_in_use: tuple[list[str], list[str]] = ([], [])  # hashes: running and waiting
+        self._adapters_changed_s = time.time()
         self._cache_labels, self._startup_s = cache_labels(config, ready), ready.startup_s
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
@@ -80,6 +86,7 @@ class Telemetry:
 
     def record_step(self, stats: EngineStats) -> None:
         """Observe the engine step that a message reports. A message without a new step (only an abort) is skipped."""
+        self._record_adapters(stats.running_adapters, stats.waiting_adapters)
         if stats.steps != self._num_steps:
             self._num_steps = stats.steps
             self.observe("iteration_tokens_total", stats.batched_tokens)
@@ -100,8 +107,20 @@ class Telemetry:
         samples = engine_samples(self._stats(), self._cache_labels, self._sleeping())
         samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
         samples["admission_rejections"] = [((), self.rejections)]
+        samples["lora_requests_info"] = [(self._adapter_labels(), self._adapters_changed_s)]
         samples["startup_seconds"] = [((phase,), seconds) for phase, seconds in self._startup_s.items()]
         return samples
+
+    def _record_adapters(self, running: list[str], waiting: list[str]) -> None:
+        if (running, waiting) != self._adapters_in_use:
+            self._adapters_in_use, self._adapters_changed_s = (running, waiting), time.time()
+
+    def _adapter_labels(self) -> tuple[str, ...]:
+        """Label values of the metric `lora_requests_info`: the limit, and the names of waiting and running adapters."""
+        running, waiting = self._adapters_in_use
+        named = self._adapters().items()
+        names = (sorted(name for name, adapter in named if adapter.hash in found) for found in (waiting, running))
+        return str(self._max_loras), *(",".join(found) for found in names)
 
     def count_rejection(self) -> None:
         self.rejections += 1
@@ -118,6 +137,7 @@ class Telemetry:
 def _features(config: EngineConfig) -> frozenset[Feature]:
     enabled: dict[Feature, bool] = {
         "kv_cache_metrics": config.kv_cache_metrics,
+        "lora": config.enable_lora,
         "spec_decode": config.speculative_config is not None,
     }
     return frozenset(feature for feature, is_on in enabled.items() if is_on)

@@ -74,6 +74,18 @@ def test_an_adapter_leaves_after_its_last_request(rig: Rig) -> None:
     rig.core.step()
 
 
+def test_stats_have_the_adapters_of_running_and_waiting_requests(rig: Rig) -> None:
+    rig.add("1", A)
+    rig.add("2", "")
+    waiting = rig.core.stats()
+    assert (waiting.running_adapters, waiting.waiting_adapters) == ([], [A])
+    rig.core.step()
+    running = rig.core.stats()
+    assert (running.running_adapters, running.waiting_adapters) == ([A], [])
+    rig.run()
+    assert rig.core.stats().running_adapters == []
+
+
 def test_an_adapter_that_leaves_can_be_loaded_again(rig: Rig) -> None:
     rig.add("1", A)
     rig.core.step()

@@ -126,7 +126,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
     ),
     _gauge(
         "lora_requests_info",
-        "Adapters in use, as labels; the value is the Unix time of the latest change.",
+        "Adapters of running and of waiting requests, as labels; the value is the Unix time of the latest change.",
         *("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         feature="lora",
     ),

@@ -131,6 +131,8 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_draft_tokens: list[int] = field(default_factory=list)  # by position in the draft
     step_s: float = 0.0  # duration of the latest step
+    running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
+    waiting_adapters: list[str] = field(default_factory=list)
 
     @property
     def kv_usage(self) -> float:

@@ -114,6 +114,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         stats=lambda: client.stats,
         sleeping=lambda: client.sleeping_tags,
         prefix=config.metrics_prefix,
+        adapters=lambda: client.adapters,
     )
     client.on_stats = telemetry.record_step
     client.on_block_lives = telemetry.record_block_lives
