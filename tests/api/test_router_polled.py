@@ -6,6 +6,7 @@ import pytest
 from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import ReplicaLoad
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
+from octavo_server.router.fleet.model_names import Known
 from octavo_server.router.fleet.polling_client import load_of
 from octavo_testing.fake_replica import MODEL, FakeReplica, vllm_replica
 from octavo_testing.fleets import QUICK, fleet_at, running_fleet, until
@@ -23,6 +24,17 @@ async def test_model_names_and_load_are_polled():
         await until(lambda: fleet.models() == ["llama"] and not fleet.routable("adapter"))
         fake.set_vllm_load(5, 0)
         await until(lambda: replica.load == ReplicaLoad(running=5))
+
+
+async def test_names_with_a_parent_are_adapters():
+    fakes = vllm_replica("llama"), vllm_replica("llama")
+    fakes[0].bodies["/v1/models"] = b'{"data": [{"id": "llama", "parent": null}, {"id": "lora", "parent": "llama"}]}'
+    async with running_fleet(*fakes) as fleet:
+        await until(lambda: len(fleet.routable("llama")) == 2 and len(fleet.routable("lora")) == 1)
+        assert fleet.resolve(None) == Known("llama"), "an adapter on one replica makes no request ambiguous"
+        assert fleet.base_model("lora") == "llama"
+        fakes[0].bodies["/v1/models"] = b'{"data": [{"id": "llama"}]}'
+        await until(lambda: not fleet.routable("lora"))
 
 
 async def test_max_model_len_is_read_if_the_server_reports_it():

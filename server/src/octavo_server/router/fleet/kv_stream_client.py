@@ -178,10 +178,11 @@ class KVStreamClient:
         """Poll a replica without a KV stream for `polls_between_models` health checks. Raises if the replica fails."""
         settings, replica = self._context.settings, self.replica
         replica.hello, replica.load = None, ReplicaLoad()
-        found = await self._client.models(settings.answer_timeout_s)
-        replica.lengths = {name: length for name, length in found.items() if length is not None}
-        if found.keys() != replica.models:
-            replica.models = frozenset(found)
+        lengths, adapters = await self._client.models(settings.answer_timeout_s)
+        replica.lengths = {name: length for name, length in lengths.items() if length is not None}
+        if lengths.keys() - adapters != replica.models or adapters != replica.adapters.keys():
+            replica.models = frozenset(lengths.keys() - adapters)
+            replica.adapters = dict.fromkeys(adapters, "")
             self._context.on_change(replica)
         for poll in range(settings.polls_between_models):
             if settings.reads_metrics and poll % settings.polls_between_metrics == 0:

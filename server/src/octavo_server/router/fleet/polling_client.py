@@ -10,7 +10,7 @@ import errno
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
@@ -26,14 +26,24 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
-    """An entry of `/v1/models`. `max_model_len`: any JSON value or missing, as servers differ."""
+    """An entry of `/v1/models`. `max_model_len`, `parent`: any JSON value or missing, as servers differ."""
 
     id: str
     max_model_len: Any = None
+    parent: Any = None
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class PolledModels(NamedTuple):
+    """`lengths`: name of a model or adapter -> longest request in tokens, None where the server doesn't report it.
+    `adapters`: those names that have a parent.
+    """
+
+    lengths: dict[str, int | None]
+    adapters: frozenset[str]
 
 
 _read_models = msgspec.json.Decoder(_Models).decode
@@ -67,16 +77,15 @@ class PollingClient:
         finally:
             response.close()
 
-    async def models(self, timeout_s: float) -> dict[str, int | None]:
-        """Model name -> longest request in tokens, None where the server doesn't report it.
-
-        Raises ClientError, also for a response that is no list of models.
-        """
+    async def models(self, timeout_s: float) -> PolledModels:
+        """Read `/v1/models`. Raises ClientError, also for a response that is no list of models."""
         body = await self._read("/v1/models", timeout_s)
         try:
-            return {model.id: _length(model.max_model_len) for model in _read_models(body).data}
+            models = _read_models(body).data
         except msgspec.MsgspecError as error:
             raise aiohttp.ClientPayloadError(f"/v1/models is invalid: {error}") from None
+        lengths = {model.id: _length(model.max_model_len) for model in models}
+        return PolledModels(lengths, frozenset(model.id for model in models if isinstance(model.parent, str)))
 
     async def load(self, timeout_s: float) -> ReplicaLoad:
         try:

@@ -32,7 +32,7 @@ class Replica:
         self.hello: Hello | None = None  # the latest hello frame
         self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
-        self.adapters: Mapping[str, str] = {}  # name -> hash of the content; not part of `models`
+        self.adapters: Mapping[str, str] = {}  # name -> hash of the content, "" if polled; not in `models`
         self.lengths: Mapping[str, int] = {}  # model name -> longest context in tokens; of a polled replica
         self.is_described = True  # False while the router requests its model card
         self.refusal = ""  # reason why it gets no requests although it accepts them

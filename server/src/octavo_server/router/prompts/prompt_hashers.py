@@ -72,7 +72,7 @@ class PromptHashers:
     def adapter_for(self, model: str) -> str:
         """Return the hash of the adapter of this name: of most routable replicas that hold it; "" if none does."""
         if model not in self._adapters:
-            found = [replica.adapters[model] for replica in self._fleet.routable(model) if model in replica.adapters]
+            found = [each for replica in self._fleet.routable(model) if (each := replica.adapters.get(model))]
             if not found:
                 return ""
             self._adapters[model] = max(found, key=found.count)
