@@ -14,6 +14,7 @@ from octavo_engine.ops.packed_linear import (
     num_layouts,
     pack,
     packed_linear,
+    small_linear,
     wide_linear,
 )
 from octavo_testing.onednn import install_other_onednn
@@ -152,3 +153,12 @@ def test_a_weight_is_plain_or_packed() -> None:
     for dtype in TOLERANCE:
         packed = pack(torch.randn(8, 8).to(dtype))
         assert (packed.num_layouts == 0) == (packed.plain is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_products_by_one_thread_have_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = pack(torch.randn(96, 64).to(dtype)), torch.randn(40, 64).to(dtype)
+    want = packed_linear(x, weight)
+    assert torch.equal(small_linear(x, weight), want)
+    monkeypatch.setattr(module, "MOST_OF_ONE_THREAD", 0)
+    assert torch.equal(small_linear(x, weight), want)

@@ -94,11 +94,14 @@ def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | 
 
 
 def native_linear(
-    x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype
+    x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype, *, num_threads: int = 0
 ) -> Float[Tensor, "*rows out_features"]:
-    """Apply the linear layer. `dtype`: the type of the output, bf16, or fp32 if sums must not be rounded."""
+    """Apply the linear layer. `dtype`: the type of the output, bf16, or fp32 if sums must not be rounded.
+
+    `num_threads`: 0 for as many as torch has.
+    """
     out = torch.empty((*x.shape[:-1], weight.out_features), dtype=dtype)
-    _multiply(x, weight, out, _FLOAT if dtype == torch.float32 else _ROUNDED)
+    _multiply(x, weight, out, _FLOAT if dtype == torch.float32 else _ROUNDED, num_threads=num_threads)
     return out
 
 
@@ -110,9 +113,11 @@ def native_gated(
     return out
 
 
-def _multiply(x: Tensor, weight: NativeWeight, out: Tensor, result: int, activation: int = 0) -> None:
+def _multiply(
+    x: Tensor, weight: NativeWeight, out: Tensor, result: int, activation: int = 0, *, num_threads: int = 0
+) -> None:
     x = x if x.is_contiguous() else x.contiguous()
-    size, threads = weight.in_features, torch.get_num_threads()
+    size, threads = weight.in_features, num_threads or torch.get_num_threads()
     weight.library.octavo_linear(
         *(weight.address, weight.num_parts, x.data_ptr(), size),
         *(x.numel() // size, out.data_ptr(), result, activation, threads),

@@ -26,6 +26,8 @@ from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_l
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
+#: The most products of numbers for which one thread is faster than several that have to be woken (some 60 µs).
+MOST_OF_ONE_THREAD = 2 << 20
 _MATRIX_FEATURE = "bf16"  # of ARM, as Linux names it
 _WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small enough to stay in the CPU cache
 
@@ -54,6 +56,13 @@ def packed_linear(x: Float[Tensor, "*rows in_features"], weight: PackedWeight) -
         assert weight.plain is not None
         return F.linear(x, weight.plain, weight.bias)
     return _pointwise(x, weight.packed, weight.bias)
+
+
+def small_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> Float[Tensor, "rows out_features"]:
+    """Multiply between operators of torch: our kernel uses one thread if waking the others would take longer."""
+    if weight.native is None or len(x) * weight.in_features * weight.out_features > MOST_OF_ONE_THREAD:
+        return packed_linear(x, weight)
+    return native_linear(x, weight.native, x.dtype, num_threads=1)
 
 
 def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> Float[Tensor, "rows out_features"]:

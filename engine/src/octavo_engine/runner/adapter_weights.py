@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
-from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
+from octavo_engine.ops.packed_linear import PackedWeight, pack, small_linear
 from octavo_engine.runner.adapter_targets import AdapterTargets, Target
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule
 from octavo_engine.weights.safetensors_file import iter_safetensors
@@ -30,11 +30,11 @@ class LayerTerm:
     ups: tuple[tuple[slice, PackedWeight] | None, ...]
 
     def add(self, x: Tensor, parts: Sequence[Tensor]) -> None:
-        low = packed_linear(x, self.down)
+        low = small_linear(x, self.down)
         for up, part in zip(self.ups, parts, strict=True):
             if up is not None:
                 columns, weight = up
-                part.add_(packed_linear(low[:, columns].contiguous(), weight))
+                part.add_(small_linear(low[:, columns].contiguous(), weight))
 
 
 Terms = Mapping[Linear, LayerTerm]
