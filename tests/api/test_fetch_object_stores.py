@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from octavo_engine.sources.fetch import fetch_model
 from octavo_engine.sources.fetched_revision import fetched_revision
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import locate_adapter, resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.local_bucket import LocalBucket, ObjectServer
@@ -54,6 +54,16 @@ def test_model_is_found_under_its_uri(store: Store, tmp_path: Path) -> None:
     store.server.files["tiny/config.json"] += b" "
     assert fetched_revision(fetch_model(store.uri)) not in ("", revision)
     assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+
+
+def test_adapters_are_found_under_their_uri(store: Store) -> None:
+    store.server.files |= {f"tiny/{name}": b"{}" for name in ("adapter_config.json", "adapter_model.safetensors")}
+    folder = locate_adapter(store.uri)
+    assert {path.name for path in folder.iterdir() if path.is_file()} >= {"adapter_config.json"}
+    assert not (folder / "model.safetensors").exists()
+    del store.server.files["tiny/adapter_config.json"]
+    with pytest.raises(StartupError, match=r"found no adapter_config\.json"):
+        locate_adapter(store.uri)
 
 
 #: Scheme -> variables with wrong credentials, the server's code for them, the variable of anonymous access, its code.

@@ -4,6 +4,7 @@ An adapter leaves when it is unloaded: new requests for it are rejected, and its
 has ended. `on_done` is called on another thread, so that an idle engine loop can sleep until an adapter is read.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S
 
 if TYPE_CHECKING:
     from octavo_engine.runner.executor import Executor
+
+logger = logging.getLogger(__name__)
 
 #: Receives the hash of an adapter, or why it could not be loaded.
 Reply = Callable[[str | OctavoError], None]
@@ -77,8 +80,9 @@ class LoadedAdapters:
             adapter = self._executor.add_adapter(future.result())
         except StartupError as error:
             return InvalidRequest(str(error), param="lora_path")
-        except (OSError, RuntimeError, MemoryError) as error:
-            return Unavailable(f"the adapter could not be loaded: {error}", retry_after_s=WAKE_RETRY_S)
+        except Exception as error:  # an adapter must not end the engine
+            logger.exception("an adapter could not be loaded")
+            return Unavailable(f"the adapter could not be loaded: {error!r}: see the log.", retry_after_s=WAKE_RETRY_S)
         self._leaving.discard(adapter)
         self._loaded.add(adapter)
         return adapter

@@ -36,6 +36,13 @@ SPLIT = {"Q4/m-00001-of-00002.gguf", "Q4/m-00002-of-00002.gguf"}
         ({"config.json", "m.Q4.gguf"}, "auto", None, {"config.json", "m.Q4.gguf"}, None),
         ({"m.gguf", "mmproj-m.gguf"}, "auto", None, {"m.gguf"}, None),
         (SPLIT, "auto", None, SPLIT, None),
+        (
+            METADATA | SHARDS | NOISE | {"adapter_config.json"},
+            "adapter",
+            None,
+            {"adapter_config.json", "adapter_model.safetensors"},
+            None,
+        ),
         (METADATA | SHARDS, "dummy", None, METADATA, None),
         (GGUFS | METADATA, "auto", "*Q8*.gguf", {"m-Q8_0.gguf"}, "m-Q8_0.gguf"),
         (SPLIT | GGUFS, "auto", "Q4/*.gguf", SPLIT, "Q4/m-00001-of-00002.gguf"),

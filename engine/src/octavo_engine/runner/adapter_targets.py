@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.layers.linear import Linear
@@ -67,7 +68,7 @@ class AdapterTargets:
 
 
 def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
-    """Return the memory that is reserved for adapters, and check the headers of those that a start loads.
+    """Return the memory that is reserved for adapters, and check the headers of those that a start loads from folders.
 
     Raises StartupError, also where adapters are not supported.
     """
@@ -82,7 +83,7 @@ def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
         raise StartupError(f"--enable-lora is not supported on {device.name}: leave it out, or use --device cpu.")
     targets = AdapterTargets(model)
     for module in config.lora_modules:
-        targets.match(read_adapter(module.path), max_rank=config.max_lora_rank)
+        targets.match(read_adapter(Path(module.path)), max_rank=config.max_lora_rank)
     values = sum(_most_values(linear, config.max_lora_rank) for linear in targets)
     return config.max_loras * values * model.build.dtype.itemsize
 

@@ -16,6 +16,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.runner.adapter_weights import LayerTerm, Terms, read_terms
 from octavo_engine.sources.adapter import read_adapter
+from octavo_engine.sources.resolve import locate_adapter
 from octavo_engine.wire.errors import StartupError
 
 
@@ -37,9 +38,10 @@ class PreparedAdapter:
 class Adapters:
     """The adapters of a model. While the model's weights are released, only the folders of its adapters stay."""
 
-    def __init__(self, model: Model, *, max_loras: int, max_rank: int) -> None:
+    def __init__(self, model: Model, *, max_loras: int, max_rank: int, download_dir: Path | None = None) -> None:
         self._model: Model | None = model
         self._max_loras, self._max_rank = max_loras, max_rank
+        self._download_dir = download_dir
         self._loaded: dict[str, LoadedAdapter] = {}
 
     def load(self, location: str) -> str:
@@ -47,11 +49,11 @@ class Adapters:
         return self.add(self.prepare(location))
 
     def prepare(self, location: str) -> PreparedAdapter:
-        """Read and pack an adapter, on any thread. Raises StartupError."""
+        """Download, read and pack an adapter, on any thread. Raises StartupError."""
         model = self._model
         if model is None:
             raise StartupError(f"adapter {location}: the engine sleeps: wake it up first.")
-        files = read_adapter(location)
+        files = read_adapter(locate_adapter(location, self._download_dir))
         adapter, terms = read_terms(files, model, max_rank=self._max_rank)
         return PreparedAdapter(adapter, LoadedAdapter(files.folder, terms), model)
 

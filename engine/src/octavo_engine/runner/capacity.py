@@ -13,7 +13,7 @@ from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
-from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.sources.resolve import resolve_files, with_local_adapters
 from octavo_engine.weights.stored_tensors import stored_tensors
 
 
@@ -59,7 +59,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
     device = open_device(config.device)
     device.prepare(config)
     files = resolve_files(config)
-    return capacity_of(config, device, files)
+    return capacity_of(with_local_adapters(config), device, files)
 
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:

@@ -31,7 +31,7 @@ from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
-from octavo_engine.sources.resolve import resolve_files, resolve_text_files
+from octavo_engine.sources.resolve import download_dir, resolve_files, resolve_text_files, with_local_adapters
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar
@@ -50,7 +50,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     device, began_s = open_device(config.device), time.perf_counter()
     device.prepare(config)
     prepared_s = time.perf_counter()
-    files = resolve_files(config)
+    files, config = resolve_files(config), with_local_adapters(config)
     model_config = load_served_model(config, files)
     stored = stored_tensors(files)
     draft = find_draft(config, device, files, model_config)
@@ -64,9 +64,7 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
     dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files, config.quantization)
 
-    adapters = (
-        Adapters(model, max_loras=config.max_loras, max_rank=config.max_lora_rank) if config.enable_lora else None
-    )
+    adapters = make_adapters(config, model) if config.enable_lora else None
 
     def reload_model() -> Model:
         check_unchanged(files, fingerprint, config.quantization)
@@ -102,6 +100,11 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         revision=fetched_revision(files.root),
     )
     return LocalExecutor(runner, compiler, memory, adapters), info
+
+
+def make_adapters(config: EngineConfig, model: Model) -> Adapters:
+    folder = download_dir(config)
+    return Adapters(model, max_loras=config.max_loras, max_rank=config.max_lora_rank, download_dir=folder)
 
 
 @contextmanager

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo_engine.sources.file_selection import ADAPTER_FILES
 from octavo_engine.sources.json_file import read_json_object
-from octavo_engine.sources.model_uri import locate_local
 from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensors
 from octavo_engine.wire.errors import StartupError
 
-SETTINGS_FILE = "adapter_config.json"
-TENSORS_FILE = "adapter_model.safetensors"
+SETTINGS_FILE, TENSORS_FILE = ADAPTER_FILES
 PICKLED_FILE = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _PARTS = {"a": ".lora_A.weight", "b": ".lora_B.weight"}
@@ -68,17 +67,11 @@ class AdapterFiles:
         return StartupError(f"adapter {self.folder}: {reason}")
 
 
-def read_adapter(location: str | Path) -> AdapterFiles:
-    """Read settings and header. `location`: a folder, also as file:// or pvc://.
-
-    Raises StartupError for an adapter that is broken or needs more than plain LoRA.
-    """
-    folder = locate_local(str(location)) or Path(location)
+def read_adapter(folder: Path) -> AdapterFiles:
+    """Read settings and header. Raises StartupError for an adapter that is broken or needs more than plain LoRA."""
     files = AdapterFiles(folder=folder, modules={})
     if not folder.is_dir():
-        raise files.error(
-            "there is no such folder: give the one that peft's save_pretrained has written. Adapters are not fetched."
-        )
+        raise files.error("there is no such folder: give the folder that peft's save_pretrained has written.")
     settings = read_json_object(folder / SETTINGS_FILE)
     _check_settings(files, settings)
     if (folder / PICKLED_FILE).is_file() and not files.tensors_file.is_file():

@@ -16,6 +16,9 @@ _METADATA = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = {"safetensors": ("*.safetensors",), "pt": ("pytorch_model*.bin",)}
 _IGNORED = ("*/*", "consolidated*", "adapter*", "training_args*", "optimizer*", ".*")
 _POOLING = re.compile(r"\d_Pooling/config\.json$")  # of sentence-transformers
+#: In place of a load format: the two files of an adapter.
+ADAPTER = "adapter"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _SHARD = re.compile(r"-\d{5}-of-(?=\d{5}\.\w+$)")
 _MOST_NAMED = 20
 
@@ -31,6 +34,8 @@ class FileSelection:
 def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str | None = None) -> FileSelection:
     """Select files. `file`: a name or glob of one GGUF model. Raises StartupError if none or several match."""
     known = sorted(names)
+    if load_format == ADAPTER:
+        return _adapter(uri, known)
     if file is not None:
         shards = _named_gguf(uri, known, file)
         return FileSelection(tuple(shards), main=shards[0])
@@ -44,6 +49,12 @@ def select_files(uri: str, names: Iterable[str], *, load_format: str, file: str 
     wanted = "weights (*.safetensors, pytorch_model*.bin or *.gguf)" if load_format == "auto" else "weights"
     suffix = "" if load_format == "auto" else f" in the format {load_format}"
     raise StartupError(f"{uri}: found no {wanted}{suffix}.")
+
+
+def _adapter(uri: str, names: Sequence[str]) -> FileSelection:
+    if missing := [name for name in ADAPTER_FILES if name not in names]:
+        raise StartupError(f"{uri}: found no {missing[0]}: give the location of an adapter that peft has saved.")
+    return FileSelection(ADAPTER_FILES)
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:

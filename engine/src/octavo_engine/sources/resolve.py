@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.config import EngineConfig
+from octavo_engine.sources.file_selection import ADAPTER
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import download_from_hugging_face
@@ -27,8 +28,8 @@ _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt
 
 def resolve_files(config: EngineConfig) -> ModelFiles:
     """Locate the files of the configured model. Raises StartupError."""
-    folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
-    files = resolve_model(config.model, revision=config.revision, load_format=config.load_format, download_dir=folder)
+    revision, load_format = config.revision, config.load_format
+    files = resolve_model(config.model, revision=revision, load_format=load_format, download_dir=download_dir(config))
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
     method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
@@ -40,12 +41,22 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     return files
 
 
+def with_local_adapters(config: EngineConfig) -> EngineConfig:
+    """Return the settings with folders in place of the locations of adapters, which are downloaded if need be."""
+    folder = download_dir(config)
+    local = (replace(module, path=str(locate_adapter(module.path, folder))) for module in config.lora_modules)
+    return replace(config, lora_modules=tuple(local))
+
+
+def download_dir(config: EngineConfig) -> Path | None:
+    return None if config.download_dir is None else Path(config.download_dir).expanduser()
+
+
 def resolve_text_files(config: EngineConfig, files: ModelFiles) -> ModelFiles:
     """Locate the files of the tokenizer. `files`: those of the model. Raises StartupError."""
     if config.tokenizer is None:
         return files
-    folder = None if config.download_dir is None else Path(config.download_dir).expanduser()
-    return resolve_model(config.tokenizer, download_dir=folder)
+    return resolve_model(config.tokenizer, download_dir=download_dir(config))
 
 
 def resolve_model(
@@ -57,7 +68,7 @@ def resolve_model(
     """
     if load_format not in LOAD_FORMATS:
         raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
-    location = _locate(model, revision, load_format, download_dir)
+    location = locate(model, revision, load_format, download_dir)
     if location.is_dir():
         files = _open_folder(model, location, load_format)
     else:
@@ -65,7 +76,13 @@ def resolve_model(
     return replace(files, quantisation=read_quantisation(files))
 
 
-def _locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
+def locate_adapter(location: str, download_dir: Path | None = None) -> Path:
+    """Return the folder of an adapter; download it if `location` is a hub or a bucket. Raises StartupError."""
+    return locate(location, None, ADAPTER, download_dir)
+
+
+def locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
+    """Return the path of a model, or of an adapter, on this machine; download it if need be. Raises StartupError."""
     if (local := locate_local(model)) is not None:
         return local
     if (stored := object_store_model(model, load_format=load_format)) is not None:

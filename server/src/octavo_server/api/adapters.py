@@ -22,7 +22,9 @@ router = APIRouter()
 
 
 class LoadAdapterRequest(BaseModel):
-    """`lora_path`: a folder of the engine's machine. `load_inplace`: an adapter of this name may be replaced."""
+    """`lora_path`: a folder of the engine's machine, or a location from which it is downloaded. `load_inplace`: an
+    adapter of this name may be replaced.
+    """
 
     lora_name: str = ""
     lora_path: str = ""

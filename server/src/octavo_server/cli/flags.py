@@ -81,8 +81,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
     },
     "adapters": {
         "enable_lora": "LoRA adapters beside the model: requests choose one by its name.",
-        "lora_modules": "Adapters to load, as name=folder or JSON with name and path; each folder is one that peft has "
-        "saved.",
+        "lora_modules": "Adapters to load, as name=folder or JSON with name and path. Each folder is one that peft has "
+        "saved; it may be on a hub or in a bucket.",
         "max_loras": "Largest number of adapters in memory, for which room is reserved.",
         "max_lora_rank": "Largest rank of an adapter.",
     },
