@@ -117,7 +117,6 @@ def test_metrics_have_histograms_of_requests_and_steps(arguments):
     [
         "encode",
         "classify",
-        "score",
         "release_kv_cache_memory",
         "collective_rpc",
         "apply_model",

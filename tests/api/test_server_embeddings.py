@@ -9,10 +9,11 @@ import struct
 import numpy as np
 import pytest
 import pytest_asyncio
+from langchain_openai import OpenAIEmbeddings
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_testing.core_process import running
-from octavo_testing.embedders import cosines, last_rows, make_embedder
+from octavo_testing.embedders import cosines, make_embedder, pooled_rows
 from octavo_testing.server import MODEL, serving
 from octavo_testing.tiny_models import VOCAB, byte_tokenizer
 from openai import BadRequestError, NotFoundError
@@ -43,7 +44,7 @@ def ids_of(text):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    rows = last_rows(folder, [ids_of(text) for text in TEXTS])
+    rows = pooled_rows(folder, [ids_of(text) for text in TEXTS])
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
@@ -73,6 +74,17 @@ async def test_every_form_of_input(served, expected, as_ids, is_list):
     answer = await embed(served, given if is_list else given[0])  # the client asks for base64 by default
     count = len(TEXTS) if is_list else 1
     assert cosines(np.array([entry.embedding for entry in answer.data]), expected[:count]).min() > 0.99999
+
+
+async def test_langchain_with_texts_as_they_are(served, expected):
+    langchain = OpenAIEmbeddings(
+        model=MODEL,
+        base_url=f"{served.url}/v1",
+        api_key="none",
+        check_embedding_ctx_length=False,
+        http_async_client=served.http,
+    )
+    assert cosines(np.array(await langchain.aembed_documents(TEXTS)), expected).min() > 0.99999
 
 
 async def test_base64_is_little_endian_float32(served, expected):

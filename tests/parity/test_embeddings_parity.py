@@ -14,8 +14,8 @@ from octavo_testing.embedders import (
     cosines,
     draw_texts,
     embed_under_pressure,
-    last_rows,
     make_embedder,
+    pooled_rows,
     preemption_every,
 )
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -29,22 +29,50 @@ def test_vectors_are_last_rows(tmp_path: Path, caching: bool) -> None:
     folder, texts = make_embedder("qwen3", tmp_path), draw_texts(30, longest=130)
     with preemption_every(5):
         vectors, stats = embed_under_pressure(folder, texts, runner="pooling", enable_prefix_caching=caching)
-    assert cosines(vectors, last_rows(folder, texts)).min() >= MIN_COSINE
+    assert cosines(vectors, pooled_rows(folder, texts)).min() >= MIN_COSINE
     assert np.allclose(np.linalg.norm(vectors, axis=-1), 1.0, atol=1e-5)
     assert stats.preemptions > 0
     assert (stats.prefix_cache_hits > 0) == caching
+
+
+@pytest.mark.parametrize("swap_space", [0.0, 0.001], ids=["recompute", "swap"])
+@pytest.mark.parametrize("kind", ["MEAN", "CLS"])
+def test_rows_of_all_tokens_are_pooled(tmp_path: Path, kind: str, swap_space: float) -> None:
+    """Shared prefixes and preempted prompts are computed again, as cached blocks hold no rows."""
+    folder, texts = make_embedder("qwen3", tmp_path), draw_texts(30, longest=130)
+    settings = {"runner": "pooling", "pooler_config": {"pooling_type": kind}, "swap_space": swap_space}
+    with preemption_every(5):
+        vectors, stats = embed_under_pressure(folder, texts, **settings)
+    assert cosines(vectors, pooled_rows(folder, texts, kind)).min() >= MIN_COSINE
+    assert stats.preemptions > 0
+    assert (stats.swapped_out_blocks > 0) == (swap_space > 0)
+    assert stats.prefix_cache_hits == stats.swapped_in_blocks == 0
+
+
+def test_scores_are_cosines(tmp_path: Path) -> None:
+    folder, texts = make_embedder("llama", tmp_path), [[5, 6], [7, 8, 9], [10], [5, 6]]
+    llm = LLM(str(folder), dtype="float32", runner="pooling", num_gpu_blocks_override=50)
+    rows = pooled_rows(folder, texts)
+    one = llm.score(texts[0], texts[1:], use_tqdm=False)
+    pairs = llm.score(texts[:2], texts[2:], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="data_1 has 2 prompts and data_2 3"):
+        llm.score(texts[:2], texts[1:])
+    llm.shutdown()
+    assert np.allclose([output.outputs.score for output in one], cosines(rows[1:], rows[:1]), atol=1e-5)
+    assert np.allclose([output.outputs.score for output in pairs], cosines(rows[:2], rows[2:]), atol=1e-5)
+    assert one[0].prompt_token_ids == texts[0] + texts[1]
 
 
 @pytest.mark.parametrize("name", ["llama_biased_tied", "mistral"])
 def test_folders_without_head(tmp_path: Path, name: str) -> None:
     folder, texts = make_embedder(name, tmp_path, with_head=False), draw_texts(12, longest=70)
     vectors, _ = embed_under_pressure(folder, texts)
-    assert cosines(vectors, last_rows(folder, texts)).min() >= MIN_COSINE
+    assert cosines(vectors, pooled_rows(folder, texts)).min() >= MIN_COSINE
 
 
 def test_shorter_vectors_are_cut_and_normalised(tmp_path: Path) -> None:
     folder, texts = make_embedder("qwen3", tmp_path, is_matryoshka=True), [[5, 6, 7], [8, 9]]
-    rows = last_rows(folder, texts)
+    rows = pooled_rows(folder, texts)
     llm = LLM(str(folder), dtype="float32", runner="pooling", num_gpu_blocks_override=50)
     cut, raw = PoolingParams(dimensions=24), PoolingParams(normalize=False)
     outputs = [llm.embed(text, pooling_params=params, use_tqdm=False)[0] for params in (cut, raw) for text in texts]
@@ -65,7 +93,7 @@ def test_prompt_may_fill_context_and_cache(tmp_path: Path) -> None:
     vectors = [np.array(llm.embed(text, use_tqdm=False)[0].outputs.embedding) for _ in range(3)]
     assert llm.stats.prefix_cache_hits == 2 * 48
     llm.shutdown()
-    assert min(cosines(vector, last_rows(folder, text)[0]) for vector in vectors) >= MIN_COSINE
+    assert min(cosines(vector, pooled_rows(folder, text)[0]) for vector in vectors) >= MIN_COSINE
 
 
 def test_not_a_number_fails_only_its_text(tmp_path: Path) -> None:
@@ -81,7 +109,7 @@ def test_not_a_number_fails_only_its_text(tmp_path: Path) -> None:
         assert [output.error is not None and "not finite" in output.error for output in outputs] == [0, 1, 0, 1]
         assert [output.outputs.hidden_size for output in outputs] == [64, 0, 64, 0]
         vectors = np.array([outputs[index].outputs.embedding for index in (0, 2)])
-        assert cosines(vectors, last_rows(folder, [texts[0], texts[2]])).min() >= MIN_COSINE
+        assert cosines(vectors, pooled_rows(folder, [texts[0], texts[2]])).min() >= MIN_COSINE
     llm.shutdown()
 
 

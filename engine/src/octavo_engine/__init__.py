@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from octavo_engine.outputs import EmbeddingOutput as EmbeddingOutput
     from octavo_engine.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from octavo_engine.outputs import RequestOutput as RequestOutput
+    from octavo_engine.scoring import ScoringOutput as ScoringOutput
+    from octavo_engine.scoring import ScoringRequestOutput as ScoringRequestOutput
     from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
     from octavo_engine.script_types import EngineArgs as EngineArgs
     from octavo_engine.script_types import LoRARequest as LoRARequest
@@ -45,6 +47,8 @@ _HOMES = {
     "RequestOutput": "octavo_engine.outputs",
     "RequestOutputKind": "octavo_engine.wire.sampling",
     "SamplingParams": "octavo_engine.wire.sampling",
+    "ScoringOutput": "octavo_engine.scoring",
+    "ScoringRequestOutput": "octavo_engine.scoring",
     "StructuredOutputs": "octavo_engine.wire.structured",
     "StructuredOutputsParams": "octavo_engine.wire.structured",
     "TextPrompt": "octavo_engine.script_types",
@@ -66,6 +70,8 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "StructuredOutputsParams",
     "TextPrompt",

@@ -14,15 +14,17 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Runner = Literal["auto", "generate", "pooling"]
+PoolingType = Literal["LAST", "CLS", "MEAN"]  # of the hidden rows of a prompt: the last, the first, their mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPooling:
-    """How an embedding model makes the vector of a text from its last hidden row.
+    """How an embedding model makes the vector of a text from its hidden rows.
 
     `matryoshka_dimensions`: the lengths to which a vector may be cut; empty: any, if `is_matryoshka`.
     """
 
+    kind: PoolingType = "LAST"
     normalize: bool = True
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -128,7 +130,7 @@ class LoRAModule:
 class PoolerConfig:
     """Value of `--pooler-config`. None: as the model has it. `use_activation`: vectors are normalised."""
 
-    pooling_type: Literal["LAST", "CLS", "MEAN"] | None = None
+    pooling_type: PoolingType | None = None
     use_activation: bool | None = None
 
 

@@ -165,7 +165,13 @@ class Frontend:
             )
         self._check_priority(priority)
         pooling = resolve_pooling(params, self.model.pooling, self.model.hidden_size)
-        return ResolvedParams(SamplingParams(temperature=0.0, max_tokens=None, detokenize=False), None, pooling)
+        unused = SamplingParams(
+            temperature=0.0,
+            max_tokens=None,
+            detokenize=False,
+            skip_reading_prefix_cache=self.model.pooling.kind != "LAST",  # the others need the rows of all tokens
+        )
+        return ResolvedParams(unused, None, pooling)
 
     def fit(self, token_ids: list[int], resolved: ResolvedParams, *, clamp: bool = False) -> SamplingParams:
         """Check a prompt; return a shallow copy of the parameters that fits it, without a random seed.

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, cast
 
 from octavo_engine.assembly import RequestAssembly
@@ -21,6 +22,7 @@ from octavo_engine.offline_metrics import MetricValue, OfflineMetrics
 from octavo_engine.offline_progress import ProgressBar, progress_bar
 from octavo_engine.offline_unsupported import UnsupportedMethods
 from octavo_engine.outputs import EmbeddingRequestOutput, RequestOutput
+from octavo_engine.scoring import ScoringRequestOutput
 from octavo_engine.script_types import EngineArgs, LoRARequest
 from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
@@ -183,6 +185,26 @@ class LLM(UnsupportedMethods):
         pooling = [self._frontend.resolve_pooling(each) for each in params]
         assemblies = [self._assembly(*each, priority=0) for each in zip(tokenized, pooling, strict=True)]
         return [EmbeddingRequestOutput.from_request_output(each) for each in self._complete(assemblies, use_tqdm)]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        **still_to_come: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Return the cosine of the vectors of each pair; one prompt in `data_1` is compared with all of `data_2`."""
+        first, second = _as_list(data_1), _as_list(data_2)
+        if not first or len(first) not in (1, len(second)):
+            raise InvalidRequest(
+                f"data_1 has {len(first)} prompts and data_2 {len(second)}: pass one, or as many as data_2 has.",
+                param="data_1",
+            )
+        outputs = self.embed([*first, *second], use_tqdm=use_tqdm, pooling_params=pooling_params, **still_to_come)
+        pairs = zip(cycle(outputs[: len(first)]), outputs[len(first) :], strict=False)
+        return [ScoringRequestOutput.from_pair(*pair) for pair in pairs]
 
     def get_tokenizer(self) -> TransformersTokenizer:
         return TransformersTokenizer(self._frontend.tokenizer, self._frontend.template)

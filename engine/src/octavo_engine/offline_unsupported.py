@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from octavo_engine.wire.errors import InvalidRequest
 
-_POOLING = "models generate text, or make embeddings: use generate, chat or embed"
+_POOLING = "models generate text, or make embeddings: use generate, chat, embed or score"
 _RELEASE = "sleep gives the memory of the KV cache back"
 _WORKERS = "the engine has no worker processes, and its model is private"
 _PROFILE = "there is no profiler: run the script under a profiler such as py-spy"
@@ -19,9 +19,6 @@ class UnsupportedMethods:
 
     def classify(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("classify", _POOLING)
-
-    def score(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("score", _POOLING)
 
     def reward(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("reward", _POOLING)

@@ -33,7 +33,9 @@ _ONE_DEVICE: dict[str, Any] = {
     "remedy": "octavo up --replicas N runs several engines behind a router.",
 }
 _NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not served.", "remedy": "see --enable-lora."}
-_NO_POOLING: dict[str, Any] = {"missing": "models generate text or make embeddings; there are no scores or rewards."}
+_NO_POOLING: dict[str, Any] = {
+    "missing": "models generate text or make embeddings; there are no classifiers or rewards."
+}
 _NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
 _SHARED_STEPS = "prompts share each step, see --max-step-ms"
 _NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}

@@ -13,7 +13,6 @@ import pytest
 import torch
 from octavo_engine import LLM
 from octavo_engine.core.planner import Planner
-from octavo_engine.wire.plan import StepCosts, StepPlan
 from octavo_engine.wire.records import EngineStats
 from transformers import AutoModel
 
@@ -39,11 +38,12 @@ def make_embedder(name: str, path: Path, *, with_head: bool = True, **config: An
 
 
 @torch.no_grad()
-def last_rows(path: Path, texts: list[list[int]]) -> Vectors:
-    """Return the last hidden row of each text, as transformers computes it in fp32."""
+def pooled_rows(path: Path, texts: list[list[int]], kind: str = "LAST") -> Vectors:
+    """Return each text's last or first hidden row, or their mean, as transformers computes them in fp32."""
     model = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    rows: Vectors = torch.stack([model(torch.tensor([text])).last_hidden_state[0, -1] for text in texts]).numpy()
-    return rows
+    pool = {"LAST": lambda rows: rows[-1], "CLS": lambda rows: rows[0], "MEAN": lambda rows: rows.mean(0)}[kind]
+    rows = [pool(model(torch.tensor([text])).last_hidden_state[0]) for text in texts]
+    return np.stack([row.numpy() for row in rows])
 
 
 def cosines(vectors: Vectors, expected: Vectors) -> npt.NDArray[np.float64]:
@@ -79,16 +79,16 @@ def embed_under_pressure(path: Path, texts: list[list[int]], **settings: object)
 
 @contextmanager
 def preemption_every(num_steps: int) -> Iterator[None]:
-    """Preempt the latest sequence before each `num_steps`-th step. The engine itself does so only after a failed step,
-    as a prompt gets all its blocks when it is admitted."""
-    step = Planner.step
+    """Preempt the latest sequence in each `num_steps`-th step, with a swap if there is a host tier. The engine itself
+    does so only after a failed step, as a prompt gets all its blocks when it is admitted."""
+    schedule = Planner._schedule_running
 
-    def preempt_and_step(planner: Planner, costs: StepCosts) -> StepPlan:
-        state, step_id = planner._state, planner._plan.step_id
-        if state.running and step_id % num_steps == 0:
-            state.preempt(state.running[-1], swap=False)
-        return step(planner, costs)
+    def preempt_and_schedule(planner: Planner, budget: int) -> int:
+        state = planner._state
+        if state.running and planner._plan.step_id % num_steps == 0:
+            state.preempt(state.running[-1], swap=state.kv.host is not None)
+        return schedule(planner, budget)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Planner, "step", preempt_and_step)
+        patch.setattr(Planner, "_schedule_running", preempt_and_schedule)
         yield

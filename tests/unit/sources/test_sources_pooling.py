@@ -68,13 +68,29 @@ def test_normalising_comes_from_the_modules(folder, pooling):
 
 @pytest.mark.parametrize(
     ("pooling", "name"),
-    [({"pooling_mode_mean_tokens": True}, "MEAN"), ({"pooling_mode": "cls"}, "CLS"), ({"pooling_mode": "max"}, "MAX")],
+    [({"pooling_mode_mean_sqrt_len_tokens": True}, "MEAN_SQRT_LEN"), ({"pooling_mode": "max"}, "MAX")],
 )
 def test_other_poolings_are_refused(folder, pooling, name):
     write_modules(folder, pooling)
     with pytest.raises(StartupError, match=f"pooling {name} .*--pooler-config"):
         pooling_of(folder)
     assert pooling_of(folder, pooler_config={"pooling_type": "LAST"}).normalize
+
+
+@pytest.mark.parametrize(
+    ("pooling", "kind"),
+    [(LAST, "LAST"), ({"pooling_mode_mean_tokens": True}, "MEAN"), ({"pooling_mode": "cls"}, "CLS")],
+)
+def test_kind_comes_from_the_modules(folder, pooling, kind):
+    write_modules(folder, pooling)
+    assert pooling_of(folder).kind == kind
+    assert pooling_of(folder, pooler_config={"pooling_type": "MEAN"}).kind == "MEAN"
+
+
+def test_a_mean_without_the_instruction_is_refused(folder):
+    write_modules(folder, {"pooling_mode_mean_tokens": True, "include_prompt": False})
+    with pytest.raises(StartupError, match="include_prompt"):
+        pooling_of(folder)
 
 
 @pytest.mark.parametrize("pooling", [{}, LAST | {"pooling_mode_cls_token": True}])

@@ -244,10 +244,13 @@ class KVCache:
     def _readable_tokens(self, seq: Sequence) -> int:
         """Return how many leading tokens `seq` may read from the cache.
 
-        A request that does not read the prefix cache may still read the KV that it had computed before a preemption.
+        A request that does not read the prefix cache may still read the KV that it had computed before a preemption,
+        except if it pools the rows of all its tokens.
         """
         if seq.params.reads_prefix_cache:
             return len(seq.token_ids)
+        if seq.pooling is not None:
+            return 0
         if seq.prompt_logprobs is not None:
             return min(seq.saved, len(seq.prompt_logprobs) - 1)
         return seq.saved

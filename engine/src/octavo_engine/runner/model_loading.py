@@ -217,7 +217,7 @@ def make_runner(
         logprobs_mode=config.logprobs_mode,
         enforce_eager=config.enforce_eager,
         drafter=drafter,
-        pools=model.config.pooling is not None,
+        pooling=None if model.config.pooling is None else model.config.pooling.kind,
     )
     memory = EngineMemory(
         runner,

@@ -1,4 +1,4 @@
-"""Takes the vectors of finished prompts from the hidden rows of a step."""
+"""`Pooler`: makes the vectors of prompts from the hidden rows of their steps."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo_engine.config import PoolingType
 from octavo_engine.runner.batch import StepInputs
 from octavo_engine.runner.seq_state import SeqState
 from octavo_engine.wire.plan import SeqId, SeqResult
@@ -16,13 +17,45 @@ from octavo_engine.wire.records import ErrorInfo
 NOT_FINITE = ErrorInfo("The model's vector is not finite (NaN or infinity): the weights or the dtype overflow.")
 
 
-def pool(inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> dict[SeqId, SeqResult]:
-    """Return the results of the sequences whose last prompt token this step has computed: its row is their vector."""
-    ended = [index for index, step in enumerate(inputs.steps) if step.sample]
-    last = (inputs.first_row + inputs.num_rows)[ended] - 1
-    rows = hidden[torch.from_numpy(last).to(hidden.device)].float().cpu().numpy()
-    seq_ids = [inputs.steps[index].seq_id for index in ended]
-    return {seq_id: _result(seqs[seq_id], row) for seq_id, row in zip(seq_ids, rows, strict=True)}
+class Pooler:
+    """Pools one type: the last row, or with all rows of a prompt their mean (MEAN) or the first one (CLS).
+
+    The scheduler gives prompts of the last two no cached tokens, so their steps begin with the first token.
+    """
+
+    def __init__(self, kind: PoolingType) -> None:
+        self._kind = kind
+
+    def pool(self, inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> dict[SeqId, SeqResult]:
+        """Return the results of the sequences whose last prompt token this step has computed."""
+        ended = [index for index, step in enumerate(inputs.steps) if step.sample]
+        states = [seqs[inputs.steps[index].seq_id] for index in ended]
+        if self._kind == "LAST":
+            last = (inputs.first_row + inputs.num_rows)[ended] - 1
+            pooled = hidden[torch.from_numpy(last).to(hidden.device)].float()
+        else:
+            self._collect(inputs, hidden, seqs)
+            pooled = torch.stack([_collected(state) for state in states]) if states else hidden[:0]
+        rows = pooled.cpu().numpy()
+        if self._kind == "MEAN":
+            rows = rows / np.array([[state.num_prompt_tokens] for state in states], dtype=np.float32)
+        return {state.seq_id: _result(state, row) for state, row in zip(states, rows, strict=True)}
+
+    def _collect(self, inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> None:
+        """Add this step's rows to the sequences' sums, or keep their first rows."""
+        rows = zip(inputs.steps, inputs.first_row.tolist(), inputs.num_rows.tolist(), strict=True)
+        for step, first, count in rows:
+            seq = seqs[step.seq_id]
+            if self._kind == "MEAN":
+                added = hidden[first : first + count].sum(0, dtype=torch.float32)
+                seq.pooled = added if step.start == 0 else _collected(seq) + added
+            elif step.start == 0:
+                seq.pooled = hidden[first].to(torch.float32, copy=True)  # the step's rows are overwritten later
+
+
+def _collected(seq: SeqState) -> Tensor:
+    assert seq.pooled is not None, f"the first rows of sequence {seq.seq_id} were not computed"
+    return seq.pooled
 
 
 def _result(seq: SeqState, row: npt.NDArray[np.float32]) -> SeqResult:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo_engine.config import LogprobsMode
+from octavo_engine.config import LogprobsMode, PoolingType
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
@@ -28,7 +28,7 @@ from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.logprobs import prompt_logprobs
-from octavo_engine.runner.pooling import pool
+from octavo_engine.runner.pooling import Pooler
 from octavo_engine.runner.sampler import Sampler, SampleRows
 from octavo_engine.runner.step_graphs import RunnableModel, may_replay
 from octavo_engine.wire.errors import EngineDead
@@ -44,7 +44,7 @@ MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
-    `pools`: each sequence ends in a vector, not in tokens.
+    `pooling`: each sequence ends in a vector, not in tokens.
 
     `model` and `host` are public, as an engine that sleeps removes them (`EngineMemory`).
     """
@@ -62,7 +62,7 @@ class Runner:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         enforce_eager: bool = False,
         drafter: "Drafter | None" = None,
-        pools: bool = False,
+        pooling: PoolingType | None = None,
     ) -> None:
         self._is_eager, self._device = enforce_eager, device
         self._adapters, self._batch = adapters, batch
@@ -72,7 +72,7 @@ class Runner:
         self.host = host
         self._sampler = Sampler(batch.columns, logprobs_mode)
         self._drafter = drafter
-        self._pools = pools
+        self._pooler = None if pooling is None else Pooler(pooling)
         self._costs = CostMeter()
 
     @property
@@ -143,7 +143,10 @@ class Runner:
             return []
         context = ForwardContext(batch=inputs.attention, backend=self._backend)
         hidden = self._forward(plan, inputs, context)
-        results = pool(inputs, hidden, self._batch.seqs) if self._pools else self._sample(plan, inputs, hidden)
+        if self._pooler is None:
+            results = self._sample(plan, inputs, hidden)
+        else:
+            results = self._pooler.pool(inputs, hidden, self._batch.seqs)
         if self._drafter is not None:
             self._drafter.record_accepted(plan, results)
         self._add_prompt_logprobs(results, inputs, hidden)

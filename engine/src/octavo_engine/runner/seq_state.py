@@ -26,6 +26,7 @@ class SeqState:
     masks: TokenMasks | None  # None: the request has no masks
     adapter: str = ""
     pooling: PoolingParams | None = None
+    pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
 
     @staticmethod
     def from_new_seq(

@@ -8,9 +8,9 @@ poolings or dense layers after them, raises StartupError: its vectors would be o
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from octavo_engine.config import EngineConfig, ModelConfig, ModelPooling
+from octavo_engine.config import EngineConfig, ModelConfig, ModelPooling, PoolingType
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -26,6 +26,7 @@ _MODES = {
     "mean_sqrt_len_tokens": "MEAN_SQRT_LEN",
     "weightedmean_tokens": "WEIGHTED_MEAN",
 }
+_SUPPORTED = get_args(PoolingType)
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
 #: Keys of `config.json` with which a decoder attends to later tokens, and the value that means it.
 _BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True}
@@ -74,10 +75,10 @@ def _model_pooling(config: EngineConfig, files: ModelFiles, model: ModelConfig) 
         kind = config.pooler_config.pooling_type or kind
         chosen = config.pooler_config.use_activation
         normalize = normalize if chosen is None else chosen
-    if kind != "LAST":
+    if kind not in _SUPPORTED:
         raise StartupError(
-            f"{files.name}: pooling {kind} is not supported by this version, only LAST: use a model that pools its "
-            'last token, or set --pooler-config \'{"pooling_type": "LAST"}\'.'
+            f"{files.name}: pooling {kind} is not supported by this version, only {', '.join(_SUPPORTED)}: use a model "
+            'that pools so, or choose one by --pooler-config \'{"pooling_type": "LAST"}\'.'
         )
     sizes = model.hf.get("matryoshka_dimensions") or []
     if not isinstance(sizes, list) or not all(type(size) is int and 1 <= size <= model.hidden_size for size in sizes):
@@ -85,6 +86,7 @@ def _model_pooling(config: EngineConfig, files: ModelFiles, model: ModelConfig) 
             f"{files.name}: matryoshka_dimensions={sizes!r} must be a list of numbers from 1 to {model.hidden_size}."
         )
     return ModelPooling(
+        kind=cast(PoolingType, kind),
         normalize=normalize,
         is_matryoshka=bool(model.hf.get("is_matryoshka") or sizes),
         matryoshka_dimensions=tuple(sizes),
@@ -112,6 +114,11 @@ def _pooling_mode(path: Path) -> str:
     chosen = [name for mode, name in _MODES.items() if stored.get(f"pooling_mode_{mode}")]
     if isinstance(named := stored.get("pooling_mode"), str):  # since sentence-transformers 5
         chosen = [_MODES.get(named, _MODES.get(f"{named}_tokens", _MODES.get(f"{named}_token", named)))]
+    if chosen == ["MEAN"] and stored.get("include_prompt") is False:
+        raise StartupError(
+            f"{path}: include_prompt is false: the mean leaves out the tokens of an instruction, which the engine does "
+            "not know: use another embedding model."
+        )
     if len(chosen) != 1:
         raise StartupError(
             f"{path}: chooses {len(chosen)} poolings ({', '.join(chosen) or 'none'}), but one is supported: set "

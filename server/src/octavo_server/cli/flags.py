@@ -27,8 +27,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "model_impl": "Implementation of the model; auto: a class of Octavo if there is one, else transformers; vllm: "
         "octavo.",
         "runner": "Purpose of the model; auto: pooling (embeddings) for an embedding model, else generate.",
-        "pooler_config": "JSON settings of an embedding model, instead of its files': pooling_type (LAST) and "
-        "use_activation (vectors of length 1).",
+        "pooler_config": "JSON settings of an embedding model, instead of its files': pooling_type (LAST, CLS or "
+        "MEAN) and use_activation (vectors of length 1).",
         "hf_overrides": "JSON object of keys that the model's config.json lacks: is_matryoshka or "
         "matryoshka_dimensions, which allow shorter vectors.",
         "load_format": "File format of the weights; dummy: random weights, without reading files.",
