@@ -31,6 +31,7 @@ from octavo_server.api import (
     models,
     render,
     responses,
+    scoring,
     sleep,
     tokens,
 )
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 #: Routes of models that generate text, and of embedding models. The other kind's routes say so with status 404.
 GENERATING = (chat, chat_batch, completions, responses, messages, invocations, render)
-EMBEDDING = (embeddings,)
+EMBEDDING = (embeddings, scoring)
 MODULES = (
     *GENERATING,
     *EMBEDDING,

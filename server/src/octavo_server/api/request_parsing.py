@@ -11,6 +11,7 @@ from starlette.requests import Request
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.http.body import ClientDisconnected
 from octavo_server.http.body import read_body as read_raw
+from octavo_server.openai.embedding import VectorFields
 from octavo_server.openai.errors import MalformedRequest
 from octavo_server.openai.fields import GenerationFields
 from octavo_server.openai.request_parser import parse_request
@@ -19,6 +20,7 @@ from octavo_server.openai.unsupported import refuse_unsupported
 logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body", bound=BaseModel)
+Vectors = TypeVar("Vectors", bound=VectorFields)
 Generating = TypeVar("Generating", bound=GenerationFields)
 Parsed = TypeVar("Parsed")
 
@@ -66,5 +68,13 @@ def parse_generation(context: ApiContext, kind: type[Generating], raw: bytes) ->
     body = parse_body(context, kind, raw)
     context.resolve_model_name(body.model)
     refuse_unsupported(body)
+    body.check()
+    return body
+
+
+def parse_vectors(context: ApiContext, kind: type[Vectors], raw: bytes) -> Vectors:
+    """Parse a body for an embedding model and make every check of it that needs no tokenizer."""
+    body = parse_body(context, kind, raw)
+    context.resolve_model_name(body.model)
     body.check()
     return body

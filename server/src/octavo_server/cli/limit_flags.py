@@ -23,7 +23,7 @@ LIMIT_HELP = {
     "max_messages": "Largest number of messages of a chat request.",
     "max_content_parts": "Largest number of content parts of all messages of a chat request together.",
     "max_tools": "Largest number of tools of a request.",
-    "max_prompts": "Largest number of prompts of a completion request.",
+    "max_prompts": "Largest number of prompts of a completion request, or of documents of a rerank request.",
     "max_prompt_chars": "Largest number of characters of a text to tokenise, independent of the context length.",
     "max_n": "Largest n, the number of sequences per prompt.",
     "max_stop_strings": "Largest number of stop strings of a request.",

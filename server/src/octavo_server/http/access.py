@@ -37,6 +37,7 @@ ROUTES: Mapping[str, Kind] = {
     **dict.fromkeys(("/v1/chat/completions", "/v1/chat/completions/render", "/v1/completions"), "client"),
     "/v1/chat/completions/batch": "client",
     **dict.fromkeys(("/v1/completions/render", "/v1/responses", "/v1/embeddings", "/v1/models"), "client"),
+    **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), "client"),
     **dict.fromkeys((MESSAGES, RENDER, COUNT_TOKENS), "client"),
     **dict.fromkeys(("/tokenize", "/detokenize", "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "admin"),

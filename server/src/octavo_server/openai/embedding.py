@@ -1,5 +1,6 @@
-"""Bodies of `/v1/embeddings`: the request, and the response with a vector for each text, in the order of `input`."""
+"""Bodies of `/v1/embeddings`, and the fields that all routes of embedding models share."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -12,18 +13,36 @@ from octavo_server.openai.completion import Prompt, split_prompts
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import EngineFields
 
-#: Fields of requests for text, and forms of vectors that are not built -> the values that ask for nothing.
+#: Fields of requests for text, and settings that are not built -> the values that ask for nothing.
+_OF_TEXT = ("stream", "logprobs", "top_logprobs", "tools", "tool_choice", "messages")
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("stream", "logprobs", "top_logprobs", "tools", "tool_choice", "messages"), (None, False, [], "none")
-    ),
+    **dict.fromkeys(_OF_TEXT, (None, False, [], "none")),
+    **dict.fromkeys(("max_tokens_per_doc", "max_chunks_per_doc", "overlap_tokens", "rank_fields"), (None,)),
     "n": (None, 1),
     "embed_dtype": (None, "float32"),
     "endianness": (None, "native", "little"),
 }
 
 
-class EmbeddingRequest(EngineFields):
+class VectorFields(EngineFields):
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as the model's context holds.")
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Left, the default, keeps the last tokens."
+    )
+
+    def pooling_params(self) -> PoolingParams:
+        return PoolingParams()
+
+    def check(self) -> None:
+        """Check rules that pydantic doesn't know. Raises InvalidRequest."""
+        self.check_salt()
+        for name, value in (self.model_extra or {}).items():
+            if name in _REFUSED and value not in _REFUSED[name]:
+                raise InvalidRequest(f"{name} is not a setting of embedding models: leave it out.", param=name)
+
+
+class EmbeddingRequest(VectorFields):
     input: str | Entries[int] | Entries[Entries[int]] | Entries[str] = Field(
         description="One text or several, as strings or as token ids."
     )
@@ -32,32 +51,24 @@ class EmbeddingRequest(EngineFields):
     )
     dimensions: int | None = Field(None, ge=1, description="Only this many first values, which are then normalised.")
     normalize: bool | None = Field(None, description="Vectors of length 1. Default: as the model was trained.")
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as the model's context holds.")
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Left, the default, keeps the last tokens."
-    )
 
-    def texts(self) -> list[Prompt]:
-        """The texts as a list. Raises InvalidRequest for an empty text, which it names, or none."""
-        texts = split_prompts(self.input)
-        if not texts:
-            raise InvalidRequest("input must not be empty: send a text or token ids.", param="input")
-        for index, text in enumerate(texts):
-            if not text:
-                where = "input" if len(texts) == 1 else f"input[{index}]"
-                raise InvalidRequest(f"{where} is empty: send at least one token, or leave it out.", param=where)
-        return texts
+    def texts(self) -> list[tuple[str, Prompt]]:
+        """The texts with their names. Raises InvalidRequest for an empty text, or none."""
+        return named_texts("input", split_prompts(self.input))
 
     def pooling_params(self) -> PoolingParams:
         return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
 
-    def check(self) -> None:
-        """Check rules that pydantic doesn't know. Raises InvalidRequest."""
-        self.check_salt()
-        for name, value in (self.model_extra or {}).items():
-            if name in _REFUSED and value not in _REFUSED[name]:
-                raise InvalidRequest(f"{name} is not a field of /v1/embeddings: leave it out.", param=name)
+
+def named_texts(field: str, texts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:
+    """Name the texts of a field after their places. Raises InvalidRequest for an empty text, or none."""
+    if not texts:
+        raise InvalidRequest(f"{field} must not be empty: send a text.", param=field)
+    named = [(f"{field}[{index}]" if len(texts) > 1 else field, text) for index, text in enumerate(texts)]
+    for name, text in named:
+        if not text:
+            raise InvalidRequest(f"{name} is empty: send at least one token, or leave it out.", param=name)
+    return named
 
 
 class Embedding(Struct, kw_only=True):

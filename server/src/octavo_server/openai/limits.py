@@ -16,6 +16,7 @@ _COUNTED = {
     "messages": "max_messages",
     "input": "max_messages",
     "prompt": "max_prompts",
+    **dict.fromkeys(("documents", "queries", "text_1", "text_2"), "max_prompts"),
     "system": "max_content_parts",
     "tools": "max_tools",
     "stop": "max_stop_strings",

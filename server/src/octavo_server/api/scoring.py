@@ -1,0 +1,109 @@
+"""`POST /score` and `POST /rerank`: how similar texts are, as the cosine of their vectors; a query is computed once."""
+
+import time
+from functools import partial
+
+from fastapi import APIRouter
+from octavo_engine.scoring import pair_cosines
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.context import ApiContext, ResponseMeta, context_of
+from octavo_server.api.generation import Generation
+from octavo_server.api.load_header import with_load
+from octavo_server.api.openapi import accepts
+from octavo_server.api.request_parsing import parse_vectors, read_body
+from octavo_server.api.vectors import NamedText, VectorAnswer, prepare
+from octavo_server.http.responses import CancellableJSONResponse
+from octavo_server.openai.scoring import (
+    Ranked,
+    RankedText,
+    RerankRequest,
+    RerankResults,
+    Score,
+    ScoreList,
+    ScoreRequest,
+)
+
+router = APIRouter()
+COHERE = "/v2/rerank"
+
+_SCORES = accepts(ScoreRequest, "Compare texts", answer=ScoreList)
+_RANKS = accepts(RerankRequest, "Order documents by their similarity to a query", answer=RerankResults)
+
+
+@router.post("/score", **_SCORES)
+@router.post("/v1/score", **_SCORES)
+async def create_scores(request: Request) -> Response:
+    context = context_of(request)
+    context.check_queue(request)
+    arrival_s = time.monotonic()
+    (body, first, second), _ = await read_body(request, partial(_parse_score, context))
+    meta, generation = await prepare(context, request, body, [*first, *second], prefix="score-", arrival_s=arrival_s)
+    return _respond(request, context, ScoreAnswer(meta, generation, num_first=len(first)))
+
+
+@router.post("/rerank", **_RANKS)
+@router.post("/v1/rerank", **_RANKS)
+@router.post(COHERE, **_RANKS)
+async def create_ranks(request: Request) -> Response:
+    context = context_of(request)
+    context.check_queue(request)
+    arrival_s = time.monotonic()
+    (body, texts), _ = await read_body(request, partial(_parse_rerank, context))
+    shows_text = body.return_documents
+    if shows_text is None:
+        shows_text = not request.scope["path"].endswith(COHERE)
+    meta, generation = await prepare(context, request, body, texts, prefix="rerank-", arrival_s=arrival_s)
+    documents = [str(text) for _, text in texts[1:]] if shows_text else None
+    return _respond(request, context, RerankAnswer(meta, generation, documents, top_n=body.top_n))
+
+
+def _respond(request: Request, context: ApiContext, answer: VectorAnswer) -> Response:
+    headers = with_load(request, context.client, answer.headers)
+    return CancellableJSONResponse(context.in_flight, answer.meta.id, answer.body, headers)
+
+
+def _parse_score(context: ApiContext, raw: bytes) -> tuple[ScoreRequest, list[NamedText], list[NamedText]]:
+    body = parse_vectors(context, ScoreRequest, raw)
+    return body, *body.sides()
+
+
+def _parse_rerank(context: ApiContext, raw: bytes) -> tuple[RerankRequest, list[NamedText]]:
+    body = parse_vectors(context, RerankRequest, raw)
+    return body, body.texts()
+
+
+class ScoreAnswer(VectorAnswer):
+    """`num_first`: the texts of the first side, one or as many as of the second."""
+
+    def __init__(self, meta: ResponseMeta, generation: Generation, *, num_first: int) -> None:
+        super().__init__(meta, generation)
+        self._num_first = num_first
+
+    def response(self, vectors: list[bytes]) -> ScoreList:
+        scores = pair_cosines(vectors[: self._num_first], vectors[self._num_first :])
+        data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+        meta = self.meta
+        return ScoreList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=self.usage())
+
+
+class RerankAnswer(VectorAnswer):
+    """`documents`: texts to return beside the scores."""
+
+    def __init__(
+        self, meta: ResponseMeta, generation: Generation, documents: list[str] | None, *, top_n: int | None
+    ) -> None:
+        super().__init__(meta, generation)
+        self._documents = documents
+        self._top_n = top_n or None
+
+    def response(self, vectors: list[bytes]) -> RerankResults:
+        scores = pair_cosines(vectors[:1], vectors[1:])
+        ranked = [Ranked(index=index, relevance_score=score) for index, score in enumerate(scores)]
+        ranked.sort(key=lambda entry: -entry.relevance_score)  # stable: equal documents keep their order
+        results = ranked[: self._top_n]
+        if self._documents is not None:
+            for entry in results:
+                entry.document = RankedText(self._documents[entry.index])
+        return RerankResults(id=self.meta.id, model=self.meta.model, results=results, usage=self.usage())
