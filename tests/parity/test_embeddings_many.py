@@ -16,8 +16,7 @@ from octavo_testing.embedders import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["caching", "no caching"])
-@pytest.mark.parametrize("with_head", [True, False], ids=["causal", "bare"])
+@pytest.mark.parametrize(("with_head", "caching"), [(True, True), (False, False)], ids=["causal cached", "bare"])
 @pytest.mark.parametrize("name", ["qwen3", "llama", "mistral"])
 def test_vectors_of_many_texts(tmp_path: Path, name: str, with_head: bool, caching: bool) -> None:
     folder, texts = make_embedder(name, tmp_path, with_head=with_head), draw_texts(200, longest=500)
