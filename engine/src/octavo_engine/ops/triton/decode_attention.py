@@ -58,9 +58,9 @@ def decode_attention(
     assert q.stride(2) == 1
     dim_row = max(MIN_DOT, triton.next_power_of_2(dim))
     sums = torch.empty((parts.most, heads, dim), dtype=torch.float32, device=q.device)
-    bounds = torch.empty((2, parts.most, heads), dtype=torch.float32, device=q.device)
+    maxima, totals = (torch.empty((parts.most, heads), dtype=torch.float32, device=q.device) for _ in range(2))
     decode_parts_kernel[(num_programs,)](
-        *(sums, bounds[0], bounds[1], q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
+        *(sums, maxima, totals, q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
         *(num_seqs, table_width, q.stride(0), spec.scale),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
@@ -72,11 +72,11 @@ def decode_attention(
         KEYS=tile_keys(dim, q.dtype),
         WINDOW=spec.kv.window or 0,
         SOFTCAP=spec.softcap or 0.0,
-        num_warps=4,
+        num_warps=8 if dim_row > 128 else 4,  # with 4, heads of 256 spill on sm_80
         num_stages=3,
     )
     merge_parts_kernel[(num_seqs, heads)](
-        *(out, sums, bounds[0], bounds[1], batch.query_start, parts.starts),
+        *(out, sums, maxima, totals, batch.query_start, parts.starts),
         HEADS=heads,
         DIM=dim,
         DIM_ROW=dim_row,
