@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from octavo_engine.wire.errors import Unavailable
 from octavo_testing.routing import routing
-from octavo_testing.scripted import write_byte_model
+from octavo_testing.scripted import KV_BYTES, WEIGHTS_BYTES, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 TEXT = "/v1/completions"
@@ -38,6 +38,11 @@ async def sleep_states(served):
     return tuple(metrics[f'vllm:engine_sleep_state{{sleep_state="{name}"}}'] for name in names)
 
 
+async def memory_bytes(served):
+    metrics = await served.metrics()
+    return tuple(metrics[f'octavo:memory_bytes{{tag="{tag}"}}'] for tag in ("weights", "kv_cache"))
+
+
 async def start_request(served, **body):
     """Start a request; return when the engine holds it after its first token."""
     served.engine.hold_at = 1
@@ -58,6 +63,18 @@ async def test_a_server_sleeps_and_wakes_as_vllms_test_expects(served):
     assert await is_sleeping(served)
     assert await post(served, "/wake_up?tags=kv_cache") == 200
     assert (await is_sleeping(served), await sleep_states(served)) == (False, AWAKE)
+
+
+async def test_the_metrics_give_the_memory_that_the_engine_holds(served):
+    held = WEIGHTS_BYTES, KV_BYTES
+    assert await memory_bytes(served) == held
+    await post(served, "/sleep?level=1")
+    assert await memory_bytes(served) == (WEIGHTS_BYTES, 0)
+    await post(served, "/wake_up")
+    await post(served, "/sleep?level=2")
+    assert await memory_bytes(served) == (0, 0)
+    await post(served, "/wake_up")
+    assert await memory_bytes(served) == held
 
 
 async def test_a_sleeping_server_refuses_requests_is_alive_and_not_ready(served):

@@ -55,6 +55,7 @@ class Telemetry:
         self._adapters_in_use: tuple[list[str], list[str]] = ([], [])  # hashes: running and waiting
         self._adapters_changed_s = time.time()
         self._cache_labels, self._startup_s = cache_labels(config, ready), ready.startup_s
+        self._memory_bytes: dict[MemoryTag, int] = {"weights": ready.weights_bytes, "kv_cache": ready.kv_bytes}
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         features = _features(config)
@@ -104,7 +105,9 @@ class Telemetry:
         return text
 
     def _samples(self) -> Samples:
-        samples = engine_samples(self._stats(), self._cache_labels, self._sleeping())
+        sleeping = self._sleeping()
+        samples = engine_samples(self._stats(), self._cache_labels, sleeping)
+        samples["memory_bytes"] = [((tag,), 0 if tag in sleeping else n) for tag, n in self._memory_bytes.items()]
         samples["request_success"] = [((reason,), count) for reason, count in self.finished.items()]
         samples["admission_rejections"] = [((), self.rejections)]
         samples["lora_requests_info"] = [(self._adapter_labels(), self._adapters_changed_s)]

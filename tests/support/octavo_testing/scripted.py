@@ -26,6 +26,7 @@ from octavo_testing.prompt_log import PROMPT_LOG, PromptLog
 
 EOS = 256
 VOCAB_SIZE = 259
+WEIGHTS_BYTES, KV_BYTES = 4096, 8192  # that `ReadyInfo` claims
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LOADER = "octavo_testing.scripted:load"
 VALVE = "OCTAVO_TEST_VALVE"  # environment variable with the path of the valve
@@ -173,8 +174,8 @@ def ready_info(config: EngineConfig) -> ReadyInfo:
         device="cpu",
         weights_fingerprint="scripted",
         hash_root=b"scripted",
-        weights_bytes=0,
-        kv_bytes=0,
+        weights_bytes=WEIGHTS_BYTES,
+        kv_bytes=KV_BYTES,
         startup_s={"import": 1.5, "compile": 0.25, "weights": 40.5},
         adapters={module.name: scripted_hash(module.path) for module in config.lora_modules},
         revision="scripted-commit",

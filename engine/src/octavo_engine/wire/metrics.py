@@ -197,6 +197,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
 
 OWN_METRICS: tuple[Metric, ...] = (
     _own("startup_seconds", "gauge", "Seconds of the engine's start by phase: import, compile, weights.", "phase"),
+    _own("memory_bytes", "gauge", "Bytes of weights and kv_cache in memory; 0 while sleep has given them back.", "tag"),
     _own("kv_blocks", "gauge", "KV blocks by state: free, cached, in_use.", "state"),
     _own("kv_used_slots", "gauge", "Token slots of KV blocks that hold the KV of running requests."),
     _own("host_kv_blocks", "gauge", "KV blocks in CPU memory by state: used, total.", "state"),
