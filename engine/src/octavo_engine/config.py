@@ -19,7 +19,7 @@ PoolingType = Literal["LAST", "CLS", "MEAN"]  # of the hidden rows of a prompt: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPooling:
-    """How an embedding model makes the vector of a text from its hidden rows.
+    """An embedding model's way from the hidden rows of a text to its vector.
 
     `matryoshka_dimensions`: the lengths to which a vector may be cut; empty: any, if `is_matryoshka`.
     """

@@ -1,4 +1,4 @@
-"""Which share of drafts must be accepted for a step to gain from them."""
+"""The share of drafts that must be accepted for a step to gain from them."""
 
 from octavo_engine.wire.plan import StepCosts
 

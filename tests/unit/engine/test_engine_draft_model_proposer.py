@@ -1,4 +1,4 @@
-"""When a draft model makes drafts: it must pay, which is tried now and then."""
+"""A draft model makes drafts while they pay, which is tried now and then."""
 
 import pytest
 from octavo_engine.core.sequence import Sequence, new_sequence

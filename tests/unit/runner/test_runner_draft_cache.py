@@ -1,4 +1,4 @@
-"""Which tokens have KV of the draft model, through steps without drafts, copies, swaps and prefix hits."""
+"""The tokens that have KV of the draft model, through steps without drafts, copies, swaps and prefix hits."""
 
 from typing import cast
 

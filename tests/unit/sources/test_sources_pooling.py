@@ -1,4 +1,4 @@
-"""Which models answer with vectors, and how they pool: from `modules.json`, `1_Pooling/config.json` and settings."""
+"""Models that answer with vectors, and the pooling of each: from `modules.json`, `1_Pooling/config.json` and settings."""
 
 import json
 

@@ -45,7 +45,7 @@ def from_sentence_piece(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """How tokens spell bytes. `strips_space`: decoding removes one leading space from a text's first token."""
+    """A tokenizer's way of spelling bytes. `strips_space`: decoding removes one leading space from a text's first token."""
 
     token_bytes: Callable[[str], bytes]
     added_token_bytes: Callable[[str], bytes]

@@ -29,7 +29,7 @@ _STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 
 
 class RequestOutputKind(Enum):
-    """Which outputs `AsyncLLM` yields: each with everything so far, each with only the new part, or the last only."""
+    """The outputs that `AsyncLLM` yields: each with everything so far, each with only the new part, or the last only."""
 
     CUMULATIVE = 0
     DELTA = 1
