@@ -20,10 +20,10 @@ from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.tiny_models import make_tiny
 
 
-class OtherDevice(CpuDevice):
+class PlainDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__()
-        self.name = "cuda"
+        self.packs_weights = False
 
 
 def model_of(folder: Path, **arguments: Any) -> Any:
@@ -101,10 +101,16 @@ def test_reserved_memory_counts(tmp_path: Path) -> None:
         plan_capacity(EngineConfig(enable_lora=True, max_loras=1024, max_lora_rank=1024 * 64, **settings))
 
 
-def test_adapters_are_refused_for_models_of_transformers_and_on_other_devices(tmp_path: Path) -> None:
+def test_adapters_are_refused_for_models_of_transformers(tmp_path: Path) -> None:
     folder, config = make_tiny("llama", tmp_path), EngineConfig(enable_lora=True)
     with pytest.raises(StartupError, match="models that transformers runs"):
         adapters_bytes(config, CpuDevice(), model_of(folder, impl="transformers"))
-    with pytest.raises(StartupError, match="not supported on cuda"):
-        adapters_bytes(config, OtherDevice(), model_of(folder))
-    assert adapters_bytes(EngineConfig(), OtherDevice(), model_of(folder)) == 0
+    assert adapters_bytes(EngineConfig(), CpuDevice(), model_of(folder)) == 0
+
+
+def test_a_device_that_does_not_pack_weights_reserves_nothing_for_padding(tmp_path: Path) -> None:
+    model = model_of(make_tiny("llama", tmp_path))
+    config = EngineConfig(enable_lora=True, max_loras=1, max_lora_rank=3)
+    specs = [linear.spec for linear in AdapterTargets(model)]
+    values = sum(3 * (len(spec.names) * spec.in_features + sum(spec.outs)) for spec in specs)
+    assert adapters_bytes(config, PlainDevice(), model) == 2 * values < adapters_bytes(config, CpuDevice(), model)

@@ -79,22 +79,22 @@ def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
             f"--enable-lora is not supported for models that transformers runs ({model.config.architecture}): leave it "
             "out, or merge the adapter into the checkpoint and serve the result."
         )
-    if device.name != "cpu":
-        raise StartupError(f"--enable-lora is not supported on {device.name}: leave it out, or use --device cpu.")
     targets = AdapterTargets(model)
     for module in config.lora_modules:
         targets.match(read_adapter(Path(module.path)), max_rank=config.max_lora_rank)
-    values = sum(_most_values(linear, config.max_lora_rank) for linear in targets)
+    multiple = _PANEL if device.packs_weights else 1
+    values = sum(_most_values(linear, config.max_lora_rank, multiple) for linear in targets)
     return config.max_loras * values * model.build.dtype.itemsize
 
 
-def _most_values(linear: Linear, rank: int) -> int:
+def _most_values(linear: Linear, rank: int, multiple: int) -> int:
+    """Return the number of values of an adapter's term, with all sizes padded to multiples."""
+
+    def padded(size: int) -> int:
+        return -(-size // multiple) * multiple
+
     spec = linear.spec
-    return _padded(len(spec.names) * rank) * _padded(spec.in_features) + _padded(rank) * sum(map(_padded, spec.outs))
-
-
-def _padded(size: int) -> int:
-    return -(-size // _PANEL) * _PANEL
+    return padded(len(spec.names) * rank) * padded(spec.in_features) + padded(rank) * sum(map(padded, spec.outs))
 
 
 def _find_targets(model: Model) -> Iterator[tuple[str, Target]]:
