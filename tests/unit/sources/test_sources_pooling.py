@@ -1,4 +1,4 @@
-"""Models that answer with vectors, and the pooling of each: from `modules.json`, `1_Pooling/config.json` and settings."""
+"""Models that answer with vectors, and their pooling: from `modules.json`, `1_Pooling/config.json` and settings."""
 
 import json
 

@@ -45,7 +45,7 @@ def from_sentence_piece(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """A tokenizer's way of spelling bytes. `strips_space`: decoding removes one leading space from a text's first token."""
+    """A way of spelling bytes. `strips_space`: decoding removes one leading space from a text's first token."""
 
     token_bytes: Callable[[str], bytes]
     added_token_bytes: Callable[[str], bytes]

@@ -29,7 +29,7 @@ _STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 
 
 class RequestOutputKind(Enum):
-    """The outputs that `AsyncLLM` yields: each with everything so far, each with only the new part, or the last only."""
+    """Outputs of `AsyncLLM`: each with everything so far, each with only the new part, or the last only."""
 
     CUMULATIVE = 0
     DELTA = 1
