@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM, LoRARequest, RequestOutput, SamplingParams
+from octavo_engine.ops.packed_linear import plain_weight
+from octavo_engine.runner import adapter_weights
 from octavo_testing.lora_adapters import TARGETS, PeftOracle, make_adapter
 from octavo_testing.tiny_models import VOCAB, make_tiny
+from octavo_testing.triton_device import triton_kernels
 from torch import Tensor
 
 pytestmark = pytest.mark.slow
@@ -68,7 +72,12 @@ def row(position: Any) -> Tensor:
 
 @pytest.fixture(scope="module", params=sorted(TARGETS))
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    name, folder = request.param, tmp_path_factory.mktemp("lora")
+    with start_rig(request.param, tmp_path_factory.mktemp("lora")) as started:
+        yield started
+
+
+@contextmanager
+def start_rig(name: str, folder: Path) -> Iterator[Rig]:
     adapters: list[Path | None] = [
         make_adapter(name, folder / target, [target], rank=rank, seed=rank)
         for target, rank in zip(TARGETS[name], cycle(RANKS), strict=False)
@@ -151,3 +160,11 @@ def test_drafts_keep_the_outputs(rig: Rig) -> None:
     for adapter, output, expected in zip(rig.adapters, outputs, plain, strict=True):
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
         rig.check(adapter, output)
+
+
+def test_plain_weights_and_the_kernels_of_gpus_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_weights, "pack", lambda weight: plain_weight(weight, None))
+    with triton_kernels(), start_rig("llama", tmp_path) as rig:
+        adapters = rig.adapters[-3:]
+        for adapter, output in zip(adapters, rig.generate(adapters, prompts(3)), strict=True):
+            rig.check(adapter, output)
