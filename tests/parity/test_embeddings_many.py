@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def test_vectors_of_many_texts(tmp_path: Path, name: str, with_head: bool, caching: bool) -> None:
     folder, texts = make_embedder(name, tmp_path, with_head=with_head), draw_texts(200, longest=500)
     runner = "pooling" if with_head else "auto"
-    with preemption_every(5):
+    with preemption_every(7):  # 6 steps of 96 tokens compute a text that is alone
         vectors, stats = embed_under_pressure(folder, texts, runner=runner, enable_prefix_caching=caching)
     assert cosines(vectors, pooled_rows(folder, texts)).min() >= 0.99999
     assert stats.preemptions > 5
