@@ -87,6 +87,16 @@ async def test_an_adapter_that_cannot_be_loaded_changes_nothing(served, error, s
     assert await names(served) == [MODEL, "red"]
 
 
+async def test_the_file_of_adapters_alone_decides(tmp_path):
+    client = ScriptedClient(write_byte_model(tmp_path), enable_lora=True)
+    file = tmp_path / "adapters.json"
+    async with serving(client, allows_adapter_updates=True, lora_modules_file=file) as started:
+        for path in (LOAD, UNLOAD):
+            answer = await started.http.post(path, json={"lora_name": "x", "lora_path": "y"})
+            assert answer.status_code == 400
+            assert f"--lora-modules-file {file}" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("settings", [{}, {"allows_adapter_updates": True}], ids=str)
 async def test_updates_need_the_variable_and_the_flag(tmp_path, settings):
     client = ScriptedClient(write_byte_model(tmp_path), enable_lora=not settings)

@@ -115,6 +115,7 @@ class ServerConfig(HttpSettings):
     metrics_prefix: str = "vllm:"
     enable_per_request_metrics: bool = False
     allows_adapter_updates: bool = False
+    lora_modules_file: Path | None = None
     health_stall_timeout_s: float = 60.0
 
     @property

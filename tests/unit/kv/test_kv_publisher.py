@@ -9,7 +9,7 @@ from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_tog
 from octavo_engine.wire.records import EngineRequest, EngineStats
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv import publisher as publishing
-from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.frames import AdapterFile, Bye, FrameReader, Hello, Part, Snapshot, Step
 from octavo_server.kv.pending_prompts import full_blocks
 from octavo_server.kv.publisher import KVPublisher
 from octavo_testing.scripted import ready_info
@@ -82,6 +82,20 @@ async def test_changes_of_adapters_are_published_and_part_of_the_next_hello():
     async with aclosing(publisher.frames()) as frames:
         await read_until(frames, late, lambda t: t.frames)
     assert late.frames[0].adapters == {"b": "hash"}
+
+
+async def test_the_state_of_the_file_of_adapters_is_published_and_part_of_the_next_hello():
+    publisher, _ = made()
+    reader, late = StreamReader(), StreamReader()
+    failed = AdapterFile("1234", {"a": "rank 64"})
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        publisher.set_adapter_file(failed)
+        await read_until(frames, reader, lambda t: len(t.frames) == 3)
+    assert [reader.frames[0].adapter_file, reader.frames[2].adapter_file] == [None, failed]
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, late, lambda t: t.frames)
+    assert late.frames[0].adapter_file == failed
 
 
 async def test_a_late_listener_gets_a_snapshot_and_then_each_change():

@@ -1,6 +1,6 @@
 """`/v1/load_lora_adapter`, `/v1/unload_lora_adapter`: administrators change a running engine's adapters, as in vLLM.
 
-An adapter that cannot be loaded changes nothing.
+An adapter that cannot be loaded changes nothing. With `--lora-modules-file`, the file alone decides.
 """
 
 import logging
@@ -72,6 +72,8 @@ async def unload_lora_adapter(request: Request) -> Response:
 
 def _context_with_updates(request: Request) -> ApiContext:
     context = context_of(request)
+    if (path := context.config.lora_modules_file) is not None:
+        raise InvalidAdapterCall(f"the adapters are those of --lora-modules-file {path}: change that file.")
     if not context.client.config.enable_lora or not context.config.allows_adapter_updates:
         raise NotEnabled(request.url.path, "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
     return context

@@ -5,6 +5,7 @@
 
 import argparse
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo_engine.config import EngineConfig
@@ -162,6 +163,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-log-len", type=int, help=text)
     _switch(group, "--disable-log-stats", "Omit the log line about load and throughput every 10 s.")
     _switch(group, "--disable-fastapi-docs", "Omit the routes /docs and /openapi.json.")
+    group.add_argument(
+        *("--lora-modules-file",),
+        type=Path,
+        metavar="FILE",
+        help="YAML or JSON list of adapters, each with name and uri, read again when it changes: adapters are loaded, "
+        "replaced and unloaded while requests run. Needs --enable-lora. Default: none.",
+    )
     _switch(group, "--enable-tokenizer-info-endpoint", "The tokenizer's settings and chat template at /tokenizer_info.")
     add_observability_flags(parser)
     add_limit_flags(parser)

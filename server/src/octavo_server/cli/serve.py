@@ -25,6 +25,7 @@ from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
+from octavo_server.api.adapter_file import AdapterFileFollower, read_adapter_file
 from octavo_server.api_keys import ApiKeys
 from octavo_server.cli.http_flags import http_settings_of
 from octavo_server.cli.limit_flags import limits_of
@@ -45,7 +46,7 @@ from octavo_server.http.listener import allow_many_connections, bind, bound_unix
 from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
 from octavo_server.kv.zmq_events import zmq_events
-from octavo_server.supervise import supervised
+from octavo_server.supervise import cancel_tasks, supervised
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
@@ -69,6 +70,7 @@ def serve(args: argparse.Namespace) -> int:
             return dry_run(engine_config, args)
         server_config = server_config_of(args, engine_config)
         check_keys(server_config)
+        check_adapter_file(server_config, engine_config)
         check_tls(server_config)
         tracer = tracer_of(server_config)
         allow_many_connections()
@@ -111,6 +113,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         tools=tool_settings_of(args),
         max_log_len=args.max_log_len,
         allows_adapter_updates=allows_adapter_updates(),
+        lora_modules_file=args.lora_modules_file,
         disable_log_stats=args.disable_log_stats,
         disable_fastapi_docs=args.disable_fastapi_docs,
         **template_settings_of(args),
@@ -135,6 +138,14 @@ def check_keys(config: ServerConfig) -> None:
         )
 
 
+def check_adapter_file(config: ServerConfig, engine: EngineConfig) -> None:
+    """Check the file of adapters before the model is loaded. Raises StartupError."""
+    if config.lora_modules_file is not None:
+        if not engine.enable_lora:
+            raise StartupError("--lora-modules-file needs --enable-lora: add it.")
+        read_adapter_file(config.lora_modules_file)
+
+
 def _run(main: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
@@ -154,11 +165,20 @@ async def _serve(
         from octavo_server.api.server import ApiServer
         from octavo_server.cli.banner import banner
 
-        reporter: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             if not config.disable_log_stats:
-                reporter = supervised("logging statistics", lambda: log_stats(lambda: engine.stats))
-            server = ApiServer(build_app(engine, config, tracer), config)
+                tasks.append(supervised("logging statistics", lambda: log_stats(lambda: engine.stats)))
+            app = build_app(engine, config, tracer)
+            server = ApiServer(app, config)
+            if config.lora_modules_file is not None:
+                follower = AdapterFileFollower(
+                    config.lora_modules_file,
+                    engine,
+                    taken=config.served_model_names,
+                    report=app.state.context.kv.set_adapter_file,
+                )
+                tasks.append(supervised("following --lora-modules-file", follower.run))
             if events is not None:
                 events.attach(engine)
             freeze_gc()
@@ -173,8 +193,7 @@ async def _serve(
                 raise cannot_listen(config.uds or config.host, config.port, error) from error
             return 1 if server.engine_died else 0
         finally:
-            if reporter is not None:
-                reporter.cancel()
+            await cancel_tasks(tasks)
             await engine.shutdown()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)

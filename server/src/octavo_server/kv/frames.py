@@ -36,11 +36,20 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
     accepts: bool = True
 
 
+class AdapterFile(msgspec.Struct, frozen=True):
+    """State of the file of adapters that a replica follows. `digest`: see `api/adapter_file.py`. `missing`: adapters of
+    the file that are not loaded -> the reason, empty while they are being loaded.
+    """
+
+    digest: str
+    missing: dict[str, str] = {}
+
+
 class Hello(msgspec.Struct, tag="hello", kw_only=True):
     """The first frame. `epoch` is new with each start of the engine; `root` is the hash before every prompt's first
     block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of the
     weights and of the KV cache. `revision`: version of the downloaded model, empty for local files. `startup_s`: see
-    `ReadyInfo`. `adapters`: hashes of the loaded adapters, by name.
+    `ReadyInfo`. `adapters`: hashes of the loaded adapters, by name. `adapter_file`: None if the replica follows none.
     """
 
     version: int
@@ -56,6 +65,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     revision: str = ""
     startup_s: dict[str, float] = {}
     adapters: dict[str, str] = {}
+    adapter_file: AdapterFile | None = None
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
@@ -79,7 +89,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     latest `seq`.
 
     `coming`: blocks that a request which just arrived will store on the device, unless it fails. `adapters`: all of
-    them, if they have changed.
+    them, if they have changed. `adapter_file`: its state, if that has changed.
     """
 
     epoch: int
@@ -92,6 +102,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     host_removed: bytes = b""
     coming: bytes = b""
     adapters: dict[str, str] | None = None
+    adapter_file: AdapterFile | None = None
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):

@@ -13,13 +13,13 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
-from octavo_server.kv.frames import VERSION, Bye, Hello, Part, ReplicaLoad, Snapshot, Step, write
+from octavo_server.kv.frames import VERSION, AdapterFile, Bye, Hello, Part, ReplicaLoad, Snapshot, Step, write
 from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 
 if TYPE_CHECKING:
@@ -145,12 +145,18 @@ class KVPublisher:
         self._hello = msgspec.structs.replace(self._hello, adapters=adapters)
         self._push_step(_NO_CHANGE, adapters=adapters)
 
-    def _push_step(self, change: KVChange, *, coming: bytes = b"", adapters: dict[str, str] | None = None) -> None:
+    def set_adapter_file(self, state: AdapterFile) -> None:
+        """Publish at once the state of the file of adapters."""
+        self._hello = msgspec.structs.replace(self._hello, adapter_file=state)
+        self._push_step(_NO_CHANGE, adapter_file=state)
+
+    def _push_step(self, change: KVChange, **changed: Any) -> None:
+        """`changed`: further fields of the frame."""
         self._seq += 1
         if change is not _NO_CHANGE:
             self._digest = change.digest
         if self._listeners:
-            frame = self._step(change, coming, adapters)
+            frame = self._step(change, **changed)
             for listener in [*self._listeners]:
                 listener.push(frame)
 
@@ -189,7 +195,7 @@ class KVPublisher:
             yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
         yield write(end)
 
-    def _step(self, change: KVChange, coming: bytes = b"", adapters: dict[str, str] | None = None) -> bytes:
+    def _step(self, change: KVChange, **changed: Any) -> bytes:
         return write(
             Step(
                 epoch=self._hello.epoch,
@@ -200,8 +206,7 @@ class KVPublisher:
                 removed=change.removed,
                 host_stored=change.host_stored,
                 host_removed=change.host_removed,
-                coming=coming,
-                adapters=adapters,
+                **changed,
             )
         )
 

@@ -177,7 +177,7 @@ class KVStreamClient:
     async def _poll(self) -> None:
         """Poll a replica without a KV stream for `polls_between_models` health checks. Raises if the replica fails."""
         settings, replica = self._context.settings, self.replica
-        replica.hello, replica.load = None, ReplicaLoad()
+        replica.hello, replica.load, replica.adapter_file = None, ReplicaLoad(), None
         lengths, adapters = await self._client.models(settings.answer_timeout_s)
         replica.lengths = {name: length for name, length in lengths.items() if length is not None}
         if lengths.keys() - adapters != replica.models or adapters != replica.adapters.keys():
@@ -252,6 +252,8 @@ class KVStreamClient:
         if type(frame) is Step and frame.adapters is not None:
             replica.adapters = frame.adapters
             self._context.on_change(replica)
+        if type(frame) is Step and frame.adapter_file is not None:
+            replica.adapter_file = frame.adapter_file
         if type(frame) is Step and replica.state == "exact":
             replica.load = frame.load
             if frame.load.accepts is not accepted:
@@ -264,7 +266,8 @@ class KVStreamClient:
 
     def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica
-        replica.hello, replica.models, replica.adapters = hello, frozenset(hello.models), hello.adapters
+        replica.hello, replica.models = hello, frozenset(hello.models)
+        replica.adapters, replica.adapter_file = hello.adapters, hello.adapter_file
         self._max_silence_s = min(MAX_SILENCE_S, self._context.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
         if replica.admitted_epoch == hello.epoch:
             self._status.set_state("blind", "its snapshot is being read")

@@ -10,7 +10,7 @@ its epoch (since its engine started) or, if polled, answers. It stays admitted w
 
 from collections.abc import Mapping
 
-from octavo_server.kv.frames import Hello, ReplicaLoad
+from octavo_server.kv.frames import AdapterFile, Hello, ReplicaLoad
 from octavo_server.router.fleet.block_mirror import BlockMirror
 from octavo_server.router.fleet.endpoint import Endpoint, State
 from octavo_server.router.fleet.local_load import LocalLoad
@@ -33,6 +33,7 @@ class Replica:
         self.admitted_epoch: int | None = None  # epoch of the latest exact mirror
         self.models: frozenset[str] = frozenset()
         self.adapters: Mapping[str, str] = {}  # name -> hash of the content, "" if polled; not in `models`
+        self.adapter_file: AdapterFile | None = None  # None if it follows no file of adapters
         self.lengths: Mapping[str, int] = {}  # model name -> longest context in tokens; of a polled replica
         self.is_described = True  # False while the router requests its model card
         self.refusal = ""  # reason why it gets no requests although it accepts them

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from octavo_server.kv.frames import ReplicaLoad
+from octavo_server.kv.frames import AdapterFile, ReplicaLoad
 from octavo_server.router.balance.breaker import BREAKER_STATES, BreakerState
 from octavo_server.router.fleet.endpoint import State
 
@@ -56,6 +56,7 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
 
     `worth_tokens`: prompt tokens that its cache saved lately and no other replica's cache could have saved. `model`:
     sizes of its model, once they are known. `revision`: version of its downloaded model, empty for local files.
+    `adapters`: names of its loaded adapters. `adapter_file`: None if it follows no file of adapters.
     """
 
     name: str
@@ -76,6 +77,8 @@ class ReplicaState(msgspec.Struct, kw_only=True, frozen=True):
     model: ModelSize | None = None
     revision: str = ""
     startup_s: dict[str, float] = {}
+    adapters: tuple[str, ...] = ()
+    adapter_file: AdapterFile | None = None
 
 
 class RouterState(msgspec.Struct, kw_only=True, frozen=True):
@@ -118,6 +121,8 @@ def replica_state(replica: "Replica", now: float, breaker: BreakerState = "close
         model=_model_size(replica),
         revision="" if hello is None else hello.revision,
         startup_s={} if hello is None else hello.startup_s,
+        adapters=tuple(sorted(replica.adapters)),
+        adapter_file=replica.adapter_file,
     )
 
 
@@ -205,4 +210,6 @@ def _merged_replica(found: Sequence[ReplicaState], num_workers: int) -> ReplicaS
         model=worst.model,
         revision=worst.revision,
         startup_s=worst.startup_s,
+        adapters=worst.adapters,
+        adapter_file=worst.adapter_file,
     )
