@@ -56,6 +56,7 @@ def test_a_model_is_resolved_by_the_reported_names(model, replicas, expected):
 
 
 ONE, TWO = (Service("s", ("a", "a-large")),), (Service("s", ("a",)), Service("t", ("b",)))
+WITH_ADAPTER = (Service("s", ("a",), ("x",)),)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,11 @@ ONE, TWO = (Service("s", ("a", "a-large")),), (Service("s", ("a",)), Service("t"
         (None, [replica("a-large", "a")], ONE, Known("a")),
         (None, [SERVING], TWO, Ambiguous(["a", "b"])),
         (None, [SERVING_OTHER], ONE, Ambiguous(["a", "a-large", "b"])),
+        ("x", [], WITH_ADAPTER, Known("x")),
+        ("x", [SERVING], WITH_ADAPTER, Known("x")),
+        ("y", [ADAPTING], WITH_ADAPTER, Unknown(["a", "x"])),
+        (None, [], WITH_ADAPTER, Known("a")),
+        (None, [ADAPTING], WITH_ADAPTER, Known("a")),
         ("x", [], (), Unknown([])),
         (None, [], (), Pending()),
     ],

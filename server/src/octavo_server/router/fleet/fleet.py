@@ -62,8 +62,8 @@ class Fleet:
         return [*self._followed.values()]
 
     def models(self) -> list[str]:
-        """Names of the listed models and of those that replicas reported, routable or not, so that a replica's restart
-        removes no model."""
+        """Names of the listed models and adapters, and of those that replicas reported, routable or not, so that a
+        replica's restart removes no model."""
         return known_models(self._followed.values(), self._services())
 
     def resolve(self, model: str | None) -> Resolution:
@@ -80,8 +80,8 @@ class Fleet:
         return None if self._listed is None else self._listed.services
 
     def listed_service(self, model: str) -> Service | None:
-        """The listed service that serves `model`; None if the list has none, or if the router has no list."""
-        return next((service for service in self._services() or () if model in service.models), None)
+        """The listed service of a model or adapter; None if the list has none, or if the router has no list."""
+        return next((service for service in self._services() or () if service.serves(model)), None)
 
     def routable(self, model: str) -> list[Replica]:
         """Replicas that may get requests for `model`. The caller must not change the list."""

@@ -2,8 +2,8 @@
 
 With the list the router knows a model that has no replica now, and that a name outside the list and the replicas'
 reports does not exist. The file is JSON: `{"services": [{"name": "llm", "models": ["llm", "llm-large"]}]}`; a service
-may also have `sleeps`, `wakeSeconds` and `holdSeconds`. Unknown fields are ignored, so that an older router reads the
-file of a newer operator.
+may also have `adapters`, `sleeps`, `wakeSeconds` and `holdSeconds`. Unknown fields are ignored, so that an older router
+reads the file of a newer operator.
 """
 
 import logging
@@ -23,16 +23,21 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Service(msgspec.Struct, frozen=True):
-    """`models`: the names by which requests may ask for the service's model. `sleeps`: it has no replica now, and a
+    """`models`: the names by which requests may ask for the service's model. `adapters`: the names of its adapters.
+    `sleeps`: it has no replica now, and a
     request wakes it. `wake_s`: length of its last wake, None if no wake was measured. `hold_s`: its own limit for
     requests that wait for a replica, None for the router's.
     """
 
     name: str
     models: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
     sleeps: bool = False
     wake_s: Seconds | None = msgspec.field(default=None, name="wakeSeconds")
     hold_s: Seconds | None = msgspec.field(default=None, name="holdSeconds")
+
+    def serves(self, model: str) -> bool:
+        return model in self.models or model in self.adapters
 
 
 class _File(msgspec.Struct, frozen=True):

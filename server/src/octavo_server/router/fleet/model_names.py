@@ -89,9 +89,10 @@ def _resolve_listed(
 
 
 def known_models(replicas: Collection[Replica], listed: Sequence[Service] | None) -> list[str]:
-    """Names of the models and adapters that replicas reported, and of the models that the list has."""
-    adapters = (name for replica in replicas for name in replica.adapters)
-    return sorted({*reported_models(replicas), *_listed_models(listed or ()), *adapters})
+    """Names of the models and adapters that replicas reported or the list has."""
+    reported = (name for replica in replicas for name in replica.adapters)
+    of_list = (name for service in listed or () for name in service.adapters)
+    return sorted({*reported_models(replicas), *_listed_models(listed or ()), *reported, *of_list})
 
 
 def _listed_models(listed: Sequence[Service]) -> list[str]:
