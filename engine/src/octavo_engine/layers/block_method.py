@@ -1,7 +1,6 @@
 """The method of a linear layer whose weight is kept in blocks, and the choice of a layer's method."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
 from octavo_engine.ops.activation import Activation
+from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight, native_blocks
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.quantise import quantised_slices
@@ -27,22 +27,43 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | BlockWei
 
 
 def part_formats(spec: LinearSpec, build: BuildContext) -> list[BlockFormat] | None:
-    """Return the formats of the parts; None if one has none, or if each rank holds a part, which is not supported.
+    """Return the formats of the parts; None if one has none. Raises StartupError if a rank's inputs cut blocks.
 
     A wide layer, which is a logits head or a router of experts, is not quantised.
     """
     other = None if spec.wide else build.quantised_format(spec.in_features)
     formats = [build.block_format(f"{name}.weight", spec.in_features) or other for name in spec.names]
     known = [block_format for block_format in formats if block_format is not None]
-    return known if len(known) == len(formats) and spec.shard.dim is None else None
+    if len(known) < len(formats):
+        return None
+    for name, block_format in zip(spec.names, known, strict=True):
+        _check_whole_blocks(name, block_format, spec)
+    return known
+
+
+def _check_whole_blocks(name: str, block_format: BlockFormat, spec: LinearSpec) -> None:
+    inputs, size = spec.shard.inputs, block_format.num_values
+    if inputs is None or not (inputs.start % size or inputs.stop % size):
+        return
+    ranks, units = spec.shard.group.size, spec.in_features // spec.shard.unit
+    works = [n for n in range(1, units + 1) if not any(r.start % size for r in _shares(spec, n))]
+    raise StartupError(
+        f"tensor '{name}.weight': its {spec.in_features} inputs are in {block_format.name} blocks of {size}, which "
+        f"--tensor-parallel-size {ranks} would cut: use one of {', '.join(map(str, works))}, or a checkpoint in "
+        "another format."
+    )
+
+
+def _shares(spec: LinearSpec, num_ranks: int) -> list[range]:
+    return Group(0, num_ranks).shares(spec.in_features, spec.shard.unit)
 
 
 def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[BlockFormat]) -> list[BlockWeight]:
     """Return one weight for parts of one format, else one for each part, which are then not gated."""
     if len(set(formats)) == 1:
-        return [BlockWeight(formats[0], sum(spec.outs), spec.in_features, build.device, gated=spec.gated)]
-    parts = zip(formats, spec.outs, strict=True)
-    return [BlockWeight(block_format, out, spec.in_features, build.device) for block_format, out in parts]
+        return [BlockWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
+    parts = zip(formats, spec.rank_outs, strict=True)
+    return [BlockWeight(block_format, out, spec.rank_inputs, build.device) for block_format, out in parts]
 
 
 class BlockMethod(PackedMethod):
@@ -57,35 +78,72 @@ class BlockMethod(PackedMethod):
     ) -> None:
         self.spec, self.weights, self.tied = spec, weights, tied
         self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
-        self.bias = build.empty(sum(spec.outs)) if spec.bias else None
+        self.bias = build.empty(sum(spec.rank_outs)) if spec.bias and spec.shard.owns_bias else None
         self.order: Tensor | None = None  # of the inputs, equal in all parts
         self.is_loaded = False
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
             return
-        outs = self.spec.outs if len(self.spec.names) > 1 else (sum(self.spec.outs),)
-        for i, (name, out) in enumerate(zip(self.spec.names, outs, strict=True)):
-            first = sum(outs[:i])
-            one = len(self.weights) == 1
-            weight, place = self.weights[0 if one else i], first if one else 0
-            if self.quantises[i]:
-                slot = _quantising_slot(f"{name}.weight", weight, place, out, transposed=self.spec.transposed)
-            else:
-                slot = block_slot(f"{name}.weight", weight, place, out)
-            yield replace(slot, load=partial(self._load, slot))
-            if self.bias is not None:
-                yield WeightSlot(f"{name}.bias", (out,), self.bias[first : first + out].copy_)
+        spec, quantises = self.spec, self.quantises
+        for i, name in enumerate(spec.names):
+            parts = range(i, i + 1) if len(spec.names) > 1 else range(len(spec.outs))
+            out = sum(spec.outs[part] for part in parts)
+            shape = (spec.in_features, out) if spec.transposed and quantises[i] else (out, spec.in_features)
+            block_format = None if quantises[i] else self._place(i)[0].format
+            load = partial(self._load, f"{name}.weight", parts, quantises[i])
+            yield WeightSlot(f"{name}.weight", shape, load, block_format, quantises=quantises[i])
+            if spec.bias:
+                yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, parts))
 
-    def _load(self, slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
-        order = tensor.order if isinstance(tensor, BlockTensor) else None
+    def _place(self, part: int) -> tuple[BlockWeight, int]:
+        """Return the weight of a part, and the part's first output in it."""
+        if len(self.weights) > 1:
+            return self.weights[part], 0
+        return self.weights[0], sum(self.spec.rank_outs[:part])
+
+    def _rank_rows(self, parts: range) -> Iterator[tuple[int, range]]:
+        """Yield each part with the rows that this rank holds of the tensor that has these parts."""
+        first = 0
+        for part in parts:
+            outputs = self.spec.shard.outputs(part, self.spec.outs[part])
+            yield part, range(first + outputs.start, first + outputs.stop)
+            first += self.spec.outs[part]
+
+    def _load(self, name: str, parts: range, quantises: bool, tensor: Tensor | BlockTensor) -> None:
+        self._set_order(name, tensor.order if isinstance(tensor, BlockTensor) else None)
+        if isinstance(tensor, Tensor):
+            tensor = tensor.t() if self.spec.transposed else tensor
+        for part, rows in self._rank_rows(parts):
+            weight, output = self._place(part)
+            if isinstance(tensor, BlockTensor):
+                blocks = self.spec.shard.cut_inputs(
+                    tensor.rows[rows.start : rows.stop], tensor.format.num_values, tensor.format.num_bytes
+                )
+                load_blocks(name, weight, BlockTensor(tensor.format, blocks.contiguous()), output, rows.start)
+            else:
+                values = self.spec.shard.cut_inputs(tensor[rows.start : rows.stop])
+                _load_quantised(name, weight, values, output, rows.start)
+
+    def _load_bias(self, parts: range, tensor: Tensor) -> None:
+        if self.bias is not None:
+            targets = self.bias.split_with_sizes(self.spec.rank_outs)
+            for part, rows in self._rank_rows(parts):
+                targets[part].copy_(tensor[rows.start : rows.stop])
+
+    def _set_order(self, name: str, order: Tensor | None) -> None:
         if self.is_loaded and not _are_equal(self.order, order):
             raise StartupError(
-                f"tensor '{slot.name}': its inputs have another order than those of the other parts of the layer "
+                f"tensor '{name}': its inputs have another order than those of the other parts of the layer "
                 f"({', '.join(self.spec.names)}): use a checkpoint without act-order, or --dtype float32."
             )
+        shard = self.spec.shard
+        if order is not None and shard.inputs is not None and shard.group.size > 1:
+            raise StartupError(
+                f"tensor '{name}': its inputs are in the order of their groups (act-order), which cannot be split over "
+                f"--tensor-parallel-size {shard.group.size}: use a checkpoint without act-order, --dtype float32, or 1."
+            )
         self.order, self.is_loaded = order, True
-        slot.load(tensor)
 
     def apply(self, x: Tensor) -> Tensor:
         return super().apply(self._ordered(x))
@@ -115,30 +173,26 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def block_slot(name: str, weight: BlockWeight, first: int, out: int) -> WeightSlot:
-    """Return the slot of the `out` outputs of a weight from `first`."""
-    return WeightSlot(name, (out, weight.shape[1]), partial(_load_blocks, name, weight, first), weight.format)
+def block_slot(name: str, weight: BlockWeight) -> WeightSlot:
+    """Return the slot of a whole weight."""
+    return WeightSlot(name, weight.shape, partial(load_blocks, name, weight), weight.format)
 
 
-def _load_blocks(name: str, weight: BlockWeight, first: int, tensor: BlockTensor) -> None:
-    bad_row = weight.load(first, tensor)
+def load_blocks(name: str, weight: BlockWeight, tensor: BlockTensor, output: int = 0, first_row: int = 0) -> None:
+    """Load rows of a checkpoint's tensor from `first_row` as outputs from `output`."""
+    bad_row = weight.load(output, tensor)
     if bad_row is not None:
         raise StartupError(
-            f"tensor '{name}': row {bad_row} has an infinite or NaN scale or minimum in a "
+            f"tensor '{name}': row {first_row + bad_row} has an infinite or NaN scale or minimum in a "
             f"{tensor.format.name} block: the file is corrupt; download or convert it again."
         )
 
 
-def _quantising_slot(name: str, weight: BlockWeight, first: int, out: int, *, transposed: bool) -> WeightSlot:
-    shape = (weight.shape[1], out) if transposed else (out, weight.shape[1])
-    return WeightSlot(name, shape, partial(_load_quantised, name, weight, first, transposed), quantises=True)
-
-
-def _load_quantised(name: str, weight: BlockWeight, first: int, transposed: bool, tensor: Tensor) -> None:
-    for start, rows in quantised_slices(tensor.t() if transposed else tensor, weight.format):
-        bad_row = weight.load(first + start, rows)
+def _load_quantised(name: str, weight: BlockWeight, tensor: Tensor, output: int, first_row: int) -> None:
+    for start, rows in quantised_slices(tensor, weight.format):
+        bad_row = weight.load(output + start, rows)
         if bad_row is not None:
             raise StartupError(
-                f"tensor '{name}': output {start + bad_row} has a weight that is infinite, not a number or too large "
-                f"for {weight.format.name} blocks: download the checkpoint again, or omit --quantization."
+                f"tensor '{name}': output {first_row + start + bad_row} has a weight that is infinite, not a number or "
+                f"too large for {weight.format.name} blocks: download the checkpoint again, or omit --quantization."
             )

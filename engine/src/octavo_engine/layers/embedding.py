@@ -35,10 +35,16 @@ class Embedding(Layer):
         assert isinstance(self.weight, Tensor), "blocks are looked up only once loading has finished"
         return gather_rows(self.weight, ids, self.scale)
 
+    def rows(self, rows: range) -> Tensor | BlockWeight:
+        """Return rows of the table in the same memory, for a tied head."""
+        if isinstance(self.weight, Tensor):
+            return self.weight[rows.start : rows.stop]
+        return self.weight.outputs(rows)
+
     def weight_slots(self) -> Iterator[WeightSlot]:
         name = f"{self.name}.weight"
         if isinstance(self.weight, BlockWeight):
-            yield block_slot(name, self.weight, 0, self.weight.shape[0])
+            yield block_slot(name, self.weight)
         else:
             yield WeightSlot(name, tuple(self.weight.shape), self.weight.copy_)
 

@@ -1,21 +1,40 @@
 """The logits head: fp32 logits from hidden rows, by the model's own matrix or the embedding's, optionally soft-capped.
 
 Sums are not rounded to 16 bits: between 16 and 32 bf16 has steps of 0.125, so different logits would become equal and a
-greedy choice would depend on the token ids.
+greedy choice would depend on the token ids. Each rank has some rows of the matrix; rank 0 gathers the logits.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from octavo_engine.layers.layer import Layer
 from octavo_engine.layers.linear import Linear
+from octavo_engine.ops.group import Group
+from octavo_engine.ops.native_blocks import PANEL
 
 
 class LogitsHead(Layer):
     def __init__(self, linear: Linear, *, softcap: float | None = None) -> None:
         super().__init__()
-        self.linear, self.softcap = linear, softcap
+        self.linear, self.softcap, self.group = linear, softcap, linear.spec.shard.group
 
     def __call__(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
+        """Return the logits. Ranks other than 0, which sample no tokens, get none: their rows have no columns."""
         logits = self.linear.wide(hidden)
-        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        if self.softcap is not None:
+            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits if self.group.size == 1 else self._gather(logits)
+
+    def _gather(self, logits: Float[Tensor, "rows part"]) -> Float[Tensor, "rows vocab"]:
+        sizes = [len(share) for share in head_shares(self.group, self.linear.spec.outs[0])]
+        parts = self.group.gather(F.pad(logits, (0, max(sizes) - logits.shape[1])))
+        return (
+            torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else logits[:, :0]
+        )
+
+
+def head_shares(group: Group, vocab_size: int) -> list[range]:
+    """Return the rows of the matrix that each rank has: whole panels of the kernels, as a tied embedding may need."""
+    return group.shares(vocab_size, PANEL)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat
 
 
@@ -21,7 +22,7 @@ class BuildContext:
     """The type and the device of a model's tensors, and the longest sequence that the model must support.
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
-    which linear layers quantise other tensors as they load them.
+    which linear layers quantise other tensors as they load them. `group`: the ranks among which layers are split.
     """
 
     dtype: torch.dtype
@@ -29,6 +30,7 @@ class BuildContext:
     max_model_len: int
     block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
     quantise_to: BlockFormat | None = None
+    group: Group = field(default_factory=Group)
 
     def block_format(self, name: str, in_features: int) -> BlockFormat | None:
         """Return the format in which a tensor [out, in] stays; None if it is expanded."""
@@ -37,6 +39,10 @@ class BuildContext:
     def quantised_format(self, in_features: int) -> BlockFormat | None:
         """Return the format to which a linear layer's tensor is quantised; None if it is not."""
         return _if_whole_blocks(self.quantise_to, in_features)
+
+    def linear_format(self, name: str, in_features: int) -> BlockFormat | None:
+        """Return the format in which a linear layer has a tensor [out, in] in memory; None if it is expanded."""
+        return self.block_format(name, in_features) or self.quantised_format(in_features)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)

@@ -30,7 +30,9 @@ class Linear(Layer):
         self.adapter: Adapter | None = None
 
     def __call__(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
-        return self._adapted(x, self.method.apply(x))
+        out = self.method.apply(x)
+        shard = self.spec.shard
+        return self._adapted(x, shard.group.all_reduce(out) if shard.adds_up else out)
 
     def wide(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
         """Apply the layer with fp32 outputs."""
@@ -54,5 +56,5 @@ class Linear(Layer):
 
     def _adapted(self, x: Tensor, out: Tensor) -> Tensor:
         if self.adapter is not None:
-            self.adapter(x, out.split_with_sizes([self.spec.shard.local(part, "out") for part in self.spec.outs], -1))
+            self.adapter(x, out.split_with_sizes(self.spec.rank_outs, -1))
         return out

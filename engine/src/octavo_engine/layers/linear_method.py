@@ -29,6 +29,7 @@ from octavo_engine.ops.packed_linear import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
     """A linear layer as the checkpoint stores it. `outs`: the sizes of the output's parts, fused into one weight.
+    `shard`: the part of it that this rank holds.
 
     `names` has one prefix per part, or a single prefix if the checkpoint's tensor is already fused. `transposed`: the
     checkpoint stores [in, out]. `wide`: the layer is multiplied in fp32 only, by `apply_wide`. `gated`: the halves of
@@ -43,6 +44,16 @@ class LinearSpec:
     wide: bool = False
     gated: bool = False
     shard: Shard = field(default_factory=Shard)
+
+    @property
+    def rank_outs(self) -> list[int]:
+        """The sizes of the output's parts on this rank."""
+        return [len(self.shard.outputs(part, out)) for part, out in enumerate(self.outs)]
+
+    @property
+    def rank_inputs(self) -> int:
+        """The number of inputs on this rank."""
+        return self.in_features if self.shard.inputs is None else len(self.shard.inputs)
 
 
 class LinearMethod(Protocol):
@@ -90,17 +101,12 @@ class DenseMethod(PackedMethod):
     """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded."""
 
     def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
-        shard = spec.shard
         self.spec = spec
         self.tied = tied is not None
-        self.outs = [shard.local(out, "out") for out in spec.outs]
-        shape = (sum(self.outs), shard.local(spec.in_features, "in"))
-        self.weight: Tensor | None = build.empty(*shape) if tied is None else tied
+        self.outs = spec.rank_outs
+        self.weight: Tensor | None = build.empty(sum(self.outs), spec.rank_inputs) if tied is None else tied
         self._weight_bytes = self.weight.nbytes
-        self.bias = build.empty(sum(self.outs)) if spec.bias and self._owns_bias() else None
-
-    def _owns_bias(self) -> bool:
-        return self.spec.shard.dim != "in" or self.spec.shard.rank == 0
+        self.bias = build.empty(sum(self.outs)) if spec.bias and spec.shard.owns_bias else None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         if self.tied:
@@ -116,16 +122,19 @@ class DenseMethod(PackedMethod):
     def _load_weight(self, first: int, last: int, tensor: Tensor) -> None:
         assert self.weight is not None, "packed already"
         tensor = tensor.t() if self.spec.transposed else tensor
-        targets = self.weight.split_with_sizes(self.outs)[first:last]
-        for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.local_part(source))
+        self._copy(self.weight, first, last, self.spec.shard.cut_inputs(tensor))
 
     def _load_bias(self, first: int, last: int, tensor: Tensor) -> None:
-        if self.bias is None:
-            return
-        targets = self.bias.split_with_sizes(self.outs)[first:last]
-        for target, source in zip(targets, tensor.split_with_sizes(self.spec.outs[first:last]), strict=True):
-            target.copy_(self.spec.shard.local_part(source) if self.spec.shard.dim == "out" else source)
+        if self.bias is not None:
+            self._copy(self.bias, first, last, tensor)
+
+    def _copy(self, to: Tensor, first: int, last: int, tensor: Tensor) -> None:
+        """Copy this rank's outputs of parts from `first` to before `last`, which a tensor has."""
+        targets = to.split_with_sizes(self.outs)[first:last]
+        sources = tensor.split_with_sizes(self.spec.outs[first:last])
+        for part, target, source in zip(range(first, last), targets, sources, strict=True):
+            outputs = self.spec.shard.outputs(part, len(source))
+            target.copy_(source[outputs.start : outputs.stop])
 
     def pack(self) -> None:
         assert self.weight is not None, "packed already"

@@ -6,7 +6,9 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
+from octavo_engine.layers.shard import split_inputs, split_outputs
 from octavo_engine.ops.activation import ACTIVATIONS, Activation
+from octavo_engine.ops.native_blocks import PANEL
 from octavo_engine.wire.errors import StartupError
 
 
@@ -35,12 +37,49 @@ def gated_mlp(
     build: BuildContext,
     *,
     bias: bool = False,
+    adds_up: bool = True,
 ) -> GatedMLP:
-    """Build a gated block. `names` under `prefix`: gate, up and down, or gate with up, and down."""
+    """Build a gated block. `names` under `prefix`: gate, up and down, or gate with up, and down.
+
+    `adds_up`: the block adds its outputs up over the ranks, each of which has some of the inner values.
+    """
     *gate_up, down = (f"{prefix}.{name}" for name in names)
-    wide = LinearSpec(in_features=size, outs=(inner_size, inner_size), names=tuple(gate_up), bias=bias, gated=True)
-    narrow = LinearSpec(in_features=inner_size, outs=(size,), names=(down,), bias=bias)
+    unit = _inner_unit(f"{down}.weight", inner_size, build)
+    inner = build.group.share(inner_size, unit)
+    wide = LinearSpec(
+        in_features=size,
+        outs=(inner_size, inner_size),
+        names=tuple(gate_up),
+        bias=bias,
+        gated=True,
+        shard=split_outputs(build.group, inner, inner),
+    )
+    narrow = LinearSpec(
+        in_features=inner_size,
+        outs=(size,),
+        names=(down,),
+        bias=bias,
+        shard=split_inputs(build.group, inner, unit=unit, adds_up=adds_up),
+    )
     return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
+
+
+def _inner_unit(down: str, inner_size: int, build: BuildContext) -> int:
+    """Return the number of inner values that one rank has together: a block of the second layer's weight, or a panel.
+
+    Raises StartupError if there are fewer blocks than ranks.
+    """
+    block_format, ranks = build.linear_format(down, inner_size), build.group.size
+    if block_format is None:
+        return PANEL if inner_size >= PANEL * ranks else 1
+    num_blocks = inner_size // block_format.num_values
+    if num_blocks < ranks:
+        raise StartupError(
+            f"tensor '{down}': its {inner_size} inputs are {num_blocks} {block_format.name} blocks of "
+            f"{block_format.num_values}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or a "
+            "checkpoint in another format."
+        )
+    return block_format.num_values
 
 
 class PlainMLP(Layer):

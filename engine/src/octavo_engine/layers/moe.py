@@ -2,7 +2,8 @@
 
 Rows are sorted by expert, and each expert that has rows computes them together. The number of rows of an expert depends
 on the data: the host waits for it, so a step with experts is neither recorded nor captured. Outputs are added in fp32
-and in the order of the experts, so that a row's result does not depend on the rows beside it.
+and in the order of the experts, so that a row's result does not depend on the rows beside it. Each rank has a part of
+every expert; the ranks' sums over experts are added up once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,19 +40,22 @@ class MoE(Layer):
     def __init__(self, layer: str, size: int, spec: MoESpec, activation: str, build: BuildContext) -> None:
         """Build the block. `layer`: prefix of the decoder layer's tensors."""
         super().__init__()
-        self.spec = spec
+        self.spec, self.group = spec, build.group
         prefix = f"{layer}.{spec.block}"
         self.stack_prefix = f"{layer}.mlp"
         self.router = _fp32_linear(f"{prefix}.gate", size, spec.num_experts, build)
         self.experts = [
-            gated_mlp(f"{prefix}.experts.{idx}", size, spec.inner_size, spec.projections, activation, build)
+            gated_mlp(
+                f"{prefix}.experts.{idx}", size, spec.inner_size, spec.projections, activation, build, adds_up=False
+            )
             for idx in range(spec.num_experts)
         ]
         self.registered_experts = nn.ModuleList(self.experts)
         self.shared: GatedMLP | None = None
         if spec.shared_size is not None:
             names = ("gate_proj", "up_proj", "down_proj")
-            self.shared = gated_mlp(f"{prefix}.shared_expert", size, spec.shared_size, names, activation, build)
+            shared_prefix = f"{prefix}.shared_expert"
+            self.shared = gated_mlp(shared_prefix, size, spec.shared_size, names, activation, build, adds_up=False)
             self.shared_gate = _fp32_linear(f"{prefix}.shared_expert_gate", size, 1, build)
 
     def __call__(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
@@ -67,7 +71,7 @@ class MoE(Layer):
         rows, weights = order // self.spec.top_k, weights.view(-1, 1).index_select(0, order)
         for expert, part, weight in zip(busy, *(each.split_with_sizes(sizes) for each in (rows, weights)), strict=True):
             out.index_add_(0, part, self.experts[expert](x.index_select(0, part)) * weight)
-        return out.to(x.dtype)
+        return self.group.all_reduce(out.to(x.dtype))
 
     def route(self, x: Float[Tensor, "tokens hidden"]) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
         """Return weights, in fp32, and numbers of each row's experts."""

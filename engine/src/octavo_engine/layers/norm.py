@@ -11,21 +11,34 @@ from octavo_engine.ops.norm import RMSWeight, add_rms_norm, layer_norm, rms_norm
 
 
 class RMSNorm(Layer):
-    """RMS norm. `offset` is added to the weight: 1 if the checkpoint stores weights around zero (Gemma)."""
+    """RMS norm. `offset` is added to the weight: 1 if the checkpoint stores weights around zero (Gemma).
+
+    `part`: the values that this rank has of the checkpoint's `size`; None: all.
+    """
 
     prepared: RMSWeight
 
-    def __init__(self, name: str, size: int, build: BuildContext, *, eps: float, offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        build: BuildContext,
+        *,
+        eps: float,
+        offset: float = 0.0,
+        part: range | None = None,
+    ) -> None:
         super().__init__()
-        self.name, self.eps, self.offset = name, eps, offset
-        self.weight = build.empty(size, dtype=torch.float32)
+        self.name, self.size, self.eps, self.offset = name, size, eps, offset
+        self.part = slice(size) if part is None else slice(part.start, part.stop)
+        self.weight = build.empty(size, dtype=torch.float32)[self.part]
 
     def __call__(self, x: Float[Tensor, "rows hidden"], update: Tensor | None = None) -> Float[Tensor, "rows hidden"]:
         """Normalise `x`. `update` is first added to `x`, the residual stream, in place."""
         return rms_norm(x, self.prepared) if update is None else add_rms_norm(update, x, self.prepared)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{self.name}.weight", tuple(self.weight.shape), self.weight.copy_)
+        yield WeightSlot(f"{self.name}.weight", (self.size,), lambda tensor: self.weight.copy_(tensor[self.part]))
 
     def finish_loading(self) -> None:
         self.prepared = rms_weight(self.weight + self.offset, self.eps)
@@ -70,17 +83,34 @@ class HeadNorm(Layer):
 
 
 class ProjectionNorm(Layer):
-    """RMS norm of the whole query and of the whole key, over all heads together (OLMoE)."""
+    """RMS norm of the whole query and of the whole key, over all heads together (OLMoE).
+
+    `heads`: the numbers of query and key heads in the checkpoint. A rank has some of them, and its squares are added up
+    over the ranks.
+    """
 
     def __init__(self, prefix: str, heads: tuple[int, int], head_dim: int, build: BuildContext, *, eps: float) -> None:
         super().__init__()
-        self.heads = heads
-        self.query = RMSNorm(f"{prefix}.q_norm", heads[0] * head_dim, build, eps=eps)
-        self.key = RMSNorm(f"{prefix}.k_norm", heads[1] * head_dim, build, eps=eps)
+        self.group, self.eps, self.sizes = build.group, eps, tuple(each * head_dim for each in heads)
+        kv_heads = build.group.share(heads[1])
+        self.heads = tuple(len(kv_heads) * each // heads[1] for each in heads)
+        parts = [range(kv_heads.start * size // heads[1], kv_heads.stop * size // heads[1]) for size in self.sizes]
+        self.query, self.key = (
+            RMSNorm(f"{prefix}.{name}", size, build, eps=eps, part=part)
+            for name, size, part in zip(("q_norm", "k_norm"), self.sizes, parts, strict=True)
+        )
 
     def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
         query, key = (part.flatten(1) for part in x.split_with_sizes(self.heads, 1))
-        return torch.cat([self.query(query), self.key(key)], 1).view(x.shape)
+        if self.group.size == 1:
+            return torch.cat([self.query(query), self.key(key)], 1).view(x.shape)
+        wide = [part.float() for part in (query, key)]
+        squares = self.group.all_reduce(torch.stack([part.square().sum(1) for part in wide], 1))
+        scales = (squares / squares.new_tensor(self.sizes)).add_(self.eps).rsqrt_().chunk(2, 1)
+        weights = self.query.weight, self.key.weight
+        return (
+            torch.cat([p * w * s for p, w, s in zip(wide, weights, scales, strict=True)], 1).to(x.dtype).view(x.shape)
+        )
 
 
 class LayerNorm(Layer):

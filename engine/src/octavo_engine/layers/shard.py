@@ -1,30 +1,45 @@
-"""The part of a linear layer's weight that this process holds, for tensor parallelism."""
+"""The part of a linear layer's weight that a rank holds, for tensor parallelism."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.ops.group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A split along outputs, inputs, or neither. Split inputs give partial sums, which the caller adds over ranks."""
+    """A split along outputs or inputs. `outs`: the rank's outputs of each part of the layer; empty: all.
 
-    dim: Literal["out", "in"] | None = None
-    rank: int = 0
-    size: int = 1
+    `inputs`: the rank's inputs, in whole units of `unit`; None: all. Split inputs give partial sums, of which that of
+    rank 0 includes the bias; `adds_up`: the layer adds them up over the ranks, else its caller does.
+    """
 
-    def local(self, features: int, dim: Literal["out", "in"]) -> int:
-        if dim != self.dim:
-            return features
-        if features % self.size:
-            raise StartupError(f"{features} {dim}put features cannot be split over {self.size} ranks: use a divisor.")
-        return features // self.size
+    group: Group = field(default_factory=Group)
+    outs: tuple[range, ...] = ()
+    inputs: range | None = None
+    unit: int = 1
+    adds_up: bool = False
 
-    def local_part(self, weight: Tensor) -> Tensor:
-        """Return this rank's part of a weight [out, in]."""
-        if self.dim is None:
+    @property
+    def owns_bias(self) -> bool:
+        return self.inputs is None or self.group.rank == 0
+
+    def outputs(self, part: int, size: int) -> range:
+        """Return the rank's outputs of a part that has `size` outputs."""
+        return self.outs[part] if self.outs else range(size)
+
+    def cut_inputs(self, weight: Tensor, num_values: int = 1, num_columns: int = 1) -> Tensor:
+        """Return the rank's columns of a weight [out, in], or of one in blocks of `num_values` in `num_columns`."""
+        if self.inputs is None:
             return weight
-        return weight.chunk(self.size, 0 if self.dim == "out" else 1)[self.rank]
+        first, last = (at // num_values * num_columns for at in (self.inputs.start, self.inputs.stop))
+        return weight[:, first:last]
+
+
+def split_outputs(group: Group, *outs: range) -> Shard:
+    return Shard(group=group, outs=outs)
+
+
+def split_inputs(group: Group, inputs: range, *, unit: int, adds_up: bool = True) -> Shard:
+    return Shard(group=group, inputs=inputs, unit=unit, adds_up=adds_up)

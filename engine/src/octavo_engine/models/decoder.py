@@ -23,6 +23,7 @@ from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from octavo_engine.layers.rope import RotaryEmbedding
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
+from octavo_engine.layers.shard import split_inputs, split_outputs
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
@@ -84,6 +85,8 @@ class DecoderLayer(Layer):
 
 
 class Decoder(Model):
+    supports_ranks = True
+
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
         raise NotImplementedError
@@ -142,21 +145,30 @@ def _norm(name: str, spec: DecoderSpec, config: ModelConfig, build: BuildContext
 def _attention(
     prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext
 ) -> SelfAttention:
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    heads, kv_heads, dim, group = config.num_heads, config.num_kv_heads, config.head_dim, build.group
+    kv_unit, q_unit = dim, heads // kv_heads * dim  # values of a KV head, and of its query heads
+    kept = group.share(kv_heads)  # whole KV heads, each with its query heads
+    q_values, kv_values = (range(kept.start * unit, kept.stop * unit) for unit in (q_unit, kv_unit))
     names = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
     qkv = LinearSpec(
         in_features=config.hidden_size,
         outs=(heads * dim, kv_heads * dim, kv_heads * dim),
         names=tuple(f"{prefix}.{name}" for name in names),
         bias=spec.qkv_bias,
+        shard=split_outputs(group, q_values, kv_values, kv_values),
     )
     out = LinearSpec(
-        in_features=heads * dim, outs=(config.hidden_size,), names=(f"{prefix}.o_proj",), bias=spec.out_bias
+        in_features=heads * dim,
+        outs=(config.hidden_size,),
+        names=(f"{prefix}.o_proj",),
+        bias=spec.out_bias,
+        shard=split_inputs(group, q_values, unit=q_unit),
     )
-    kv = LayerKVSpec(num_kv_heads=kv_heads, head_dim=dim, window=spec.windows[layer_idx] if spec.windows else None)
+    num_heads, num_kv_heads = len(q_values) // dim, len(kept)
+    kv = LayerKVSpec(num_kv_heads=num_kv_heads, head_dim=dim, window=spec.windows[layer_idx] if spec.windows else None)
     attention = AttentionSpec(
         layer_idx=layer_idx,
-        num_heads=heads,
+        num_heads=num_heads,
         kv=kv,
         scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
         softcap=spec.attention_softcap,
@@ -165,7 +177,8 @@ def _attention(
     if spec.projection_norm:
         norms["projection_norm"] = ProjectionNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps)
     if spec.head_norm:
-        norms["head_norm"] = HeadNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
+        rank_heads = num_heads, num_kv_heads
+        norms["head_norm"] = HeadNorm(prefix, rank_heads, dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
     return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), **norms)
 
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
-from octavo_engine.layers.head import LogitsHead
+from octavo_engine.layers.head import LogitsHead, head_shares
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.moe import MoE
+from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.wire.errors import StartupError
@@ -38,6 +39,9 @@ class Model(nn.Module):
 
     #: The names of linear layers are those of the checkpoint's modules, which adapters name.
     supports_adapters: ClassVar[bool] = True
+
+    #: The layers are split over the ranks of `BuildContext.group`.
+    supports_ranks: ClassVar[bool] = False
 
     embedding: Embedding
     head: LogitsHead | None  # None: the model's results are hidden rows
@@ -113,8 +117,10 @@ class Model(nn.Module):
         if self.config.pooling is not None:
             return None
         vocab, size = embedding.weight.shape
-        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True)
-        weight = embedding.weight if tied else None
+        group = self.build.group
+        rows = head_shares(group, vocab)[group.rank]
+        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True, shard=split_outputs(group, rows))
+        weight = embedding.rows(rows) if tied else None
         return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap)
 
     def _layers(self) -> Iterable[Layer]:

@@ -20,6 +20,7 @@ from octavo_engine.models.qwen2 import Qwen2
 from octavo_engine.models.qwen2_moe import Qwen2MoE
 from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
+from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.wire.errors import StartupError
 
@@ -56,11 +57,13 @@ def build_model(
     max_model_len: int,
     block_formats: Mapping[str, BlockFormat] | None = None,
     quantise_to: BlockFormat | None = None,
+    group: Group | None = None,
 ) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.
 
     `impl`: a class of Octavo, or transformers'; "auto": transformers' if there is no class of Octavo. `block_formats`,
-    `quantise_to`: as in `BuildContext`. Raises StartupError for an architecture or a length that is not supported.
+    `quantise_to`, `group`: as in `BuildContext`. Raises StartupError for an architecture, a length or a number of ranks
+    that is not supported.
     """
     build = BuildContext(
         dtype=dtype,
@@ -68,6 +71,7 @@ def build_model(
         max_model_len=max_model_len,
         block_formats=block_formats or {},
         quantise_to=quantise_to,
+        group=group or Group(),
     )
     own = ARCHITECTURES.get(config.architecture)
     if config.pooling is not None:
@@ -78,13 +82,32 @@ def build_model(
                 f"{', '.join(sorted((*ARCHITECTURES, *_WITHOUT_HEAD)))}, without --model-impl transformers."
             )
     if own is not None and impl != "transformers":
+        _check_ranks(config, build.group, own)
         return own(config, build)
     if impl == "octavo":
         raise StartupError(
             f"architecture '{config.architecture}' is not one of Octavo's ({', '.join(sorted(ARCHITECTURES))}): omit "
             "--model-impl, so that transformers runs it."
         )
+    _check_ranks(config, build.group, None)
     return _transformers_decoder(config, build)
+
+
+def _check_ranks(config: ModelConfig, group: Group, own: type[Model] | None) -> None:
+    """Raise StartupError if the model cannot be split over this many ranks. `own`: its class of Octavo."""
+    if group.size == 1:
+        return
+    if own is None or not own.supports_ranks:
+        runs = f"transformers runs the architecture '{config.architecture}'" if own is None else config.architecture
+        raise StartupError(
+            f"--tensor-parallel-size {group.size} is not supported where {runs}: use 1, or a model of one of "
+            f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
+        )
+    if group.size > config.num_kv_heads:
+        raise StartupError(
+            f"--tensor-parallel-size {group.size} exceeds the {config.num_kv_heads} KV heads of {config.name}, of "
+            f"which each rank needs at least one: use at most {config.num_kv_heads}."
+        )
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:

@@ -6,7 +6,8 @@ is allocated once, and tensors are packed into it as they are read.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import BFloat16, Int, UInt8
@@ -15,7 +16,8 @@ from torch import Tensor
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.native_linear import NativeWeight, Panels, can_gate, native_panels
 
-_PANEL = 32
+#: The number of outputs that the kernels' layout keeps together.
+PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,22 @@ class BlockWeight:
         assert in_features % block_format.num_values == 0, "a row is whole blocks"
         self.format, self.shape = block_format, (out_features, in_features)
         self.gated = gated and can_gate(out_features)
-        num_blocks = -(-out_features // _PANEL) * _PANEL * (in_features // block_format.num_values)
+        num_blocks = -(-out_features // PANEL) * PANEL * (in_features // block_format.num_values)
         memory = torch.zeros(
             num_blocks * (block_format.num_bytes + block_format.unpacked_bytes), dtype=torch.uint8, device=device
         )
         self.panels = Panels(memory, self.shape, self.gated, block_format.kernel_format)
         self.nbytes = memory.nbytes
+
+    def outputs(self, outputs: range) -> "BlockWeight":
+        """Return the weight of some outputs in the same memory. They are whole panels, except for the last one."""
+        assert not self.gated, "gates and their other outputs alternate"
+        assert outputs.start % PANEL == 0
+        part, num_panels = copy(self), -(-self.shape[0] // PANEL)
+        panels = self.panels.memory.view(num_panels, -1)[outputs.start // PANEL : -(-outputs.stop // PANEL)]
+        part.shape, part.nbytes = (len(outputs), self.shape[1]), panels.nbytes
+        part.panels = replace(self.panels, memory=panels, shape=part.shape)
+        return part
 
     def load(self, first: int, tensor: BlockTensor) -> int | None:
         """Pack a tensor's rows as outputs from `first`; return the first row with an infinite or NaN scale, if any."""

@@ -49,9 +49,9 @@ class StepGraphs(Protocol):
 def may_replay(plan: StepPlan) -> bool:
     """Return True if a graph can compute this step: one token of each sequence with its drafts, and no other rows.
 
-    A feature that computes in the forward pass from anything beside tokens, positions and the KV cache, such as a
-    second rank, must return False here: a graph would repeat the work of another step. The runner does not ask for
-    steps with adapters.
+    A feature that computes in the forward pass from anything beside tokens, positions and the KV cache must return
+    False here: a graph would repeat the work of another step. The runner does not ask for steps with adapters. A
+    recording repeats the operations of a group of ranks.
     """
     return all(step.num_tokens == 1 and step.logits_from is None and not step.num_prompt_logprobs for step in plan.seqs)
 

@@ -1,0 +1,100 @@
+"""`Group`: the ranks that compute one model together, each of them a part of every layer.
+
+Ranks are processes or threads of one host, with one `ProcessGroupGloo` each, which is not registered in
+`torch.distributed`: a process may have any number of groups. gloo listens on the loopback interface only. The ranks
+meet in a file, as torch's TCP store listens on every interface.
+"""
+
+import ctypes
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from octavo_engine.ops.recording import recordable
+from octavo_engine.wire.errors import EngineDead
+
+#: Time after which a collective operation fails because a rank does not take part in it.
+TIMEOUT = timedelta(seconds=60)
+
+
+class GroupBroken(EngineDead):
+    """A collective operation has failed, as another rank is gone or late."""
+
+
+class Group:
+    """Rank `rank` of `size`. `collectives` is None in a group of one, whose operations do nothing, and in a group that
+    only plans the parts of the ranks.
+
+    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone, or late.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, collectives: Any = None) -> None:
+        self.rank, self.size = rank, size
+        self._collectives = collectives
+        self._add_up = recordable(self._add_up_memory)
+
+    def shares(self, count: int, unit: int = 1) -> list[range]:
+        """Divide `count` things among the ranks in whole units, of which only the last one may be smaller."""
+        units = -(-count // unit)
+        bounds = [min(count, units * rank // self.size * unit) for rank in range(self.size + 1)]
+        return [range(first, last) for first, last in pairwise(bounds)]
+
+    def share(self, count: int, unit: int = 1) -> range:
+        return self.shares(count, unit)[self.rank]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Add `x`, contiguous, up over the ranks, in place; all ranks get the same bits."""
+        if self.size > 1:
+            assert x.is_contiguous()
+            self._add_up(x.data_ptr(), x.nbytes, x.dtype)
+        return x
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, which have one shape, on rank 0; on other ranks, nothing."""
+        if self.size == 1:
+            return [x]
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._run("gather", lambda: self._collectives.gather([parts] if parts else [], [x.contiguous()], options))
+        return parts
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replace `x`, contiguous, by that of rank 0, in place."""
+        if self.size > 1:
+            options = dist.BroadcastOptions()
+            options.rootRank = options.rootTensor = 0
+            self._run("broadcast", lambda: self._collectives.broadcast([x], options))
+        return x
+
+    def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
+        """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""
+        x = torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=dtype)
+        self._run("all-reduce", lambda: self._collectives.allreduce([x]))
+
+    def _run(self, name: str, start: Callable[[], Any]) -> None:
+        assert self._collectives is not None, "this group only plans"
+        try:
+            start().wait()
+        except RuntimeError as error:
+            raise GroupBroken(f"rank {self.rank} of {self.size}: the {name} of the ranks failed: {error}") from error
+
+
+def open_group(meeting_file: Path, rank: int, size: int, timeout: timedelta = TIMEOUT) -> Group:
+    """Connect to the other ranks, which open the same file. Raises GroupBroken if they do not come in time."""
+    gloo, files = cast("Any", dist.ProcessGroupGloo), cast("Any", dist).FileStore  # torch's types lack both
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface="lo")]
+    options._timeout = timeout
+    store = files(str(meeting_file), size)
+    store.set_timeout(timeout)
+    try:
+        return Group(rank, size, gloo(store, rank, size, options))
+    except RuntimeError as error:
+        raise GroupBroken(f"rank {rank} of {size} cannot connect to the other ranks: {error}") from error
