@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
-from octavo_engine.ops.triton.paged_attention import MIN_DOT, add_keys, masked_scores, tile_keys
+from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, tile_keys
 
 PART_KEYS = 512
 
@@ -145,20 +145,11 @@ def decode_parts_kernel(
         place = (head * DIM)[:, None] + dims[None, :]
         q = tl.load(q_ptr + token * q_stride + place, mask=row_mask, other=0.0)
         position = tl.zeros([GROUP_ROWS], tl.int32) + (length - 1)
-        best = tl.full([GROUP_ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_ROWS], tl.float32)
-        acc = tl.zeros([GROUP_ROWS, DIM_ROW], tl.float32)
         table_ptr = tables_ptr + tl.cast(seq, tl.int64) * table_width
-        for at in tl.range(first, end, KEYS):
-            key = at + tl.arange(0, KEYS)
-            block = tl.load(table_ptr + key // BLOCK, mask=key < end, other=0).to(tl.int64)
-            offset = block * (2 * KV_HEADS * BLOCK * DIM) + (kv_head * BLOCK + key % BLOCK) * DIM
-            kv_mask = (key < end)[:, None] & (dims < DIM)[None, :]
-            k_ptrs = cache_ptr + offset[:, None] + dims[None, :]
-            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)
-            v = tl.load(k_ptrs + KV_HEADS * BLOCK * DIM, mask=kv_mask, other=0.0)
-            score = masked_scores(q, k, key, position, scale, WINDOW, SOFTCAP)
-            best, total, acc = add_keys(best, total, acc, score, v)
+        best, total, acc = attend_keys(
+            *(q, position, cache_ptr, table_ptr, kv_head, first, end, scale),
+            *(GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP),
+        )
         at_head = tl.cast(part, tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(sums_ptr + (at_head * DIM)[:, None] + dims[None, :], acc, mask=row_mask)
         tl.store(maxima_ptr + at_head, best, mask=rows < GROUP)

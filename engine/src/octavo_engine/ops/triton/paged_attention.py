@@ -2,9 +2,8 @@
 
 A program computes one tile: some consecutive queries of one sequence, for all query heads that share a KV head, packed
 as the rows of one matrix. The grid follows from shapes alone, so that the host never waits for the device: every
-sequence gets one tile more than its queries fill, and a program finds its sequence by binary search. The softmax is
-computed online (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023) over tiles of keys; keys that no query of
-the tile sees, because of causality or the window, are not loaded.
+sequence gets one tile more than its queries fill, and a program finds its sequence by binary search. Keys that no
+query of the tile sees, because of causality or the window, are not loaded.
 """
 
 from dataclasses import dataclass
@@ -17,11 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
-
-_LOG2_E = tl.constexpr(1.4426950408889634)
-MIN_DOT = 16  # the least size of each dimension of a product
-#: Bytes of a tile of K. The pipeline's tiles of K and V fit into the 99 KiB of shared memory of sm_86 and sm_89.
-_KEY_TILE_BYTES = 16 << 10
+from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, tile_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +27,6 @@ class TileShape:
     group_rows: int
     keys: int
     num_warps: int
-
-
-def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
-    """Return how many keys a tile of K has."""
-    row_bytes: int = triton.next_power_of_2(head_dim) * dtype.itemsize
-    return max(MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
 
 
 def tile_shape(spec: AttentionSpec, dtype: torch.dtype) -> TileShape:
@@ -109,32 +98,6 @@ def find_sequence(starts_ptr, num_seqs, tile, QUERIES: tl.constexpr):
     return low - 1
 
 
-@triton.jit
-@no_type_check
-def masked_scores(q, k, key, position, scale, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Compute scores to the base 2, -inf where a query does not see a key."""
-    score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if SOFTCAP > 0.0:
-        score = SOFTCAP * (2.0 * tl.sigmoid(score * (2.0 / SOFTCAP)) - 1.0)  # tanh
-    visible = key[None, :] <= position[:, None]
-    if WINDOW > 0:
-        visible = visible & (key[None, :] > position[:, None] - WINDOW)
-    return tl.where(visible, score * _LOG2_E, float("-inf"))
-
-
-@triton.jit
-@no_type_check
-def add_keys(best, total, acc, score, v):
-    """Add a tile of keys to the running maximum, sum and weighted values of each row."""
-    new_best = tl.maximum(best, tl.max(score, 1))
-    safe_best = tl.where(new_best == float("-inf"), 0.0, new_best)  # a row that sees no key yet
-    weight = tl.exp2(score - safe_best[:, None])
-    kept = tl.exp2(best - safe_best)
-    total = total * kept + tl.sum(weight, 1)
-    acc = acc * kept[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-    return new_best, total, acc
-
-
 @triton.jit(
     do_not_specialize=["num_seqs", "table_width"],
     do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "starts_ptr"],
@@ -182,19 +145,10 @@ def paged_attention_kernel(
 
     end = computed + tl.minimum(num_queries, first + QUERIES)
     begin = tl.maximum(0, computed + first + 1 - WINDOW) // KEYS * KEYS if WINDOW > 0 else 0
-    best = tl.full([QUERIES * GROUP_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * GROUP_ROWS], tl.float32)
-    acc = tl.zeros([QUERIES * GROUP_ROWS, DIM_ROW], tl.float32)
     table_ptr = tables_ptr + tl.cast(seq, tl.int64) * table_width
-    for at in tl.range(begin, end, KEYS):
-        key = at + tl.arange(0, KEYS)
-        block = tl.load(table_ptr + key // BLOCK, mask=key < end, other=0).to(tl.int64)
-        offset = block * (2 * KV_HEADS * BLOCK * DIM) + (kv_head * BLOCK + key % BLOCK) * DIM
-        kv_mask = (key < end)[:, None] & (dims < DIM)[None, :]
-        k_ptrs = cache_ptr + offset[:, None] + dims[None, :]
-        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)
-        v = tl.load(k_ptrs + KV_HEADS * BLOCK * DIM, mask=kv_mask, other=0.0)
-        score = masked_scores(q, k, key, position, scale, WINDOW, SOFTCAP)
-        best, total, acc = add_keys(best, total, acc, score, v)
+    _, total, acc = attend_keys(
+        *(q, position, cache_ptr, table_ptr, kv_head, begin, end, scale),
+        *(QUERIES * GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP),
+    )
     out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (token * (KV_HEADS * GROUP * DIM))[:, None] + place, out, mask=q_mask)

@@ -1,0 +1,86 @@
+"""Tiles of keys of a paged KV cache: the part of attention that the Triton kernels of prompts and of decodes share.
+
+The rows of a tile of queries are query heads that share one KV head, of one or several queries. The softmax is computed
+online (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023).
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+MIN_DOT = 16  # the least size of each dimension of a product
+#: Bytes of a tile of K. The pipeline's tiles of K and V fit into the 99 KiB of shared memory of sm_86 and sm_89.
+_KEY_TILE_BYTES = 16 << 10
+
+
+def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
+    """Return how many keys a tile of K has."""
+    row_bytes: int = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return max(MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
+
+
+@triton.jit
+@no_type_check
+def attend_keys(
+    q,  # [ROWS, DIM_ROW]
+    position,  # [ROWS]: of the query of each row
+    cache_ptr,  # [blocks, 2, KV_HEADS, BLOCK, DIM], contiguous
+    table_ptr,  # the blocks of the sequence
+    kv_head,
+    first,  # a multiple of KEYS
+    end,
+    scale,
+    ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    SOFTCAP: tl.constexpr,  # 0: none
+):
+    """Attend to the keys [first, end); return each row's largest score, sum of weights and weighted values."""
+    dims = tl.arange(0, DIM_ROW)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM_ROW], tl.float32)
+    for at in tl.range(first, end, KEYS):
+        key = at + tl.arange(0, KEYS)
+        block = tl.load(table_ptr + key // BLOCK, mask=key < end, other=0).to(tl.int64)
+        offset = block * (2 * KV_HEADS * BLOCK * DIM) + (kv_head * BLOCK + key % BLOCK) * DIM
+        kv_mask = (key < end)[:, None] & (dims < DIM)[None, :]
+        k_ptrs = cache_ptr + offset[:, None] + dims[None, :]
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)
+        v = tl.load(k_ptrs + KV_HEADS * BLOCK * DIM, mask=kv_mask, other=0.0)
+        score = masked_scores(q, k, key, position, scale, WINDOW, SOFTCAP)
+        best, total, acc = add_keys(best, total, acc, score, v)
+    return best, total, acc
+
+
+@triton.jit
+@no_type_check
+def masked_scores(q, k, key, position, scale, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Compute scores to the base 2, -inf where a query does not see a key."""
+    score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP > 0.0:
+        score = SOFTCAP * (2.0 * tl.sigmoid(score * (2.0 / SOFTCAP)) - 1.0)  # tanh
+    visible = key[None, :] <= position[:, None]
+    if WINDOW > 0:
+        visible = visible & (key[None, :] > position[:, None] - WINDOW)
+    return tl.where(visible, score * _LOG2_E, float("-inf"))
+
+
+@triton.jit
+@no_type_check
+def add_keys(best, total, acc, score, v):
+    """Add a tile of keys to the running maximum, sum and weighted values of each row."""
+    new_best = tl.maximum(best, tl.max(score, 1))
+    safe_best = tl.where(new_best == float("-inf"), 0.0, new_best)  # a row that sees no key yet
+    weight = tl.exp2(score - safe_best[:, None])
+    kept = tl.exp2(best - safe_best)
+    total = total * kept + tl.sum(weight, 1)
+    acc = acc * kept[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+    return new_best, total, acc
