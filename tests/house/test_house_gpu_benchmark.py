@@ -63,10 +63,15 @@ def test_the_table_shows_whole_and_partial_phases(tmp_path: Path) -> None:
 def test_the_phases_run_on_the_cpu_once(tmp_path: Path) -> None:
     first = gpu_sh(tmp_path, "--device", "cpu")
     assert first.returncode == 0, first.stderr
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == [f"phase-{n}.json" for n in range(4)]
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [f"phase-{n}.json" for n in (0, 1, 2, 3, 5)]
     rows = json.loads((tmp_path / "phase-1.json").read_text())["rows"]
-    assert [(value, unit) for _, value, unit in rows] == [(3, "ok")] * 3
-    assert gpu_sh(tmp_path, "--device", "cpu").stdout.count("done before") == 4
+    assert [(value, unit) for _, value, unit in rows] == [(3, "ok")] * 6
+    rows = json.loads((tmp_path / "phase-5.json").read_text())["rows"]
+    figures = {name.removeprefix("tiny-llama 4 streams: "): value for name, value, _ in rows}
+    assert figures["kernels and copies in a step"] == figures["calls that start them"] > 1
+    assert 0 <= figures["the GPU idles"] < 100
+    assert len(figures) == 13
+    assert gpu_sh(tmp_path, "--device", "cpu").stdout.count("done before") == 5
 
 
 def test_a_phase_that_fails_names_its_cause_and_the_table_follows(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """An eager and a recording runner of one model that run the same plans and must give equal logits, bit for bit."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,15 +121,16 @@ class Side:
 
         compiler = GrammarCompiler(_no_vocabulary)
         runner, memory = make_runner(config, device, load(), plan, compiler, reload_model=load)
-        side = Side(runner, memory, device, ShownModel(runner.model))  # type: ignore[arg-type]
-        runner.model = side.model
+        assert runner.model.model is not None
+        side = Side(runner, memory, device, ShownModel(runner.model.model))
+        runner.replace_model(side.model)
         return side
 
     def show_model(self) -> None:
         """Show the logits of the model that the runner has now."""
-        assert self.runner.model is not None
-        self.model = ShownModel(self.runner.model)
-        self.runner.model = self.model
+        assert self.runner.model.model is not None
+        self.model = ShownModel(self.runner.model.model)
+        self.runner.replace_model(self.model)
 
 
 @dataclass
@@ -200,6 +202,22 @@ class Pair:
         self.tables[seq_id] = new
         step = self._step(seq_id, 1, table_start=0)
         self._append(self.both(StepPlan(step_id=0, seqs=[step], swap_in=swap_in)))
+
+    def run_randomly(self, steps: int, *, seed: int = 5, most: int = 9, max_length: int = 80) -> None:
+        """Start, decode and drop sequences at random, up to `most` at a time, and drop all at the end."""
+        chance = random.Random(seed)
+        for _ in range(steps):
+            running = sorted(self.lengths)
+            for seq_id in [i for i in running if self.lengths[i] > max_length or chance.random() < 0.05]:
+                self.drop(seq_id)
+            running = sorted(self.lengths)
+            if len(running) < most and chance.random() < 0.4:
+                seq_id = next(i for i in range(most) if i not in self.lengths)
+                self.add(seq_id, [chance.randrange(3, 250) for _ in range(chance.randrange(1, max_length // 2))])
+            elif running:
+                self.decode(chance.sample(running, chance.randrange(1, len(running) + 1)))
+        for seq_id in sorted(self.lengths):
+            self.drop(seq_id)
 
     def _step(self, seq_id: int, num_tokens: int, table_start: int | None = None) -> SeqStep:
         start, table = self.lengths[seq_id], self.tables[seq_id]

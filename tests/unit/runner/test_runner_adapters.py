@@ -175,7 +175,7 @@ def test_steps_of_base_rows_are_recorded_beside_adapters(model: Path, tmp_path: 
     """An adapter's step runs eagerly, and its layers have no hook afterwards."""
     llm = LLM(str(model), enable_lora=True, **{**SETTINGS, "dtype": "bfloat16"})
     base = tokens(llm)
-    graphs = llm._core._executor._runner._graphs.graphs
+    graphs = llm._core._executor._runner.model._graphs.graphs
     recorded = set(graphs)
     folder = write_adapter(tmp_path / "a", llama_pairs(seed=7))
     adapted = tokens(llm, request(folder))

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, SpeculativeConfig
 from octavo_engine.runner.executor import Executor
+from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
@@ -64,3 +65,16 @@ def test_weights_are_restored_from_unchanged_files_only(executor: Executor, fold
     file.write_bytes(content)
     executor.restore("weights")
     assert next_token(executor, 1) == expected
+
+
+def test_the_release_of_the_kv_cache_frees_the_graphs_of_both_models(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed: list[GraphedModel] = []
+    monkeypatch.setattr(GraphedModel, "renew_graphs", lambda self: renewed.append(self))
+    drafts = SpeculativeConfig(method="draft_model", model=str(folder), num_speculative_tokens=2)
+    config = EngineConfig(model=str(folder), dtype="float32", num_gpu_blocks_override=20, speculative_config=drafts)
+    executor = load_executor(config)[0]
+    draft, target = renewed
+    executor.release("kv_cache")
+    assert renewed[2:] == [target, draft]

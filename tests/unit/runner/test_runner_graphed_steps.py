@@ -1,6 +1,5 @@
 """CUDA graphs of decode steps, by a stand-in that repeats the captured work: they give the logits of eager steps."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_long_tiny("qwen3", tmp_path_factory.mktemp("models"), max_model_len=90)
 
 
-def run_randomly(pair: Pair, steps: int, *, most: int = 9) -> None:
-    """Start, decode and drop sequences at random, up to one more than the largest graph has rows."""
-    chance = random.Random(5)
-    for _ in range(steps):
-        running = sorted(pair.lengths)
-        for seq_id in [i for i in running if pair.lengths[i] > 80 or chance.random() < 0.05]:
-            pair.drop(seq_id)
-        running = sorted(pair.lengths)
-        if len(running) < most and chance.random() < 0.4:
-            seq_id = next(i for i in range(most) if i not in pair.lengths)
-            pair.add(seq_id, [chance.randrange(3, 250) for _ in range(chance.randrange(1, 40))])
-        elif running:
-            pair.decode(chance.sample(running, chance.randrange(1, len(running) + 1)))
-
-
 def num_forwards(pair: Pair, work: Callable[[], object]) -> int:
     """Return how often `work` ran the model's code, in graphs and outside of them."""
     before = pair.recorded.model.forwards
@@ -43,7 +27,7 @@ def num_forwards(pair: Pair, work: Callable[[], object]) -> int:
 
 
 def test_graphs_equal_eager_steps(folder: Path) -> None:
-    run_randomly(Pair.open(folder, **SETTINGS), 60)
+    Pair.open(folder, **SETTINGS).run_randomly(60)
 
 
 def test_all_graphs_are_captured_at_the_first_decode_step(folder: Path) -> None:
@@ -123,7 +107,7 @@ FILL = GraphedSteps._fill
 def test_a_mutant_is_caught(folder: Path, mutant: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphedSteps, "_fill", mutant)
     with pytest.raises(AssertionError):
-        run_randomly(Pair.open(folder, **SETTINGS), 60)
+        Pair.open(folder, **SETTINGS).run_randomly(60)
 
 
 def test_an_input_that_does_not_stay_in_place_is_caught(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +118,7 @@ def test_an_input_that_does_not_stay_in_place_is_caught(folder: Path, monkeypatc
 
     monkeypatch.setattr(GraphedSteps, "_step", step)
     with pytest.raises(AssertionError):
-        run_randomly(Pair.open(folder, **SETTINGS), 60)
+        Pair.open(folder, **SETTINGS).run_randomly(60)
 
 
 STEP = GraphedSteps._step

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from octavo_engine.config import EngineConfig, batched_tokens
 from octavo_engine.models.model import Model
-from octavo_engine.ops.attention import ForwardContext
-from octavo_engine.runner.batch import PersistentBatch, StepInputs
+from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_cache import DraftCache
+from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.runner.runner import MAX_LOGITS
-from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.speculative_args import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
 
@@ -48,29 +47,15 @@ class Drafter:
         max_tokens: int,
         enforce_eager: bool,
     ) -> None:
-        self._is_eager, self._device = enforce_eager, device
-        self._batch = batch
-        self.model = draft.model
+        self._device, self._batch = device, batch
+        self.model = GraphedModel(draft.model, device, batch.limits, enforce_eager=enforce_eager)
         self._reload = draft.reload
         self.cache = cache
         self._max_tokens = max_tokens
         self._costs = CostMeter()
 
-    @property
-    def model(self) -> RunnableModel | None:
-        return self._model_or_none
-
-    @model.setter
-    def model(self, model: RunnableModel | None) -> None:
-        """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
-        self._model_or_none = model
-        if model is None or self._is_eager:
-            self._graphs = None
-        else:
-            self._graphs = self._device.step_graphs(model, self._batch.limits)
-
     def reload_model(self) -> None:
-        self.model = self._reload()
+        self.model.replace(self._reload())
 
     def draft(self, plan: StepPlan) -> StepPlan:
         """Compute the draft model's part of a step; return the plan with drafts in place of placeholders."""
@@ -138,7 +123,8 @@ class Drafter:
         inputs = self._batch.inputs(StepPlan(step_id=0, seqs=steps))
         assert inputs is not None, "every step computes a token"
         is_drafting = np.array([step.seq_id in drafting for step in steps])
-        hidden = self._forward(inputs, may_replay=bool(is_drafting.all()))
+        is_short = inputs.attention.max_query_len <= 1 + MAX_DRAFT_TOKENS  # as in the target model's steps
+        hidden = self.model.forward(inputs, self.cache.backend, may_replay=is_short and bool(is_drafting.all()))
         last = inputs.first_row + inputs.num_rows - 1
         rows = {step.seq_id: row for step, row in zip(steps, last.tolist(), strict=True) if step.sample}
         tokens = self._likeliest(hidden[list(rows.values())]) if rows else []
@@ -152,18 +138,7 @@ class Drafter:
         )
         return dict(zip(rows, tokens, strict=True))
 
-    def _forward(self, inputs: StepInputs, *, may_replay: bool) -> Tensor:
-        assert self.model is not None, "a plan runs while the weights are released"
-        context = ForwardContext(batch=inputs.attention, backend=self.cache.backend)
-        may_replay &= inputs.attention.max_query_len <= 1 + MAX_DRAFT_TOKENS  # as in the target model's steps
-        hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay else None
-        if hidden is None:
-            context.backend.begin_step(context.batch)
-            hidden = self.model.forward(inputs.input_ids, inputs.positions, context)
-        return hidden
-
     def _likeliest(self, hidden: Tensor) -> list[int]:
-        assert self.model is not None
         parts = torch.split(hidden, max(1, MAX_LOGITS // self._batch.vocab_size))
         tokens: list[int] = torch.cat([self.model.logits(part).argmax(-1) for part in parts]).tolist()
         return tokens

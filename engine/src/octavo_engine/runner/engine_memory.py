@@ -40,14 +40,15 @@ class EngineMemory:
     def release(self, tag: MemoryTag) -> None:
         """Free the memory. No plan may run until `restore`."""
         if tag == "weights":
-            self._runner.model = None
+            self._runner.replace_model(None)
             if self._drafter is not None:
-                self._drafter.model = None
+                self._drafter.model.replace(None)
         else:
-            self._runner.renew_graphs()
+            self._runner.model.renew_graphs()
             self._backend.release()
             self._runner.host = None
             if self._drafter is not None:
+                self._drafter.model.renew_graphs()
                 self._drafter.cache.release()
         return_freed_memory()
         self._device.release_unused_memory()
@@ -58,7 +59,7 @@ class EngineMemory:
             model = self._load_model()
             if self._drafter is not None:
                 self._drafter.reload_model()
-            self._runner.model = model
+            self._runner.replace_model(model)
         else:
             self._backend.allocate(self._num_blocks)
             self._runner.host = self._make_host()

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from octavo_engine.config import LogprobsMode, PoolingType
-from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.runner.grammar_masks import GrammarMasks
+from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.runner.sampler import Sampler, SampleRows
@@ -46,7 +47,7 @@ class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
     `pooling`: each sequence ends in a vector, not in tokens.
 
-    `model` and `host` are public, as an engine that sleeps removes them (`EngineMemory`).
+    `EngineMemory` removes `model` and `host` while an engine sleeps.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Runner:
         drafter: "Drafter | None" = None,
         pooling: PoolingType | None = None,
     ) -> None:
-        self._is_eager, self._device = enforce_eager, device
+        self._device = device
         self._adapters, self._batch = adapters, batch
-        self.model = model
+        self.model = GraphedModel(model, device, batch.limits, enforce_eager=enforce_eager)
         self._backend = backend
         self._grammars = grammars
         self.host = host
@@ -75,25 +76,11 @@ class Runner:
         self._pooler = None if pooling is None else Pooler(pooling)
         self._costs = CostMeter()
 
-    @property
-    def model(self) -> RunnableModel | None:
-        return self._model_or_none
-
-    @model.setter
-    def model(self, model: RunnableModel | None) -> None:
-        """Replace the model, with the graphs of its steps, which hold addresses of its weights.
-
-        Without a model, the adapters release their memory; a new model is set once they are reloaded.
-        """
-        self._model_or_none = model
+    def replace_model(self, model: RunnableModel | None) -> None:
+        """Replace the model. Without one, the adapters release their memory; the next is set once they are reloaded."""
         if model is None and self._adapters is not None:
             self._adapters.release()
-        self.renew_graphs()
-
-    def renew_graphs(self) -> None:
-        """Free all graphs; call it also before the memory of the KV cache is released."""
-        has_graphs = self.model is not None and not self._is_eager
-        self._graphs = self._device.step_graphs(self._model, self._batch.limits) if has_graphs else None
+        self.model.replace(model)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -121,11 +108,6 @@ class Runner:
         costs = self._costs.current()
         return costs if self._drafter is None else self._drafter.add_costs(costs)
 
-    @property
-    def _model(self) -> RunnableModel:
-        assert self.model is not None, "a plan runs while the weights are released"
-        return self.model
-
     def _run(self, plan: StepPlan) -> list[SeqResult]:
         self._batch.drop(plan.dropped_seqs)
         self._grammars.drop(plan.dropped_seqs)
@@ -141,8 +123,7 @@ class Runner:
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
-        context = ForwardContext(batch=inputs.attention, backend=self._backend)
-        hidden = self._forward(plan, inputs, context)
+        hidden = self._forward(plan, inputs)
         if self._pooler is None:
             results = self._sample(plan, inputs, hidden)
         else:
@@ -155,15 +136,10 @@ class Runner:
         self._costs.record_forward(inputs.num_rows, inputs.start, seconds, num_drafts=inputs.num_drafts)
         return list(results.values())
 
-    def _forward(self, plan: StepPlan, inputs: StepInputs, context: ForwardContext) -> Tensor:
+    def _forward(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
         rows = {} if self._adapters is None else self._batch.adapter_rows(inputs)
-        if not rows and self._graphs is not None and may_replay(plan):
-            hidden = self._graphs.run(inputs, context)
-            if hidden is not None:
-                return hidden
-        self._backend.begin_step(inputs.attention)
         with self._adapters.applied(rows) if self._adapters is not None else nullcontext():
-            return self._model.forward(inputs.input_ids, inputs.positions, context)
+            return self.model.forward(inputs, self._backend, may_replay=not rows and may_replay(plan))
 
     def _begin_masks(self, plan: StepPlan) -> StepPlan:
         """Start the masks of grammars; return the plan without drafts that they forbid."""
@@ -233,7 +209,7 @@ class Runner:
         """Compute the logits of `rows`; forks of one row get a row each, as sampling overwrites logits."""
         unique, inverse = np.unique(rows, return_inverse=True)
         everything = len(unique) == len(hidden)
-        logits = self._model.logits(hidden if everything else hidden[torch.from_numpy(unique).to(hidden.device)])
+        logits = self.model.logits(hidden if everything else hidden[torch.from_numpy(unique).to(hidden.device)])
         in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
         return logits if in_order else logits[torch.from_numpy(inverse).to(hidden.device)]
 
@@ -250,7 +226,7 @@ class Runner:
         for at in range(0, step.num_prompt_logprobs, chunk):
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
-            logits = self._model.logits(hidden[first_row + at : first_row + end])
+            logits = self.model.logits(hidden[first_row + at : first_row + end])
             found += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
         return found
 

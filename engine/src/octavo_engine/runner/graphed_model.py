@@ -1,0 +1,43 @@
+"""`GraphedModel`: a model that is replaced when an engine wakes up, and the graphs of its steps."""
+
+from torch import Tensor
+
+from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.runner.batch import StepInputs, StepLimits
+from octavo_engine.runner.device import Device
+from octavo_engine.runner.step_graphs import RunnableModel
+
+
+class GraphedModel:
+    """`model` is None while the weights are released. `enforce_eager`: all steps run without graphs."""
+
+    def __init__(self, model: RunnableModel, device: Device, limits: StepLimits, *, enforce_eager: bool) -> None:
+        self._device, self._limits, self._is_eager = device, limits, enforce_eager
+        self.replace(model)
+
+    def replace(self, model: RunnableModel | None) -> None:
+        """Replace the model, with the graphs of its steps, which hold addresses of its weights."""
+        self.model = model
+        self.renew_graphs()
+
+    def renew_graphs(self) -> None:
+        """Free all graphs; call it also before the memory of the KV cache is released."""
+        has_graphs = self.model is not None and not self._is_eager
+        self._graphs = self._device.step_graphs(self._loaded, self._limits) if has_graphs else None
+
+    def forward(self, inputs: StepInputs, backend: AttentionBackend, *, may_replay: bool) -> Tensor:
+        """Compute the hidden rows of a step. `may_replay`: a graph may compute them."""
+        context = ForwardContext(batch=inputs.attention, backend=backend)
+        hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay else None
+        if hidden is None:
+            backend.begin_step(inputs.attention)
+            hidden = self._loaded.forward(inputs.input_ids, inputs.positions, context)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._loaded.logits(hidden)
+
+    @property
+    def _loaded(self) -> RunnableModel:
+        assert self.model is not None, "a plan runs while the weights are released"
+        return self.model
