@@ -78,18 +78,35 @@ def open_engine(name: str, folder: Path, **settings: Any) -> tuple[EngineCore, R
     return start_core(config, load_executor)
 
 
-def generate(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> tuple[list[list[int]], float]:
-    """Generate greedily for (prompt tokens, output tokens) pairs at once; return the outputs and the seconds."""
+def add_requests(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> list[str]:
+    """Add greedy requests of (prompt tokens, output tokens); return their ids."""
     draw = random.Random(0)
-    outputs: dict[str, list[int]] = {str(i): [] for i in range(len(sizes))}
     for i, (num_in, num_out) in enumerate(sizes):
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
         prompt = [draw.randrange(vocab) for _ in range(num_in)]
         core.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params))
+    return [str(i) for i in range(len(sizes))]
+
+
+def step(core: EngineCore, outputs: dict[str, list[int]]) -> None:
+    """Run a step; append its tokens to `outputs`."""
+    for out in core.step().outputs:
+        if out.error is not None:
+            raise RuntimeError(out.error.message)
+        outputs[out.request_id] += out.token_ids
+
+
+def generate(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> tuple[list[list[int]], float]:
+    """Generate greedily for (prompt tokens, output tokens) pairs at once; return the outputs and the seconds."""
+    outputs: dict[str, list[int]] = {request_id: [] for request_id in add_requests(core, sizes, vocab)}
     began = time.perf_counter()
     while core.has_work():
-        for out in core.step().outputs:
-            if out.error is not None:
-                raise RuntimeError(out.error.message)
-            outputs[out.request_id] += out.token_ids
+        step(core, outputs)
     return list(outputs.values()), time.perf_counter() - began
+
+
+def start_decoding(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> None:
+    """Add requests, and run steps until each has a token."""
+    outputs: dict[str, list[int]] = {request_id: [] for request_id in add_requests(core, sizes, vocab)}
+    while not all(outputs.values()):
+        step(core, outputs)

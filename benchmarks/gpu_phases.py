@@ -1,4 +1,4 @@
-"""Phases of `gpu.sh`: 0 the machine, 1 kernels and tokens, 2 attention alone, 3 throughput, 4 vLLM's; and their table.
+"""Phases of `gpu.sh`: the machine, kernels and tokens, attention, throughput, vLLM's, a profile; and their table.
 
 `--device cpu` runs what needs no GPU in small sizes, which checks this script, not the engine's speed.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_engine import SHAPES, generate, open_engine, write_config
+from gpu_engine import SHAPES, generate, open_engine, start_decoding, write_config
+from gpu_profile import profile_steps
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.cuda_device import CudaDevice
@@ -189,6 +190,26 @@ def measure_vllm(folder: Path, device: str) -> Rows:
         raise subprocess.CalledProcessError(vllm.returncode, command[:2])
 
 
+def profile_decodes(folder: Path, device: str) -> Rows:
+    """Profile 20 decode steps of the first model of phase 3, after some that warm up."""
+    name, _ = plans_of(device)[0]
+    for num_streams in (1, 32) if device == "cuda" else (4,):
+        settings = {} if device == "cuda" else {"num_gpu_blocks_override": 100, "max_model_len": 256}
+        core, _ = open_engine(name, folder, device=device, dtype="bfloat16", **settings)
+        num_in = 1024 if device == "cuda" else 20
+        start_decoding(core, [(num_in, 64)] * num_streams, SHAPES[name]["vocab_size"])
+        for _ in range(5):
+            core.step()
+        found = profile_steps(core, device, 20)
+        core.shutdown()
+        title = f"{name} {num_streams} streams"
+        yield f"{title}: kernels and copies in a step", len(found.work) / found.num_steps, ""
+        yield f"{title}: calls that start them", found.num_calls / found.num_steps, ""
+        yield f"{title}: the GPU idles", 100 * found.idle_share(), "%"
+        for kernel, microseconds in found.longest(10):
+            yield f"{title}: {kernel}", microseconds, "us"
+
+
 def floor_s(folder: Path, name: str, sizes: list[tuple[int, int]], weights_bytes: int) -> float:
     """Return the seconds to read weights and KV at the measured bandwidth and to multiply prompts at the GEMM rate."""
     model = SHAPES[name]
@@ -199,7 +220,14 @@ def floor_s(folder: Path, name: str, sizes: list[tuple[int, int]], weights_bytes
     return read / (1e9 * figure_of(folder, "copy bandwidth")) + flops / (1e12 * figure_of(folder, "bf16 GEMM"))
 
 
-PHASES = {"0": measure_machine, "1": check_kernels, "2": measure_attention, "3": measure_engine, "4": measure_vllm}
+PHASES = {
+    "0": measure_machine,
+    "1": check_kernels,
+    "2": measure_attention,
+    "3": measure_engine,
+    "4": measure_vllm,
+    "5": profile_decodes,
+}
 
 
 def figure_of(folder: Path, name: str) -> float:
