@@ -54,7 +54,7 @@ def measure(params: SamplingParams, logits: torch.Tensor, steps: int) -> Samples
     for _ in range(steps + 2):
         copy = logits.clone()
         started = time.perf_counter()
-        sampler.sample(copy, rows)
+        sampler.sample(copy, rows).results()
         milliseconds.append(1e3 * (time.perf_counter() - started))
     return Samples(tuple(milliseconds[2:]))
 

@@ -1,9 +1,14 @@
 """The kernels of a step compile for a GPU, without one: no spills, fast copies, and nothing compiled while serving."""
 
+import numpy as np
 import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.runner.sampler import Sampler, SampleRows, SamplingColumns
+from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.wire.plan import NewSeq
+from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps, even_counts
 from torch import Tensor
 
@@ -14,7 +19,7 @@ def test_a_model_compiles_for_hopper() -> None:
     norm, linear = "rms_norm_kernel", "aten::linear"
     layer = [norm, linear, *attention, linear, norm, linear, "gate_kernel", linear]
     assert report.layer_launches == [layer] * 2
-    assert {kernel.name for kernel in report.kernels} == {*layer, "paged_attention_kernel"} - {linear}
+    assert {kernel.name for kernel in report.kernels} == {*layer, "paged_attention_kernel", "sample_kernel"} - {linear}
     assert report.later == 0, "numbers of sequences and blocks compile no kernel again"
     assert_fast(report)
 
@@ -25,6 +30,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_qkv", lambda cache, qk, *_: qk[:, : -cache.shape[2]])
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda *arguments: None)
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.decode_attention", lambda *arguments: None)
+    monkeypatch.setattr("octavo_engine.ops.triton.sampling.sample_kernel", {(3,): lambda *arguments, **options: None})
 
 
 @pytest.fixture
@@ -33,12 +39,30 @@ def steps(_no_kernels: None) -> MetaSteps:
 
 
 def run(steps: MetaSteps) -> Tensor:
-    return steps.run(seqs=3, tokens=40, max_query_len=30, table_width=5)
+    return steps.run(seqs=3, tokens=40, max_query_len=30, table_width=5)[0]
 
 
 def test_a_step_reads_nothing_back_to_the_host(steps: MetaSteps) -> None:
     logits = run(steps)
     assert (logits.dtype, logits.shape) == (torch.float32, (3, steps.model.config.vocab_size))
+
+
+@pytest.mark.usefixtures("_no_kernels")
+def test_sampling_reads_nothing_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo_engine.ops.triton_devices.DEVICES", {"meta"})
+    greedy, drawn = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 3}
+    columns, seqs = SamplingColumns(3), []
+    for slot, params in enumerate((greedy, drawn, {**drawn, "logprobs": 2})):
+        new = NewSeq(seq_id=slot, token_ids=[5], num_prompt_tokens=1, params=SamplingParams(**params))
+        row = np.array([5, 0], dtype=np.int32)
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=500, device=torch.device("meta")))
+        columns.set(seqs[-1], slot)
+    ones = np.ones(3, dtype=np.int64)
+    rows = SampleRows(seqs=seqs, slots=np.arange(3), positions=ones, num_drafts=0 * ones)
+    chosen = Sampler(columns, copy=lambda values: values.to("meta")).sample(torch.empty(3, 500, device="meta"), rows)
+    assert (chosen.on_device.device.type, len(chosen.on_device)) == ("meta", 3)
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        chosen.results()
 
 
 @pytest.mark.usefixtures("_no_kernels")

@@ -53,6 +53,7 @@ class Kernel:
     copies_16: int  # asynchronous copies of 16 bytes to shared memory
     narrow_copies: int
     products: int  # of tensor cores
+    fused: int  # fp32 multiplications that are fused with an addition
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
     for kernel in report.kernels:
         assert kernel.spill_bytes == 0, kernel
         assert kernel.shared_bytes <= MAX_SHARED_BYTES, kernel
+        if kernel.name == "sample_kernel":
+            assert kernel.fused == 0, "the definition of the draw rounds after each operation"
         if kernel.name in ("paged_attention_kernel", "decode_parts_kernel"):
             assert kernel.copies_16 >= 8, kernel
             assert bool(kernel.products) == tensor_cores, kernel
@@ -170,6 +173,7 @@ def measure(kernel: Any) -> Kernel:
         shared_bytes=kernel.metadata.shared,
         copies_16=sum(count for name, count in copies.items() if name.endswith(".128")),
         narrow_copies=sum(count for name, count in copies.items() if not name.endswith(".128")),
+        fused=instructions["FFMA"],
         products=sum(count for name, count in instructions.items() if name.startswith(("HMMA", "HGMMA"))),
     )
 
@@ -195,8 +199,10 @@ class MetaSteps:
         self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400)
         self.backend.allocate(1000)
 
-    def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> torch.Tensor:
+    def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a step; return its logits and tokens."""
         from octavo_engine.ops.attention import AttentionBatch, ForwardContext
+        from octavo_engine.ops.triton import sampling
 
         batch = AttentionBatch(
             query_start=_ints(seqs + 1),
@@ -212,7 +218,8 @@ class MetaSteps:
         with torch.inference_mode():
             self.backend.begin_step(batch)
             hidden = self.model.forward(_ints(tokens), batch.positions, context)
-            return self.model.logits(hidden[:seqs])
+            logits = self.model.logits(hidden[:seqs])
+            return logits, sampling.sample(logits, _ints(seqs, 8))
 
 
 def _ints(*shape: int) -> torch.Tensor:

@@ -119,7 +119,7 @@ def test_inputs_reach_a_device_by_one_copy(batch: PersistentBatch) -> None:
 
     steps = step(12, 2, 4, [5, 6]), step(10, 8, 1, [7, 8, 9]), step(11, 0, 3, [2])
     want = inputs(batch, *steps)
-    batch._copy = copy
+    batch.copy = copy
     made = inputs(batch, *steps)
     (moved,) = copied
     for name in ("query_start", "seq_lens", "block_tables", "slots", "positions"):

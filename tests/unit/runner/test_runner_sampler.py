@@ -38,7 +38,7 @@ def sample(
         positions=np.full(len(requests), len(tokens), dtype=np.int64),
         num_drafts=np.zeros(len(requests), dtype=np.int64),
     )
-    return Sampler(columns, mode).sample(logits.clone(), rows)
+    return Sampler(columns, mode).sample(logits.clone(), rows).results()
 
 
 def greedy(**fields: Any) -> SamplingParams:

@@ -29,6 +29,21 @@ class DrawParams:
         with np.errstate(divide="ignore"):
             return np.log(self.min_p.astype(np.float64)).astype(np.float32)
 
+    def inverse_temperature(self) -> npt.NDArray[np.float32]:
+        """Return 1 / temperature; 1 for greedy rows."""
+        divisor: npt.NDArray[np.float32] = np.where(self.temperature > 0, self.temperature, np.float32(1))
+        return np.reciprocal(divisor)
+
+    def packed(self) -> npt.NDArray[np.int32]:
+        """Return [rows, 8]: key and top_p, of 64 bits each, 1 / temperature (greedy: 0), ln(min_p), top_k, nothing."""
+        packed = np.zeros((len(self.keys), 8), dtype=np.int32)
+        packed[:, 0:2] = self.keys.view(np.int32).reshape(-1, 2)
+        packed[:, 2:4] = self.top_p.view(np.int32).reshape(-1, 2)
+        packed[:, 4] = np.where(self.temperature > 0, self.inverse_temperature(), np.float32(0)).view(np.int32)
+        packed[:, 5] = self.least_scaled().view(np.int32)
+        packed[:, 6] = np.minimum(self.top_k, np.iinfo(np.int32).max)
+        return packed
+
     def take(self, rows: npt.NDArray[np.int64]) -> "DrawParams":
         return DrawParams(
             temperature=self.temperature[rows],

@@ -5,7 +5,6 @@ The inputs of the forward pass are computed with numpy, without a Python loop of
 starts are gathered into columns.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -18,10 +17,10 @@ from torch import Tensor
 from octavo_engine.ops.attention import AttentionBatch
 from octavo_engine.runner.sampler import SamplingColumns
 from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.runner.transfers import Copy
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
 
 Ints = npt.NDArray[np.int64]
-Copy = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ class PersistentBatch:
         device: torch.device,
         copy: Copy | None = None,
     ) -> None:
-        self._copy = copy
+        self.copy = copy
         self.block_size = block_size
         self.seqs: dict[SeqId, SeqState] = {}
         self.columns = SamplingColumns(max_num_seqs)
@@ -185,8 +184,8 @@ class PersistentBatch:
 
     def _place(self, *arrays: npt.NDArray[np.signedinteger[Any]]) -> list[Tensor]:
         """Return the arrays on the device, where all are int32."""
-        if self._copy is None:
+        if self.copy is None:
             return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int32, casting="same_kind")
-        parts = self._copy(torch.from_numpy(flat)).split_with_sizes([array.size for array in arrays])
+        parts = self.copy(torch.from_numpy(flat)).split_with_sizes([array.size for array in arrays])
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

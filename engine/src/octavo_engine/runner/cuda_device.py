@@ -16,7 +16,7 @@ from torch import Tensor
 
 from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, ModelConfig, batched_tokens
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.runner.batch import Copy, StepLimits
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cuda_queues import GraphCapture, PinnedCopy
 from octavo_engine.runner.dtype import layer_shapes
@@ -30,6 +30,7 @@ from octavo_engine.runner.memory import (
     size,
 )
 from octavo_engine.runner.step_graphs import RunnableModel
+from octavo_engine.runner.transfers import Copy
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9

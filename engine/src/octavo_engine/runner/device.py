@@ -16,7 +16,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.runner.batch import Copy, StepLimits
+from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.runner.cpu_threads import bind, plan_threads
 from octavo_engine.runner.cuda_device import CudaDevice, find_cuda_problem
@@ -31,6 +31,7 @@ from octavo_engine.runner.memory import (
 )
 from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
 from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
+from octavo_engine.runner.transfers import Copy
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """Version 2 of the draw: one token per row after temperature, min-p, top-k and top-p, defined in
 docs/reference/sampling.md.
 
-A kernel computes it in one call; the torch functions of this file serve devices and hosts without that kernel, and are
-its reference. Both keep the same tokens exactly, because the masses of top-p are sums of integers. A row's token
+A kernel computes it in one call, in C++ or on a GPU; the torch functions of this file serve hosts without a compiler,
+and are its reference. All keep the same tokens exactly, because the masses of top-p are sums of integers. A row's token
 depends only on the row.
 """
 
@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from octavo_engine.ops.sampling import DrawParams, sample_natively
+from octavo_engine.ops.triton_devices import runs_triton
+from octavo_engine.runner.transfers import Copy, keep
 
 _FIRST_LOOK = 64
 _VALUES_AT_A_TIME = 1 << 22  # a draw holds up to 60 bytes per logit
@@ -24,8 +26,15 @@ _EXP2 = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0)
 _WEIGHT_BITS = 34
 
 
-def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Int[Tensor, " rows"]:
-    """Return a token per row, -1 for a row with NaN or without a finite maximum."""
+def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy: Copy = keep) -> Int[Tensor, " rows"]:
+    """Return a token per row, -1 for a row with NaN or without a finite maximum. `copy`: of parameters to the device.
+
+    A GPU's kernel is started without waiting for the device.
+    """
+    if runs_triton(logits):
+        from octavo_engine.ops.triton import sampling  # Triton is missing on most machines without a GPU
+
+        return sampling.sample(logits, copy(torch.from_numpy(params.packed())))
     tokens = sample_natively(logits, params)
     return choose_tokens_reference(logits, params) if tokens is None else tokens
 
@@ -85,8 +94,7 @@ def _draw(logits: Tensor, params: DrawParams) -> Int[Tensor, " rows"]:
 
 def _scaled(logits: Tensor, best: Float[Tensor, " rows"], params: DrawParams) -> Tensor:
     """Return the logits less the row's best, divided by the temperature (0, greedy: not divided)."""
-    inverse = np.float32(1) / np.where(params.temperature > 0, params.temperature, np.float32(1))
-    return (logits - best[:, None]).mul_(_on(inverse, logits.device)[:, None])
+    return (logits - best[:, None]).mul_(_on(params.inverse_temperature(), logits.device)[:, None])
 
 
 def _cut(logits: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:

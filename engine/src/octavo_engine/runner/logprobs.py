@@ -1,16 +1,46 @@
 """Log-probabilities of the chosen and the most likely tokens, or their logits, from logits of any processing stage."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.runner.transfers import Fetch, fetch_now
 from octavo_engine.wire.records import TokenLogprobs
 
 
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Log-probabilities that are being computed and copied. `counts`: likely tokens to report for each row."""
+
+    chosen: Callable[[], Tensor]
+    own: Callable[[], Tensor]  # of the chosen tokens
+    ranks: Callable[[], Tensor]
+    top_values: Callable[[], Tensor]
+    top_ids: Callable[[], Tensor]
+    counts: list[int]
+
+    def entries(self) -> list[TokenLogprobs]:
+        """Wait for the values; return them by row."""
+        columns = (self.chosen, self.own, self.ranks, self.top_ids, self.top_values)
+        rows = zip(*(column().tolist() for column in columns), self.counts, strict=True)
+        return [
+            TokenLogprobs([token, *top_ids[:n]], [value, *top_values[:n]], rank)
+            for token, value, rank, top_ids, top_values, n in rows
+        ]
+
+
 def token_logprobs(
-    logits: Float[Tensor, "rows vocab"], chosen: Int[Tensor, " rows"], num_top: list[int], *, as_logits: bool = False
-) -> list[TokenLogprobs]:
-    """Return log-probabilities per row, or logits with `as_logits`.
+    logits: Float[Tensor, "rows vocab"],
+    chosen: Int[Tensor, " rows"],
+    num_top: list[int],
+    *,
+    as_logits: bool = False,
+    fetch: Fetch = fetch_now,
+) -> PendingLogprobs:
+    """Start to compute log-probabilities per row, or logits with `as_logits`.
 
     `num_top[i]`: likely tokens to report beside the chosen token; -1 for all.
     """
@@ -18,15 +48,16 @@ def token_logprobs(
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
     total = torch.zeros_like(logits[:, :1]) if as_logits else logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, chosen[:, None])
-    ranks = (logits >= own).sum(-1).tolist()  # last among equal logits, so that a token outside the top k ranks after k
-    own = own - total
+    ranks = (logits >= own).sum(-1)  # last among equal logits, so that a token outside the top k ranks after k
     values, ids = _largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
-    values = values - total
-    top_values, top_ids = values.tolist(), ids.tolist()
-    return [
-        TokenLogprobs([token, *top_ids[i][:n]], [value, *top_values[i][:n]], ranks[i])
-        for i, (token, value, n) in enumerate(zip(chosen.tolist(), own[:, 0].tolist(), counts, strict=True))
-    ]
+    return PendingLogprobs(
+        chosen=fetch(chosen),
+        own=fetch((own - total)[:, 0]),
+        ranks=fetch(ranks),
+        top_values=fetch(values - total),
+        top_ids=fetch(ids),
+        counts=counts,
+    )
 
 
 def logprobs_of_ids(
@@ -42,7 +73,7 @@ def logprobs_of_ids(
 
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:
     """Return the log-probabilities of `next_ids[i]`, the prompt token that follows row i."""
-    return token_logprobs(logits, torch.tensor(next_ids, device=logits.device), [num_top] * len(next_ids))
+    return token_logprobs(logits, torch.tensor(next_ids, device=logits.device), [num_top] * len(next_ids)).entries()
 
 
 def _largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.runner.sampler import Sampler, SampleRows
 from octavo_engine.runner.step_graphs import RunnableModel, may_replay
+from octavo_engine.runner.transfers import keep
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
@@ -71,7 +72,8 @@ class Runner:
         self._backend = backend
         self._grammars = grammars
         self.host = host
-        self._sampler = Sampler(batch.columns, logprobs_mode)
+        self._copy = batch.copy or keep
+        self._sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)
         self._costs = CostMeter()
@@ -180,9 +182,8 @@ class Runner:
         for at in range(0, len(rows.steps), vocab_rows):
             part = rows.part(at, at + vocab_rows)
             logits = self._logits(hidden, part.sources)
-            chosen += self._sampler.sample(
-                logits, self._sample_rows(part), self._grammars.rows(part.steps, part.num_drafts)
-            )
+            grammar = self._grammars.rows(part.steps, part.num_drafts)
+            chosen += self._sampler.sample(logits, self._sample_rows(part), grammar).results()
         results = accept_drafts(sampling, chosen)
         num_new = {seq_id: len(result.token_ids) for seq_id, result in results.items()}
         for step in sampling:
@@ -209,9 +210,9 @@ class Runner:
         """Compute the logits of `rows`; forks of one row get a row each, as sampling overwrites logits."""
         unique, inverse = np.unique(rows, return_inverse=True)
         everything = len(unique) == len(hidden)
-        logits = self.model.logits(hidden if everything else hidden[torch.from_numpy(unique).to(hidden.device)])
+        logits = self.model.logits(hidden if everything else hidden[self._copy(torch.from_numpy(unique))])
         in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
-        return logits if in_order else logits[torch.from_numpy(inverse).to(hidden.device)]
+        return logits if in_order else logits[self._copy(torch.from_numpy(inverse))]
 
     def _add_prompt_logprobs(self, results: dict[int, SeqResult], inputs: StepInputs, hidden: Tensor) -> None:
         for index, step in enumerate(inputs.steps):

@@ -6,13 +6,13 @@ largest logit (the lowest id among equal logits); other rows divide by their tem
 and draw (`draws`). A row's token depends on its logits, parameters, seed and position, never on other rows.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.config import LogprobsMode
@@ -24,6 +24,7 @@ from octavo_engine.runner.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.processed_logits import processed_logits
 from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.runner.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
@@ -70,17 +71,57 @@ class SampleRows:
     num_drafts: npt.NDArray[np.int64]
 
 
-class Sampler:
-    """`mode`: the values that requests get as log-probabilities."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTokens:
+    """The tokens of rows, which a GPU may still compute. `on_device`: -1 for a row whose logits are not finite.
 
-    def __init__(self, columns: SamplingColumns, mode: LogprobsMode = "raw_logprobs") -> None:
+    `wanting`: the rows of `logprobs`.
+    """
+
+    seqs: list[SeqState]
+    on_device: Int[Tensor, " rows"]
+    on_host: Callable[[], Tensor]
+    errors: dict[int, ErrorInfo]
+    wanting: list[int]
+    logprobs: Callable[[], list[TokenLogprobs]]
+
+    def results(self) -> list[SeqResult]:
+        """Wait for the tokens; return one result per row."""
+        tokens = self.on_host().tolist()
+        errors = {row: NOT_FINITE for row, token in enumerate(tokens) if token < 0} | self.errors
+        results = [
+            SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(self.seqs, tokens, strict=True)
+        ]
+        for row, error in errors.items():
+            results[row] = SeqResult(seq_id=self.seqs[row].seq_id, token_ids=[], error=error)
+        for row, entry in zip(self.wanting, self.logprobs(), strict=True):
+            results[row].logprobs = None if row in errors else [entry]
+        return results
+
+
+class Sampler:
+    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device.
+
+    The device is waited for only if a row has a grammar, masks, bias or penalties, or wants log-probabilities of tokens
+    that it names or processed ones.
+    """
+
+    def __init__(
+        self,
+        columns: SamplingColumns,
+        mode: LogprobsMode = "raw_logprobs",
+        *,
+        copy: Copy = keep,
+        fetch: Fetch = fetch_now,
+    ) -> None:
         self._columns = columns
         self._mode = mode
+        self._copy, self._fetch = copy, fetch
 
     def sample(
         self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
-    ) -> list[SeqResult]:
-        """Choose a token per row; return one result per row. Overwrites the logits."""
+    ) -> ChosenTokens:
+        """Choose a token per row. Overwrites the logits."""
         params = self._draw_params(rows.slots, rows.positions)
         edits = grammar is not None or self._columns.edits_logits[rows.slots].any()
         errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE) if edits else {}  # before a mask hides a NaN
@@ -88,22 +129,23 @@ class Sampler:
             in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
             errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
-        reported = logits[torch.from_numpy(wanting)] if len(wanting) else None
+        reported = self._take(logits, wanting) if len(wanting) else None
         errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
         if reported is not None and self._mode.startswith("processed"):
-            reported = processed_logits(logits[torch.from_numpy(wanting)], params.take(wanting))
-        chosen = choose_tokens(logits, params)
-        tokens = chosen.tolist()
-        errors = {row: NOT_FINITE for row, token in enumerate(tokens) if token < 0} | errors
-        results = [
-            SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(rows.seqs, tokens, strict=True)
-        ]
-        for row, error in errors.items():
-            results[row] = SeqResult(seq_id=rows.seqs[row].seq_id, token_ids=[], error=error)
-        if reported is not None:
-            for row, entry in zip(wanting.tolist(), self._logprobs(reported, chosen, rows, wanting), strict=True):
-                results[row].logprobs = None if row in errors else [entry]
-        return results
+            reported = processed_logits(self._take(logits, wanting), params.take(wanting))
+        chosen = choose_tokens(logits, params, self._copy)
+        return ChosenTokens(
+            seqs=rows.seqs,
+            on_device=chosen,
+            on_host=self._fetch(chosen),
+            errors=errors,
+            wanting=wanting.tolist(),
+            logprobs=list if reported is None else self._logprobs(reported, chosen, rows, wanting),
+        )
+
+    def _take(self, values: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return a copy of some rows."""
+        return values.index_select(0, self._copy(torch.from_numpy(rows)))
 
     def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
         """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
@@ -140,17 +182,19 @@ class Sampler:
 
     def _logprobs(
         self, logits: Tensor, chosen: Tensor, rows: SampleRows, wanting: npt.NDArray[np.int64]
-    ) -> list[TokenLogprobs]:
+    ) -> Callable[[], list[TokenLogprobs]]:
         as_logits = self._mode.endswith("logits")
         params = [rows.seqs[row].params for row in wanting.tolist()]
-        chosen = chosen[torch.from_numpy(wanting)].clamp(min=0)  # -1: a row with an error
+        chosen = self._take(chosen, wanting).clamp_(min=0)  # -1: a row with an error
         num_top = [0 if each.logprob_token_ids else each.logprobs or 0 for each in params]
-        entries = token_logprobs(logits, chosen, num_top, as_logits=as_logits)
-        for i, each in enumerate(params):
-            if each.logprob_token_ids:
-                token_ids = each.logprob_token_ids
-                entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), token_ids, as_logits=as_logits)
-        return entries
+        pending = token_logprobs(logits, chosen, num_top, as_logits=as_logits, fetch=self._fetch)
+        named = {i: each.logprob_token_ids for i, each in enumerate(params) if each.logprob_token_ids}
+        if not named:
+            return pending.entries
+        entries = pending.entries()
+        for i, ids in named.items():
+            entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), ids, as_logits=as_logits)
+        return lambda: entries
 
 
 def _rows_not_finite(logits: Tensor) -> list[int]:

@@ -1,0 +1,213 @@
+"""A token for each row of logits in one launch, without a sort: docs/reference/sampling.md defines it.
+
+A program computes one row. The least logit that top-k or top-p keeps is found by bisection over the numbers of fp32,
+in their order, with one pass over the row for each bit. Weights are integers, so that their sums are exact in any
+order, and multiplications are not fused with additions: a row's token depends only on the row, and differs from a CPU's
+only where the last bit of a logarithm decides.
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_TILE = 2048
+_LEAST = tl.constexpr(-2139095041)  # minus infinity, of the integers in the order of fp32 numbers
+_NEVER = tl.constexpr(float("-inf"))
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: floats of this size are integers
+_EXACT = tl.constexpr(8388608.0)  # 2^23: floats from here on are integers
+_LOG_2 = tl.constexpr(0.6931472)
+_LAST_ID = tl.constexpr(2147483647)
+
+
+def sample(logits: Float[Tensor, "rows vocab"], params: Int[Tensor, "rows 8"]) -> Int[Tensor, " rows"]:
+    """Return a token per row, -1 for a row with NaN or without a finite maximum. `params`: `DrawParams.packed`."""
+    rows, vocab = logits.shape
+    assert logits.dtype == torch.float32
+    assert logits.stride(1) == 1
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    sample_kernel[(rows,)](
+        *(tokens, logits, params, logits.stride(0)), VOCAB=vocab, TILE=_TILE, num_warps=8, enable_fp_fusion=False
+    )
+    return tokens
+
+
+@triton.jit
+@no_type_check
+def load_logits(row_ptr, at, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    ids = at + tl.arange(0, TILE)
+    return ids, tl.load(row_ptr + ids, mask=ids < VOCAB, other=_NEVER)
+
+
+@triton.jit
+@no_type_check
+def nth_number(n):
+    """Return the n-th number of fp32 in their order; number 0 is 0."""
+    low = n.to(tl.int32)
+    return tl.where(low < 0, low ^ 0x7FFFFFFF, low).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def place_of(x):
+    """Return the place of a number of fp32 in their order: the inverse of `nth_number`."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def weights(scaled):
+    """Return 2^34 e^scaled as integers."""
+    exponent = tl.maximum(scaled * 1.44269504, -60.0)
+    whole = (exponent + _ROUND) - _ROUND
+    f = exponent - whole
+    p = f * 0.0013264727 + 0.009671513
+    p = p * f + 0.055507336
+    p = p * f + 0.24022242
+    p = p * f + 0.693147
+    p = p * f + 1.0
+    power = ((whole.to(tl.int32) + (34 + 127)) << 23).to(tl.float32, bitcast=True)
+    weight = p * power
+    return tl.where(weight < _EXACT, (weight + _EXACT) - _EXACT, weight).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def count_from(row_ptr, cut, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Count the logits of at least `cut`, which is more than minus infinity."""
+    count = tl.zeros([TILE], tl.int32)
+    for at in range(0, VOCAB, TILE):
+        _, x = load_logits(row_ptr, at, VOCAB, TILE)
+        count += (x >= cut).to(tl.int32)
+    return tl.sum(count, 0)
+
+
+@triton.jit
+@no_type_check
+def weigh_above(row_ptr, above, cut, least, best, inverse, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Sum the weights of the logits that are larger than `above`, among those that `cut` and min-p keep."""
+    total = tl.zeros([TILE], tl.int64)
+    for at in range(0, VOCAB, TILE):
+        _, x = load_logits(row_ptr, at, VOCAB, TILE)
+        scaled = (x - best) * inverse
+        kept = (x > above) & (x >= cut) & (scaled >= least)
+        total += tl.where(kept, weights(scaled), 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+@no_type_check
+def random_bits(ids, low, high):
+    b = ids.to(tl.uint32) * 0x9E3779B9 + low
+    b = (b ^ (b >> 16)) * 0x7FEB352D
+    b = (b ^ (b >> 15) ^ high) * 0x846CA68B
+    return b ^ (b >> 16)
+
+
+@triton.jit
+@no_type_check
+def noise_bound(bits):
+    """Return no less than the noise of these bits, and near it where it is large."""
+    inverted = ((bits ^ 0xFFFFFFFF) >> 8).to(tl.int32).to(tl.float32)
+    return (151.0 * _LOG_2 + 0.001) - inverted.to(tl.int32, bitcast=True).to(tl.float32) * (_LOG_2 / 8388608.0)
+
+
+@triton.jit
+@no_type_check
+def noise(bits):
+    uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    return (-tl.log(-tl.log(uniform))).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def draw(row_ptr, cut, least, best, inverse, low, high, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Return the kept token with the largest sum of scaled logit and noise. Logarithms are only taken near it."""
+    sums = tl.full([TILE], _NEVER, tl.float32)
+    tokens = tl.full([TILE], _LAST_ID, tl.int32)
+    for at in range(0, VOCAB, TILE):
+        ids, x = load_logits(row_ptr, at, VOCAB, TILE)
+        scaled = (x - best) * inverse
+        bits = random_bits(ids, low, high)
+        kept = (x >= cut) & (scaled >= least) & (scaled + noise_bound(bits) >= tl.max(sums, 0))
+        if tl.max(kept.to(tl.int32), 0) > 0:
+            new = tl.where(kept, scaled + noise(bits), _NEVER)
+            tokens = tl.where(new > sums, ids, tokens)
+            sums = tl.maximum(sums, new)
+    return tl.min(tl.where(sums == tl.max(sums, 0), tokens, _LAST_ID), 0)
+
+
+@triton.jit
+@no_type_check
+def top_k_cut(row_ptr, top_k, best, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Return the k-th largest logit: the largest number that at least k logits reach."""
+    low = tl.cast(_LEAST, tl.int64)
+    high = place_of(best)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        reached = count_from(row_ptr, nth_number(middle), VOCAB, TILE) >= top_k
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    return nth_number(low)
+
+
+@triton.jit
+@no_type_check
+def top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Return the least number above which less than top_p of the weight lies."""
+    total = weigh_above(row_ptr, _NEVER, cut, least, best, inverse, VOCAB, TILE)
+    target = top_p * total.to(tl.float64)
+    low = place_of(cut)
+    high = place_of(best)
+    while low < high:
+        middle = (low + high) >> 1
+        above = weigh_above(row_ptr, nth_number(middle), cut, least, best, inverse, VOCAB, TILE)
+        within = above.to(tl.float64) < target
+        high = tl.where(within, middle, high)
+        low = tl.where(within, low, middle + 1)
+    return nth_number(low)
+
+
+@triton.jit
+@no_type_check
+def sample_kernel(
+    tokens_ptr,  # [rows] int64
+    logits_ptr,  # [rows, VOCAB] fp32; rows of `stride`
+    params_ptr,  # [rows, 8] int32: of `DrawParams.packed`
+    stride,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    row = tl.cast(tl.program_id(0), tl.int64)
+    row_ptr = logits_ptr + row * stride
+    best_each = tl.full([TILE], _NEVER, tl.float32)
+    first_each = tl.full([TILE], _LAST_ID, tl.int32)
+    unordered = tl.zeros([TILE], tl.int32)
+    for at in range(0, VOCAB, TILE):
+        ids, x = load_logits(row_ptr, at, VOCAB, TILE)
+        unordered |= (x != x).to(tl.int32)
+        first_each = tl.where(x > best_each, ids, first_each)
+        best_each = tl.where(x > best_each, x, best_each)
+    best = tl.max(best_each, 0)
+    token = tl.min(tl.where(best_each == best, first_each, _LAST_ID), 0)
+    is_broken = (tl.max(unordered, 0) > 0) | (best == float("inf")) | (best == _NEVER)
+
+    row_params = params_ptr + row * 8
+    inverse = tl.load(row_params + 4).to(tl.float32, bitcast=True)
+    if (inverse > 0) & (is_broken == 0):
+        least = tl.load(row_params + 5).to(tl.float32, bitcast=True)
+        top_k = tl.load(row_params + 6)
+        top_p = tl.load((row_params + 2).to(tl.pointer_type(tl.float64)))
+        cut = tl.cast(_NEVER, tl.float32)
+        if (top_k > 0) & (top_k < VOCAB):
+            cut = top_k_cut(row_ptr, top_k, best, VOCAB, TILE)
+        if top_p < 1.0:
+            cut = top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB, TILE)
+        low = tl.load(row_params).to(tl.uint32, bitcast=True)
+        high = tl.load(row_params + 1).to(tl.uint32, bitcast=True)
+        token = draw(row_ptr, cut, least, best, inverse, low, high, VOCAB, TILE)
+    tl.store(tokens_ptr + row, tl.where(is_broken, -1, token).to(tl.int64))
