@@ -59,6 +59,11 @@ def services_config(router: str) -> str:
     return f"{router}-router"
 
 
+def adapters_config(service: str) -> str:
+    """Name of the ConfigMap with the list of adapters that the engines follow."""
+    return f"{service}-adapters"
+
+
 def router_account(router: str) -> str:
     return f"{router}-router"
 

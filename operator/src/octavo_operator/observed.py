@@ -109,16 +109,25 @@ class Load:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """The list of adapters that a replica follows. `digest`: of its content. `missing`: adapters of the list that the
+    replica has not loaded -> the reason, empty while it loads them."""
+
+    digest: str
+    missing: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterReport:
     """The report of one router pod about the engine pods of all services behind it.
 
     By engine pod: `admitted` (epoch of its KV snapshot in the router), `sizes` (of its model), `revisions` (version of
-    its downloaded model), `startups` (seconds of the engine's own start by phase), `loads`, `load_times` (monotonic
-    seconds at which its load last changed), `in_flight` (requests sent to it and not ended), `worth_tokens` (prompt
-    tokens that only its cache saved lately). `sends_to`: engine pods that may get requests from it. By model: `queue`
-    (requests that wait for room on a replica), `held` (requests that wait for a first replica), `requests` (all since
-    the router's start, which `start` identifies).
+    its downloaded model), `startups` (seconds of the engine's own start by phase), `adapters` (if it follows a list of
+    them), `loads`, `load_times` (monotonic seconds at which its load last changed), `in_flight` (requests sent to it
+    and not ended), `worth_tokens` (prompt tokens that only its cache saved lately). `sends_to`: engine pods that may
+    get requests from it. By model: `queue` (requests that wait for room on a replica), `held` (requests that wait for a
+    first replica), `requests` (all since the router's start, which `start` identifies).
     """
 
     pod: str
@@ -127,6 +136,7 @@ class RouterReport:
     sizes: Mapping[str, ModelSize] = field(default_factory=dict)
     revisions: Mapping[str, str] = field(default_factory=dict)
     startups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterReport] = field(default_factory=dict)
     loads: Mapping[str, Load] = field(default_factory=dict)
     load_times: Mapping[str, float] = field(default_factory=dict)
     in_flight: Mapping[str, int] = field(default_factory=dict)
@@ -160,10 +170,12 @@ class ScalingState:
 
 @dataclass(frozen=True, slots=True)
 class ServiceBehind:
-    """A service behind a router. `models`: names by which requests ask for it. `sleeps`: it has no replica, and a
-    request starts one. `wake_s`: length of its last wake in seconds, if known."""
+    """A service behind a router. `models`, `adapters`: names by which requests ask for its model or for an adapter of
+    it. `sleeps`: it has no replica, and a request starts one. `wake_s`: length of its last wake in seconds, if known.
+    """
 
     models: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
     sleeps: bool = False
     wake_s: int | None = None
 
@@ -205,7 +217,7 @@ class Observed:
     may_use_router: bool = True  # False: router.allowFrom of that service does not list this one
     host_owner: str | None = None  # another service that claimed this host and path earlier
     behind_router: Mapping[str, ServiceBehind] = field(default_factory=dict)  # the services behind its router
-    taken_models: Mapping[str, str] = field(default_factory=dict)  # model name -> service that claimed it earlier
+    taken_models: Mapping[str, str] = field(default_factory=dict)  # name of a model or adapter -> its earlier service
     refusals: Mapping[Ref, Refusal] = field(default_factory=dict)
     returned: Mapping[Ref, Mapping[str, Any]] = field(default_factory=dict)
     scaling: ScalingState | None = None

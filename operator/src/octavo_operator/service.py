@@ -69,6 +69,10 @@ class InferenceService:
         return self.spec.model.served_names or (self.name,)
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        return tuple(adapter.name for adapter in self.spec.adapters or ())
+
+    @property
     def drain_timeout_s(self) -> int:
         return self.spec.drain.timeout_seconds or DEFAULT_DRAIN_S
 

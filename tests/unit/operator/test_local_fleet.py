@@ -1,5 +1,6 @@
 """A manifest on one machine: engines and their flags, notes on ignored fields, messages for faults."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_an_engine_gets_the_flags_of_its_pod() -> None:
     (found,) = read_fleet(service("llm", spec))["services"]
     assert {"--max-model-len=64", "--tool-call-parser=hermes", "--drain-timeout=9"} <= set(found["args"])
     assert found["args"][-1] == "--num-threads=1"
+
+
+def test_an_engine_loads_the_adapters_at_its_start() -> None:
+    listed = (
+        "adapters: [{name: a, uri: 'hf://team/a'}, {name: b, uri: 'file:///b'}], engine: {extraArgs: [--max-loras=9]}"
+    )
+    (found,) = read_fleet(service("llm", listed))["services"]
+    args = found["args"]
+    start = args.index("--lora-modules")
+    assert args[start - 1] == "--enable-lora"
+    assert [json.loads(text) for text in args[start + 1 : start + 3]] == [
+        {"name": "a", "path": "hf://team/a"},
+        {"name": "b", "path": "file:///b"},
+    ]
+    assert args[start + 3].startswith("--")
+    assert args[-1] == "--max-loras=9"
+    (empty,) = read_fleet(service("llm", "adapters: []"))["services"]
+    assert "--enable-lora" in empty["args"]
+    assert "--lora-modules" not in empty["args"]
 
 
 def test_keys_are_read_and_imply_isolation() -> None:

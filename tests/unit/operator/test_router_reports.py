@@ -17,7 +17,9 @@ from octavo_operator.cluster.reports import (
     FRESH_S,
     LAST_RETRY_S,
     LOAD_EVERY_S,
+    LONGEST_TEXT,
     MAX_EVENTS_S,
+    MAX_MISSING,
     MAX_NAMES,
     RETRY_S,
     EventBudget,
@@ -27,7 +29,8 @@ from octavo_operator.cluster.reports import (
     router_session,
     split_events,
 )
-from octavo_server.kv.frames import ReplicaLoad
+from octavo_operator.observed import AdapterReport
+from octavo_server.kv.frames import AdapterFile, ReplicaLoad
 from octavo_server.router.observe.state import ModelSize, ReplicaState
 from octavo_server.router.observe.state_stream import Change
 from octavo_testing.clock import Clock
@@ -310,6 +313,8 @@ async def test_only_pods_of_the_view_are_reported(router: Router, reports: Route
         '"replicas": [{"name": "a", "model": {"max_model_len": "x", "weights_bytes": [1]}}]',
         '"replicas": [{"name": "a", "startup_s": {"import": "2"}}]',
         '"replicas": [{"name": "a", "acknowledged_epoch": 1}]',
+        '"replicas": [{"name": "a", "adapter_file": {"missing": {}}}]',
+        '"replicas": [{"name": "a", "adapter_file": {"digest": "1", "missing": {"x": 1}}}]',
         '"replicas": [{"name": 1}]',
         '"replicas": [{}]',
         '"replicas": [{"name": "a", "startup_s": {"import": NaN}}]',
@@ -336,6 +341,23 @@ def test_impossible_figures_of_an_engine_are_left_out() -> None:
     report = state.report({"a", "b"})
     assert (report.admitted, report.loads.keys(), report.sizes.keys()) == ({"a": "e"}, {"b"}, {"b"})
     assert (report.loads["b"].num_used_blocks, report.revisions) == (0, {})
+
+
+def test_the_list_of_adapters_that_a_replica_follows_is_decisive_and_bounded() -> None:
+    state = RouterState("router")
+
+    def change(**file: Any) -> str | None:
+        replica = {"name": "a", "adapters": ["x"], "adapter_file": file or None}
+        return state.update(json.dumps({"type": "change", "replicas": [replica]}).encode(), 0.0)
+
+    assert (change(), dict(state.report({"a"}).adapters)) == ("replicas", {})
+    assert change(digest="1", missing={"x": ""}) == "replicas"
+    assert change(digest="1", missing={"x": ""}) == "numbers"
+    assert state.report({"a"}).adapters == {"a": AdapterReport("1", {"x": ""})}
+    change(digest="d" * 10_000, missing={f"{i:<{10_000}}": "why" * 1000 for i in range(2 * MAX_MISSING)})
+    report = state.report({"a"}).adapters["a"]
+    assert (len(report.digest), len(report.missing)) == (LONGEST_TEXT, MAX_MISSING)
+    assert {len(text) for entry in report.missing.items() for text in entry} == {LONGEST_TEXT}
 
 
 def test_a_change_leaves_the_other_names_alone() -> None:
@@ -391,6 +413,8 @@ def test_a_busy_router_stays_below_the_limits(silence_s: float, num_pods: int) -
         model=model,
         revision="f" * 40,
         startup_s={"import": 12.345678, "compile": 12.345678, "weights": 123.45678},
+        adapters=tuple(f"{i:<20}" for i in range(16)),
+        adapter_file=AdapterFile("f" * 16, {f"{i:<20}": "r" * 200 for i in range(2)}),
     )
     budget, event = EventBudget(0.0), msgspec.json.encode(Change(replicas=(replica,) * num_pods))
     for i in range(1, 4):
@@ -405,7 +429,7 @@ def test_a_large_event_counts_as_several(event: bytes) -> None:
     budget.spend(event, num_pods=1000, now_s=0.0)
     budget.spend(event, num_pods=1, now_s=10.0)
     with pytest.raises(ValueError, match="events a second"):
-        budget.spend(event * 2, num_pods=1, now_s=10.0)
+        budget.spend(event * 3, num_pods=1, now_s=10.0)
 
 
 async def test_a_router_that_sends_too_much_is_left_alone_for_growing_times(

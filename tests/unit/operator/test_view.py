@@ -344,6 +344,23 @@ def test_the_models_behind_a_router_are_those_of_all_its_services() -> None:
     assert view.observed(read_service(owner), {}).behind_router == {"llm": ServiceBehind(("llm",))}
 
 
+def test_adapters_are_claimed_behind_a_models_name() -> None:
+    """A service with an adapter takes no name from a service whose model has it, even from a younger one."""
+    view, shared = View(), {"router": {"ref": {"name": "llm"}}}
+    listed = [{"name": name, "uri": "hf://team/x"} for name in ("x", "y", "young")]
+    view.update(_service("llm", adapters=listed))
+    view.update(_service("young", "2026-01-02T00:00:00Z", adapters=[{"name": "y", "uri": "hf://team/y"}], **shared))
+    assert dict(_seen(view, "llm").taken_models) == {"young": "young"}
+    assert dict(_seen(view, "young").taken_models) == {"y": "llm"}
+    assert _seen(view, "llm").behind_router == {
+        "llm": ServiceBehind(("llm",), ("x", "y")),
+        "young": ServiceBehind(("young",)),
+    }
+    assert view.models_of(("default", "llm")) == {"llm", "x", "y"}
+    assert ("default", "young") in view.update(_service("llm"), is_gone=False)
+    assert dict(_seen(view, "young").taken_models) == {}
+
+
 def test_the_observed_state_has_all_parts() -> None:
     view = View()
     view.update(_service("llm"))

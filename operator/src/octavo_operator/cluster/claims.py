@@ -12,12 +12,14 @@ Key = tuple[str, str]  # namespace, name
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The router that serves a service, and what only this service may have: the host with path, and each model name
-    of its router. `allow_from`: names of the services that may use its own router; None: all."""
+    """The router that serves a service, and what only this service may have: the host with path, and each name of a
+    model or adapter behind its router. `adapters`: those of the names that are adapters. `allow_from`: names of the
+    services that may use its own router; None: all."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None
     models: frozenset[tuple[Key, str]] = frozenset()  # router, name
+    adapters: frozenset[str] = frozenset()
     allow_from: frozenset[str] | None = None
 
 
@@ -33,5 +35,6 @@ def claim_of(raw: Mapping[str, Any]) -> Claim:
         return Claim(router, allow_from=parts.allow_from)  # its pods run on, and the router's reports concern them
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))
-    names = spec.model.served_names or (parts.name,)
-    return Claim(router, host, frozenset((router, name) for name in names), parts.allow_from)
+    adapters = frozenset(adapter.name for adapter in spec.adapters or ())
+    names = adapters.union(spec.model.served_names or (parts.name,))
+    return Claim(router, host, frozenset((router, name) for name in names), adapters, parts.allow_from)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from http import HTTPStatus
+from itertools import islice
 from typing import Annotated, Literal, NamedTuple
 
 import aiohttp
@@ -20,7 +21,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict, astuple
 
-from octavo_operator.observed import ENGINE_PHASES, Load, ModelSize, RouterReport
+from octavo_operator.observed import ENGINE_PHASES, AdapterReport, Load, ModelSize, RouterReport
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,12 @@ MAX_NAMES = 4096
 MAX_EVENTS_S = 50  # routers send a change every 0.2 s, and urgent ones at most every 25 ms
 BURST_S = 10.0  # events that arrived while the operator did something else are read at once
 #: Size of an event, and more for each engine pod behind the router. A larger event counts as several.
-EVENT_BYTES, POD_BYTES = 16 << 10, 2 << 10
+EVENT_BYTES, POD_BYTES = 16 << 10, 4 << 10
 OBJECT_BYTES = 256  # size of a JSON object, if it is smaller: small ones take time, too
 MAX_COUNT = 2**53
 LONGEST_REVISION = 256
+#: Number of missing adapters of a replica that are kept, and length to which their texts are cut.
+MAX_MISSING, LONGEST_TEXT = 256, 256
 MOST_STARTUP_S = 7 * 86400  # the status has it as an integer
 FRESH_S = 3.0  # a router that was silent for longer may have missed changes: it sends a heartbeat every second
 
@@ -204,8 +207,14 @@ class _EngineModel(msgspec.Struct):
     kv_tokens: int
 
 
+class _AdapterFile(msgspec.Struct):
+    digest: str
+    missing: dict[str, str] = {}
+
+
 class _ReplicaState(msgspec.Struct):
-    """`load`, `model`, `revision`, `startup_s`: the router passes on what the engine reports, even impossible figures.
+    """`load`, `model`, `revision`, `startup_s`, `adapter_file`: the router passes on what the engine reports, even
+    impossible figures.
 
     Unknown fields of all structs are ignored, so that routers can be newer.
     """
@@ -219,6 +228,7 @@ class _ReplicaState(msgspec.Struct):
     model: _EngineModel | None = None
     revision: str = ""
     startup_s: dict[str, float | None] = {}
+    adapter_file: _AdapterFile | None = None
 
 
 class _Figures(msgspec.Struct):
@@ -248,11 +258,16 @@ class _Replica(NamedTuple):
     revision: str
     startup: dict[str, float]
     is_withdrawn: bool
+    adapters: AdapterReport | None
     load: Load | None = None
     in_flight: int = 0
     worth_tokens: int = 0
     received: int = 0
     load_s: float = 0.0
+
+
+#: Number of the first fields of `_Replica` that don't vary constantly.
+NUM_STEADY = _Replica._fields.index("load")
 
 
 class RouterState:
@@ -308,7 +323,7 @@ class RouterState:
         if before is not None and (new.load, new.received) == (before.load, before.received):
             new = new._replace(load_s=before.load_s)
         self._replicas[state.name] = new
-        return before is None or new[:5] != before[:5]
+        return before is None or new[:NUM_STEADY] != before[:NUM_STEADY]
 
     def _make_report(self, known: dict[str, _Replica]) -> RouterReport:
         return RouterReport(
@@ -318,6 +333,7 @@ class RouterState:
             sizes={name: r.size for name, r in known.items() if r.size is not None},
             revisions={name: r.revision for name, r in known.items() if r.revision},
             startups={name: r.startup for name, r in known.items()},
+            adapters={name: r.adapters for name, r in known.items() if r.adapters is not None},
             loads={name: r.load for name, r in known.items() if r.load is not None},
             load_times={name: r.load_s for name, r in known.items()},
             in_flight={name: r.in_flight for name, r in known.items()},
@@ -349,12 +365,18 @@ def _replica_of(state: _ReplicaState, now_s: float) -> _Replica:
         revision=state.revision if len(state.revision) <= LONGEST_REVISION else "",
         startup=_startup_of(state.startup_s),
         is_withdrawn=state.withdrawn,
+        adapters=None if state.adapter_file is None else _adapters_of(state.adapter_file),
         load=_load_of(load) if _are_counts(load) else None,
         in_flight=state.in_flight,
         worth_tokens=state.worth_tokens,
         received=load.received,
         load_s=now_s,
     )
+
+
+def _adapters_of(file: _AdapterFile) -> AdapterReport:
+    kept = islice(file.missing.items(), MAX_MISSING)
+    return AdapterReport(file.digest[:LONGEST_TEXT], {name[:LONGEST_TEXT]: why[:LONGEST_TEXT] for name, why in kept})
 
 
 def _are_counts(figures: _EngineLoad | _EngineModel) -> bool:

@@ -147,7 +147,8 @@ class View:
         return frozenset() if router is None else self._engines.get(router, {}).keys()
 
     def models_of(self, service: Key) -> set[str]:
-        """The model names of a service, without those that another service behind its router claimed first."""
+        """The names of a service's model and adapters, without those that another service behind its router claimed
+        first."""
         return {*self._claimed_models(service)} - self._taken_models(service).keys()
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
@@ -238,8 +239,8 @@ class View:
         return router == service or allowed is None or service[1] in allowed
 
     def _claimed_models(self, service: Key) -> Set[str]:
-        """The model names that a service claims behind the router that its spec names: those of its spec or, if it may
-        not use the router, those that its engines behind it serve."""
+        """The names that a service claims behind the router that its spec names: those of the model and the adapters of
+        its spec or, if it may not use the router, those of the model that its engines behind it serve."""
         claim = self._claims.get(service, NOTHING)
         if self._may_use_router(service):
             return {name for _, name in claim.models}
@@ -260,12 +261,13 @@ class View:
         return None if first == key else "/".join(first)
 
     def _taken_models(self, key: Key) -> dict[str, str]:
-        """Names of this service's models that another service behind its router claimed first -> that service."""
+        """Names of this service's model and adapters that belong to another service behind its router -> that service:
+        the one that was created first, but one whose model has the name before those with such an adapter."""
         router = self._claims.get(key, NOTHING).router
         if router is None:
             return {}
         names = sorted(self._claimed_models(key))
-        firsts = {name: self._first(self._rivals(router, name), key) for name in names}
+        firsts = {name: self._first(self._rivals(router, name), key, name) for name in names}
         return {name: first[1] for name, first in firsts.items() if first != key}
 
     def _behind(self, router: Key) -> dict[str, ServiceBehind]:
@@ -276,11 +278,18 @@ class View:
         raw = self.services[service]
         spec, scaling = raw["spec"], (raw.get("status") or {}).get("autoscaling") or {}
         sleeps = spec.get("replicas") == 0 and bool((spec.get("autoscaling") or {}).get("scaleToZero"))
-        return ServiceBehind(tuple(sorted(self.models_of(service))), sleeps, scaling.get("wakeSeconds"))
+        names, adapters = self.models_of(service), self._claims.get(service, NOTHING).adapters
+        models = tuple(sorted(names - adapters))
+        return ServiceBehind(models, tuple(sorted(names & adapters)), sleeps, scaling.get("wakeSeconds"))
 
-    def _first(self, rivals: Iterable[Key], default: Key) -> Key:
-        """The service that was created first; of several, the first by name."""
-        return min(rivals, key=lambda k: (self.services[k]["metadata"]["creationTimestamp"], k), default=default)
+    def _first(self, rivals: Iterable[Key], default: Key, name: str = "") -> Key:
+        """The service that was created first; of several, the first by name. `name`: services that have an adapter of
+        this name come last."""
+
+        def order(key: Key) -> tuple[bool, str, Key]:
+            return name in self._claims[key].adapters, self.services[key]["metadata"]["creationTimestamp"], key
+
+        return min(rivals, key=order, default=default)
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:

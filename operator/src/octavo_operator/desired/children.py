@@ -1,7 +1,8 @@
 """The child objects of a service, except its engine Deployments, whose number and revisions the plan decides."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+from octavo_operator.desired.adapters import desired_adapters
 from octavo_operator.desired.autoscaler import desired_autoscaler
 from octavo_operator.desired.monitor import desired_monitors
 from octavo_operator.desired.network import desired_network
@@ -18,13 +19,16 @@ def desired_children(
     *,
     router_template: str | None = None,
     behind_router: Mapping[str, ServiceBehind] | None = None,
+    taken_models: Collection[str] = (),
 ) -> list[Manifest]:
     """Manifests in the order of creation: objects that pods refer to come before the pods. `router_template`: revision
-    of the live router's pod template. `behind_router`: the services behind it; by default this service."""
+    of the live router's pod template. `behind_router`: the services behind it; by default this service. `taken_models`:
+    names of its model and adapters that belong to other services."""
     live = () if router_template is None else (router_template,)
-    behind = behind_router or {service.name: ServiceBehind(service.served_names)}
+    behind = behind_router or {service.name: ServiceBehind(service.served_names, service.adapter_names)}
     return [
         *desired_claim(service),
+        *desired_adapters(service, taken_models),
         desired_engine_identity(service),
         *desired_network(service, settings),
         *desired_router(service, settings, live, behind),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import dropwhile, islice, takewhile
 from typing import Any
 
+from octavo_operator.desired.adapters import adapter_flags, adapter_mounts, adapter_volumes
 from octavo_operator.desired.devices import container_security, device_environment, device_of, shared_memory_volume
 from octavo_operator.desired.objects import (
     TERMINATION_MESSAGE_POLICY,
@@ -116,7 +117,12 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
         "priorityClassName": spec.priority_class_name,
         "initContainers": list(weights.init_containers) or None,
         "containers": [_container(service, settings)],
-        "volumes": [*weights.volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volume(service)],
+        "volumes": [
+            *weights.volumes,
+            {"name": "tmp", "emptyDir": {}},
+            *shared_memory_volume(service),
+            *adapter_volumes(service),
+        ],
     }
     return {"metadata": pod_metadata(service, ENGINE), "spec": drop_none(pod)}
 
@@ -126,6 +132,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
     mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
     if shared_memory_volume(service):
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    mounts += adapter_mounts(service)
     container = {
         "name": ENGINE,
         "image": spec.engine.image or settings.engine_image,
@@ -154,6 +161,7 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
         yield f"--device={device_of(service)}"
     if isolates_tenants(service.spec.auth):
         yield "--cache-isolation"  # also without API keys, so that adding the first key causes no rollout
+    yield from adapter_flags(service)
     yield from engine_flags(service)
 
 

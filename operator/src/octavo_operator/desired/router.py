@@ -127,7 +127,7 @@ def _services_config(service: InferenceService, behind: Mapping[str, ServiceBehi
 
 
 def _listed(name: str, found: ServiceBehind) -> Manifest:
-    fields = {"sleeps": found.sleeps or None, "wakeSeconds": found.wake_s}
+    fields = {"adapters": list(found.adapters) or None, "sleeps": found.sleeps or None, "wakeSeconds": found.wake_s}
     return {"name": name, "models": list(found.models)} | drop_none(fields)
 
 

@@ -18,6 +18,7 @@ from octavo_operator.desired.objects import (
 )
 from octavo_operator.names import ENGINE, cache_claim
 from octavo_operator.service import InferenceService, Settings
+from octavo_operator.spec.model import claim_name
 
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
@@ -39,13 +40,18 @@ def weights_of(service: InferenceService, settings: Settings) -> WeightsSource:
     model, cache = service.spec.model, _cache_volume(service)
     cache_mount: Manifest = {"name": "cache", "mountPath": CACHE_PATH}
     if model.scheme == "pvc":
-        claim, _, path = model.uri.removeprefix("pvc://").partition("/")
-        volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim_name(model.uri), "readOnly": True}}
         mount = {"name": "model", "mountPath": CLAIM_PATH, "readOnly": True}
-        location = f"{CLAIM_PATH}/{path}".rstrip("/")
+        location = claim_location(model.uri)
         return WeightsSource(model=location, volumes=(cache, volume), mounts=(cache_mount, mount), init_containers=())
     fetching = (_prefetch(service, settings, cache_mount),) if model.scheme in FETCHED else ()
     return WeightsSource(model=model.uri, volumes=(cache,), mounts=(cache_mount,), init_containers=fetching)
+
+
+def claim_location(uri: str) -> str:
+    """Path in the engine's container of a pvc:// location on the claim of the model."""
+    _, _, path = uri.removeprefix("pvc://").partition("/")
+    return f"{CLAIM_PATH}/{path}".rstrip("/")
 
 
 def desired_claim(service: InferenceService) -> list[Manifest]:

@@ -4,6 +4,7 @@ The server calls it through the entry point `octavo.infsvc`: neither package imp
 from the same code as the arguments of their pods, so that one machine and a cluster can't differ.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
 
 def _service(service: InferenceService, found: Documents, brings_keys: bool) -> dict[str, Any]:
     spec = service.spec
-    args = [spec.model.uri, *engine_flags(service)]
+    args = [spec.model.uri, *_adapter_flags(service), *engine_flags(service)]
     auth = _auth(found)
     if (brings_keys or auth is not None) and isolates_tenants(auth):
         args.append("--cache-isolation")
@@ -48,6 +49,15 @@ def _service(service: InferenceService, found: Documents, brings_keys: bool) -> 
         "args": args,
         "env": _environment(service, found),
     }
+
+
+def _adapter_flags(service: InferenceService) -> Iterator[str]:
+    """Flags of the adapters, which one machine loads at the start."""
+    if service.spec.adapters is not None:
+        yield "--enable-lora"
+    if service.spec.adapters:
+        yield "--lora-modules"
+        yield from (json.dumps({"name": adapter.name, "path": adapter.uri}) for adapter in service.spec.adapters)
 
 
 def _environment(service: InferenceService, found: Documents) -> dict[str, str]:

@@ -16,6 +16,7 @@ from octavo_operator.desired.router_secrets import RouterSecrets, desired_secret
 from octavo_operator.names import TEMPLATE, engine_deployment, engine_selector, router_deployment
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
+from octavo_operator.plan.adapter_status import adapter_events, adapter_rows
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.cache_claim import KIND as CLAIM
 from octavo_operator.plan.cache_claim import live_claim, with_fixed_fields
@@ -68,7 +69,10 @@ def plan(
         status["rollout"] = {name: True for name, holds in marks.items() if holds}
     before = observed.status.get("conditions", ())
     status["conditions"] = with_transition_times(conditions, before, generation=service.generation, now=now)
-    events = tuple(condition_events(conditions, before))
+    events = (
+        *condition_events(conditions, before),
+        *adapter_events(status.get("adapters", ()), observed.status.get("adapters", ())),
+    )
     if conditions[0].status != "True":
         return _plan(keep_running(service, observed, settings, pace, now=now), observed, status, events)
     secrets = _secrets(service, observed, children, new_secrets, pace)
@@ -130,7 +134,14 @@ def _wanted_children(service: InferenceService, observed: Observed, settings: Se
     claim = live_claim(service, observed)
     router = observed.children.get(("Deployment", router_deployment(service.name)), {})
     template = (router.get("metadata", {}).get("annotations") or {}).get(TEMPLATE)
-    for manifest in desired_children(service, settings, router_template=template, behind_router=observed.behind_router):
+    children = desired_children(
+        service,
+        settings,
+        router_template=template,
+        behind_router=observed.behind_router,
+        taken_models=observed.taken_models,
+    )
+    for manifest in children:
         yield manifest if claim is None or manifest["kind"] != CLAIM else with_fixed_fields(manifest, claim)
 
 
@@ -181,7 +192,9 @@ def _status(service: InferenceService, observed: Observed, settings: Settings, *
         "revision": {"updated": wanted} if current is None else {"current": current, "updated": wanted},
     }
     scaling = scaling_status(service, observed, settings)
-    return status | _model(service, observed, wanted) | _load(observed) | scaling | _startup(observed)
+    rows = adapter_rows(service, observed)
+    adapters = {"adapters": rows} if rows else {}
+    return status | _model(service, observed, wanted) | adapters | _load(observed) | scaling | _startup(observed)
 
 
 def _replicas(observed: Observed, *, desired: int, wanted: str) -> dict[str, Any]:

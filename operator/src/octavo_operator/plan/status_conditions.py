@@ -83,7 +83,8 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the host and path of spec.exposure belong to {observed.host_owner}"
         remedy = "choose another host or path, or share its router (spec.router.ref.name)"
         return Condition("Accepted", "HostTaken", f"{what}: {remedy}")
-    for name, owner in observed.taken_models.items():
+    models = {name: owner for name, owner in observed.taken_models.items() if name not in service.adapter_names}
+    for name, owner in models.items():
         what = f"the model name {name!r} belongs to InferenceService {owner}, which has the same router"
         return Condition("Accepted", "ModelNameTaken", f"{what}: choose another name in model.servedNames")
     exposure = service.spec.exposure

@@ -16,7 +16,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 RESERVED_FLAGS = (
     "model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
-    "enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
+    "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
     "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+"
 )
 

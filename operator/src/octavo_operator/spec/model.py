@@ -12,6 +12,12 @@ TOKENIZER_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|pkg://[^/ ][^ ]*|file:///[^ ]+)$"
 ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
+def claim_name(uri: str) -> str | None:
+    """The PersistentVolumeClaim of a pvc:// location; None for other locations."""
+    scheme, _, rest = uri.partition("://")
+    return rest.partition("/")[0] if scheme == "pvc" else None
+
+
 class Cache(SpecPart):
     mode: Literal["EmptyDir", "PVC", "HostPath"]
     size: Quantity | None = None

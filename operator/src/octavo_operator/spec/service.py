@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from octavo_operator.spec.access import Auth, Exposure, NetworkPolicy, Router, Toleration
+from octavo_operator.spec.adapters import Adapters
 from octavo_operator.spec.autoscaling import Autoscaling
 from octavo_operator.spec.engine import Engine, Parallelism
 from octavo_operator.spec.fields import (
@@ -24,7 +25,7 @@ from octavo_operator.spec.fields import (
     Share,
     SpecPart,
 )
-from octavo_operator.spec.model import Model
+from octavo_operator.spec.model import Model, claim_name
 from octavo_operator.spec.pod_template import PodMetadata
 from octavo_operator.spec.rollout import Rollout
 
@@ -51,6 +52,7 @@ class DisruptionBudget(SpecPart):
 class InferenceServiceSpec(SpecPart):
     model: Model
     engine: Engine = Engine()
+    adapters: Adapters | None = None
     parallelism: Parallelism = Parallelism()
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     autoscaling: Autoscaling | None = None
@@ -71,6 +73,18 @@ class InferenceServiceSpec(SpecPart):
     disruption_budget: DisruptionBudget = DisruptionBudget()
     network_policy: NetworkPolicy = NetworkPolicy()
     pod_metadata: PodMetadata = PodMetadata()
+
+    @model_validator(mode="after")
+    def _has_usable_adapters(self) -> Self:
+        names = [adapter.name for adapter in self.adapters or ()]
+        if len(set(names)) != len(names):
+            raise ValueError("adapters has a name twice: list each name once")
+        if any(adapter.claim not in (None, claim_name(self.model.uri)) for adapter in self.adapters or ()):
+            raise ValueError(
+                "a pvc:// adapter must be on the claim of a pvc:// model, as engines mount no other claim: move it "
+                "there, or to a bucket"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -111,6 +125,8 @@ def read_spec(manifest: Mapping[str, Any]) -> InferenceServiceSpec:
         raise InvalidSpec(
             "router.ref names this service itself: leave router.ref out, so that the service has a router of its own"
         )
+    if {adapter.name for adapter in spec.adapters or ()} & {*(spec.model.served_names or (name,))}:
+        raise InvalidSpec("an adapter has the name of the served model: choose another name for the adapter")
     return spec
 
 

@@ -1,0 +1,69 @@
+"""The status field `adapters`: which adapters all serving replicas have loaded, and why others are missing.
+
+A replica reports the digest of the list that it follows, and the adapters of that list that it has not loaded. A report
+about an older list says nothing about the present one; until there is a report about that, an adapter with the same
+location keeps its row.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from octavo_operator.desired.adapters import adapter_list, digest_of_list
+from octavo_operator.observed import AdapterReport, Observed
+from octavo_operator.plan.events import ServiceEvent
+from octavo_operator.service import InferenceService
+
+#: Reasons that last while replicas read a changed list.
+KEPT = ("Loaded", "LoadFailed")
+#: Reasons that are failures -> reason of the event.
+EVENTS: dict[str, str] = {"LoadFailed": "AdapterLoadFailed", "NameTaken": "AdapterNameTaken"}
+
+
+def adapter_rows(service: InferenceService, observed: Observed) -> list[dict[str, Any]]:
+    """One row for each adapter of the spec, in its order."""
+    before = {(row["name"], row.get("uri")): row for row in observed.status.get("adapters", ())}
+    digest = digest_of_list(adapter_list(service, observed.taken_models))
+    reports = {pod.name: _current_reports(observed, pod.name, digest) for pod in observed.pods if pod.serves}
+    rows = []
+    for adapter in service.spec.adapters or ():
+        if (owner := observed.taken_models.get(adapter.name)) is not None:
+            found = _name_taken(owner)
+        else:
+            found = _state(adapter.name, reports, before.get((adapter.name, adapter.uri), {}))
+        row = {"name": adapter.name, "uri": adapter.uri, "ready": found[0] == "Loaded"}
+        rows.append({**row, "reason": found[0], "message": found[1]})
+    return rows
+
+
+def adapter_events(rows: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]]) -> Iterator[ServiceEvent]:
+    """Yield an event for each adapter that has begun to fail. `before`: the rows of the status."""
+    old = {row["name"]: row.get("reason") for row in before}
+    for row in rows:
+        if row["reason"] in EVENTS and old.get(row["name"]) != row["reason"]:
+            note = f"adapter {row['name']}: {row['message']}"
+            yield ServiceEvent("Warning", EVENTS[row["reason"]], note, "LoadAdapter")
+
+
+def _name_taken(owner: str) -> tuple[str, str]:
+    return "NameTaken", f"the name belongs to InferenceService {owner}, which has the same router: choose another name"
+
+
+def _current_reports(observed: Observed, pod: str, digest: str) -> list[AdapterReport]:
+    """Reports of the routers about a replica that follows the list with this digest."""
+    found = (report.adapters.get(pod) for report in observed.routers.values() if report is not None)
+    return [report for report in found if report is not None and report.digest == digest]
+
+
+def _state(name: str, replicas: Mapping[str, Sequence[AdapterReport]], before: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and message. `replicas`: reports about the present list. `before`: the row of the status."""
+    if not replicas:
+        return "NoReplicas", "no replica serves now"
+    for pod, reports in replicas.items():
+        for report in reports:
+            if why := report.missing.get(name):
+                return "LoadFailed", f"{pod}: {why}"
+    if not all(replicas.values()) and before.get("reason") in KEPT:
+        return before["reason"], before["message"]
+    num_loaded = sum(any(name not in report.missing for report in reports) for reports in replicas.values())
+    reason = "Loaded" if num_loaded == len(replicas) else "Loading"
+    return reason, f"{num_loaded} of {len(replicas)} replicas have loaded it"
