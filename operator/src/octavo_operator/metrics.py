@@ -16,7 +16,7 @@ from prometheus_client import Counter as Count
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
 
 PREFIX = "octavo_operator_"
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -114,8 +114,8 @@ class Telemetry:
                 self._actions.labels("Delete", kind).inc()
             case SetReplicas():
                 self._actions.labels("SetReplicas", "Deployment").inc()
-            case SetGate():
-                self._actions.labels("SetGate", "Pod").inc()
+            case SetGate() | NotifyPod():
+                self._actions.labels(type(action).__name__, "Pod").inc()
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("queue_depth", "Services that wait for reconciliation.", self._queue_depth())

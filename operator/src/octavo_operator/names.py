@@ -12,6 +12,7 @@ ROUTER_LABEL = f"{GROUP}/router"
 REVISION_LABEL = f"{GROUP}/revision"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 ADMITTED_GATE = f"{GROUP}/router-admitted"
+ADAPTER_LIST = f"{GROUP}/adapter-list"  # annotation of a pod: digest of the list of adapters that it shall follow
 DRAINING = "Draining"  # reason of the gate's condition
 ADMITTED_EPOCH = f"{GROUP}/admitted-epoch"  # annotation of a pod: the epoch that its open gate belongs to
 

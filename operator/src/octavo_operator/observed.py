@@ -48,6 +48,7 @@ class Pod:
     is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open; the node is alive
     is_pod_ready: bool = False  # the pod's own condition Ready, by which Kubernetes and routers send it requests
     is_admitted: bool = False  # the readiness gate is open
+    adapter_list: str = ""  # digest of the latest list of adapters of which the pod was notified
     admitted_epoch: str | None = None  # epoch of the engine process that was admitted
     has_node: bool = False
     waits_since: str | None = None  # RFC 3339: it has found no node

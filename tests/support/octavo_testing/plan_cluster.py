@@ -15,7 +15,7 @@ from typing import Any
 from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
 from octavo_operator.timestamps import seconds_since
 
 SECRETS = RouterSecrets(shared="shared", admin="admin")
@@ -94,6 +94,10 @@ class PlanCluster:
                     live.pod = replace(
                         live.pod, is_admitted=epoch is not None, admitted_epoch=epoch, draining_since=since
                     )
+            case NotifyPod(name, uid, digest):
+                live = self.pods.get(name)
+                if live is not None and live.pod.uid == uid:
+                    live.pod = replace(live.pod, adapter_list=digest)
             case SetReplicas(name, uid, replicas):
                 self._scale(name, uid, replicas)
 

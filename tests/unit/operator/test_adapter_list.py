@@ -1,6 +1,7 @@
 """`spec.adapters`: the list that engines follow, what mounts it, and the state of each adapter in the status."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from octavo_operator.desired.adapters import ADAPTERS_FILE, adapter_list, desire
 from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.observed import AdapterReport, Observed, Pod, RouterReport, ServiceBehind
-from octavo_operator.plan.adapter_status import EVENTS, adapter_events, adapter_rows
+from octavo_operator.plan.actions import Apply
+from octavo_operator.plan.adapter_status import EVENTS, adapter_events, adapter_rows, notify_actions
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_server.api.adapter_file import read_adapter_file
@@ -160,6 +162,20 @@ def test_a_name_of_another_service_stops_only_this_adapter() -> None:
     assert [row["reason"] for row in planned.status["adapters"]] == ["Loaded", "NameTaken"]
     assert "InferenceService other" in planned.status["adapters"][1]["message"]
     assert planned.status["conditions"][0]["reason"] == "Valid"
+
+
+def test_a_pod_with_another_list_is_notified_once_of_the_present_one() -> None:
+    """The kubelet then updates the mounted file at once."""
+    service, old = _service(*NAMES), _report("old")
+    digest = _report().digest
+    observed = _observed({"p": old, "q": _report()}, {"p": old}, pods=("p", "q", "starting"))
+    assert [(a.pod, a.uid, a.digest) for a in notify_actions(service, observed)] == [("p", "p", digest)]
+    notified = replace(observed, pods=tuple(replace(pod, adapter_list=digest) for pod in observed.pods))
+    without = read_service(stored(Case("", {}, name="llm")))
+    assert [*notify_actions(service, notified), *notify_actions(without, observed)] == []
+    actions = plan(service, observed, SETTINGS, now="t", new_secrets=SECRETS).actions
+    kinds = [a.manifest["kind"] if isinstance(a, Apply) else type(a).__name__ for a in actions]
+    assert kinds.index("ConfigMap") < kinds.index("NotifyPod")
 
 
 def test_a_failure_is_one_event() -> None:

@@ -11,9 +11,9 @@ from octavo_operator.cluster.pods import pod_of
 from octavo_operator.cluster.view import View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
-from octavo_operator.names import ADMITTED_EPOCH
+from octavo_operator.names import ADAPTER_LIST, ADMITTED_EPOCH
 from octavo_operator.observed import Refusal
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate
 from octavo_operator.plan.events import ServiceEvent
 from octavo_operator.service import InferenceService, read_service
 from octavo_testing.infsvc_cases import Case, stored
@@ -153,6 +153,14 @@ async def test_an_open_gate_has_its_epoch_in_an_annotation() -> None:
     since = [pod_of(pod | {"status": {"conditions": [row]}}).draining_since for row in written]
     assert since == [None, None, written[2]["lastTransitionTime"]]
     assert cluster.calls[0] == ("PATCH", path_of("Pod", "default", "pod-0") + "/status")
+
+
+async def test_a_notified_pod_has_the_digest_of_its_list_in_an_annotation() -> None:
+    cluster = ScriptedCluster()
+    await _execute(cluster, NotifyPod("pod-0", "u", "d1", "its list of adapters has changed"))
+    assert cluster.bodies == [{"metadata": {"uid": "u", "annotations": {ADAPTER_LIST: "d1"}}}]
+    assert cluster.calls == [("PATCH", path_of("Pod", "default", "pod-0") + "/status")]
+    assert pod_of({"metadata": cluster.bodies[0]["metadata"] | {"name": "pod-0"}, "status": {}}).adapter_list == "d1"
 
 
 EVENT = ServiceEvent("Warning", "CrashLoop", "1 of 1: pod-0: exit code 2", "WorkloadReady")

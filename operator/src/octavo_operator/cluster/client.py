@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient
 
-from octavo_operator.names import ADMITTED_EPOCH, APPLIED, MANAGER
+from octavo_operator.names import ADAPTER_LIST, ADMITTED_EPOCH, APPLIED, MANAGER
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 Raw = dict[str, Any]
@@ -183,8 +183,18 @@ class Cluster:
 
         Return False if the pod is gone. It fails with a conflict if another pod has its name now.
         """
-        metadata = {"uid": uid, "annotations": {ADMITTED_EPOCH: epoch}}  # null removes an annotation
-        body = {"metadata": metadata, "status": {"conditions": [condition]}}
+        annotations = {ADMITTED_EPOCH: epoch}  # null removes an annotation
+        return await self._patch_pod(namespace, pod, uid, annotations, status={"conditions": [condition]})
+
+    async def notify_pod(self, namespace: str, pod: str, uid: str, *, digest: str) -> bool:
+        """Set the annotation with the digest of the list of adapters. Return False if the pod is gone. It fails with a
+        conflict if another pod has its name now."""
+        return await self._patch_pod(namespace, pod, uid, {ADAPTER_LIST: digest})
+
+    async def _patch_pod(
+        self, namespace: str, pod: str, uid: str, annotations: Mapping[str, str | None], **fields: Any
+    ) -> bool:
+        body = {"metadata": {"uid": uid, "annotations": annotations}, **fields}
         try:
             await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
         except ApiError as error:

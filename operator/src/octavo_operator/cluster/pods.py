@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from octavo_operator.cluster.startup import startup_of
 from octavo_operator.names import (
+    ADAPTER_LIST,
     ADMIN,
     ADMITTED_EPOCH,
     ADMITTED_GATE,
@@ -68,6 +69,7 @@ def pod_of(raw: Raw) -> Pod:
         draining_since=gate["lastTransitionTime"] if is_draining else None,
         has_ended=status.get("phase") in ("Failed", "Succeeded"),
         admitted_epoch=(metadata.get("annotations") or {}).get(ADMITTED_EPOCH) if is_admitted else None,
+        adapter_list=(metadata.get("annotations") or {}).get(ADAPTER_LIST, ""),
         is_terminating="deletionTimestamp" in metadata,
         is_fetching="running" in init.get("state", {}),
         trouble=None if failure is None else failure.trouble,

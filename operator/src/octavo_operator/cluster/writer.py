@@ -12,7 +12,7 @@ from octavo_operator.cluster.client import ApiError, Cluster, is_of_one_object, 
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_GATE, DRAINING
 from octavo_operator.observed import Ref, Refusal
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, SetGate, SetReplicas
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
 from octavo_operator.plan.owner import is_ours, name_taken
 from octavo_operator.service import ServiceIdentity
 
@@ -53,6 +53,8 @@ class Writer:
             case SetGate(pod, uid, epoch):
                 condition = gate_condition(action, now=now)
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, condition=condition)
+            case NotifyPod(pod, uid, digest):
+                await self._cluster.notify_pod(service.namespace, pod, uid, digest=digest)
             case SetReplicas(name, uid, replicas):
                 written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
                 self._view.update({**written, "kind": "Deployment"})
@@ -106,6 +108,8 @@ def described(action: Action) -> str:
             return f"deletes {kind} {name}: {reason}"
         case SetGate(pod, _, epoch, reason, drains):
             return f"{'admits' if epoch else 'drains' if drains else 'withdraws'} pod {pod}: {reason}"
+        case NotifyPod(pod, _, _, reason):
+            return f"notifies pod {pod}: {reason}"
         case SetReplicas(name, _, replicas, reason):
             return f"scales Deployment {name} to {replicas}: {reason}"
 
@@ -116,7 +120,7 @@ def _ref(action: Action) -> Ref:
             return manifest["kind"], manifest["metadata"]["name"]
         case Delete(kind, name):
             return kind, name
-        case SetGate(pod):
+        case SetGate(pod) | NotifyPod(pod):
             return "Pod", pod
         case SetReplicas(name):
             return "Deployment", name

@@ -1,7 +1,7 @@
 """The adapters of a service: a ConfigMap with the file that its engines follow, and what mounts it in their pods.
 
-A change of the list changes the ConfigMap only. The kubelet updates the mounted file within some 90 s, and each engine
-then loads and unloads adapters. Services without `spec.adapters` have none of this.
+A change of the list changes the ConfigMap only. The kubelet updates the mounted file, and each engine then loads and
+unloads adapters. Services without `spec.adapters` have none of this.
 """
 
 import hashlib

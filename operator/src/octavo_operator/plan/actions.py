@@ -49,6 +49,17 @@ class SetGate:
 
 
 @dataclass(frozen=True, slots=True)
+class NotifyPod:
+    """Annotate an engine pod with the digest of its list of adapters. When a pod changes, the kubelet updates its
+    mounted ConfigMaps at once, otherwise within some 90 s."""
+
+    pod: str
+    uid: str
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SetReplicas:
     """Scale a Deployment whose other fields stay as they are."""
 
@@ -58,4 +69,4 @@ class SetReplicas:
     reason: str
 
 
-Action = Apply | CreateOnce | Delete | SetGate | SetReplicas
+Action = Apply | CreateOnce | Delete | NotifyPod | SetGate | SetReplicas

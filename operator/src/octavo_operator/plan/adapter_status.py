@@ -1,4 +1,4 @@
-"""The status field `adapters`: which adapters all serving replicas have loaded, and why others are missing.
+"""The status field `adapters`, and notices to pods whose list of adapters has changed, by the reports of the routers.
 
 A replica reports the digest of the list that it follows, and the adapters of that list that it has not loaded. A report
 about an older list says nothing about the present one; until there is a report about that, an adapter with the same
@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo_operator.desired.adapters import adapter_list, digest_of_list
 from octavo_operator.observed import AdapterReport, Observed
+from octavo_operator.plan.actions import NotifyPod
 from octavo_operator.plan.events import ServiceEvent
 from octavo_operator.service import InferenceService
 
@@ -23,7 +24,8 @@ def adapter_rows(service: InferenceService, observed: Observed) -> list[dict[str
     """One row for each adapter of the spec, in its order."""
     before = {(row["name"], row.get("uri")): row for row in observed.status.get("adapters", ())}
     digest = digest_of_list(adapter_list(service, observed.taken_models))
-    reports = {pod.name: _current_reports(observed, pod.name, digest) for pod in observed.pods if pod.serves}
+    serving = [pod.name for pod in observed.pods if pod.serves]
+    reports = {pod: [r for r in _reports(observed, pod) if r.digest == digest] for pod in serving}
     rows = []
     for adapter in service.spec.adapters or ():
         if (owner := observed.taken_models.get(adapter.name)) is not None:
@@ -33,6 +35,17 @@ def adapter_rows(service: InferenceService, observed: Observed) -> list[dict[str
         row = {"name": adapter.name, "uri": adapter.uri, "ready": found[0] == "Loaded"}
         rows.append({**row, "reason": found[0], "message": found[1]})
     return rows
+
+
+def notify_actions(service: InferenceService, observed: Observed) -> Iterator[NotifyPod]:
+    """Notify each pod that follows another list than the present one, once for each list."""
+    if service.spec.adapters is None:
+        return
+    digest = digest_of_list(adapter_list(service, observed.taken_models))
+    for pod in observed.staying_pods:
+        reports = _reports(observed, pod.name)
+        if reports and pod.adapter_list != digest and all(report.digest != digest for report in reports):
+            yield NotifyPod(pod.name, pod.uid, digest, "its list of adapters has changed")
 
 
 def adapter_events(rows: Iterable[Mapping[str, Any]], before: Iterable[Mapping[str, Any]]) -> Iterator[ServiceEvent]:
@@ -48,10 +61,9 @@ def _name_taken(owner: str) -> tuple[str, str]:
     return "NameTaken", f"the name belongs to InferenceService {owner}, which has the same router: choose another name"
 
 
-def _current_reports(observed: Observed, pod: str, digest: str) -> list[AdapterReport]:
-    """Reports of the routers about a replica that follows the list with this digest."""
+def _reports(observed: Observed, pod: str) -> list[AdapterReport]:
     found = (report.adapters.get(pod) for report in observed.routers.values() if report is not None)
-    return [report for report in found if report is not None and report.digest == digest]
+    return [report for report in found if report is not None]
 
 
 def _state(name: str, replicas: Mapping[str, Sequence[AdapterReport]], before: Mapping[str, Any]) -> tuple[str, str]:

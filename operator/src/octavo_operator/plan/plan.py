@@ -16,7 +16,7 @@ from octavo_operator.desired.router_secrets import RouterSecrets, desired_secret
 from octavo_operator.names import TEMPLATE, engine_deployment, engine_selector, router_deployment
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
-from octavo_operator.plan.adapter_status import adapter_events, adapter_rows
+from octavo_operator.plan.adapter_status import adapter_events, adapter_rows, notify_actions
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.cache_claim import KIND as CLAIM
 from octavo_operator.plan.cache_claim import live_claim, with_fixed_fields
@@ -81,7 +81,8 @@ def plan(
         steps = scale_current(observed, service.spec.replicas, now=now, timeout_s=service.planned_drain_s)
     else:
         steps = rollout(service, observed, settings, pace, now=now)
-    return _plan(Steps((*before_engines, *steps.actions), steps.drain), observed, status, events, pace)
+    actions = (*before_engines, *notify_actions(service, observed), *steps.actions)
+    return _plan(Steps(actions, steps.drain), observed, status, events, pace)
 
 
 def _plan(
