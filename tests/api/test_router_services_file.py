@@ -59,6 +59,26 @@ async def test_a_listed_model_waits_for_its_replica_beside_others_and_other_name
     await awakened.stop()
 
 
+async def test_a_listed_adapter_waits_for_a_replica_that_loads_it(file):
+    async def fine(_):
+        return web.json_response({})
+
+    replica = FakeReplica()
+    replica.answers[CHAT] = fine
+    await replica.start()
+    file.write_text(json.dumps({"services": [{"name": "s", "models": [MODEL], "adapters": ["x"]}]}))
+    async with routing(replica.url, services_file=file) as routed:
+        await routed.routable(MODEL, 1)
+        asking = asyncio.create_task(routed.http.post(CHAT, json=body("x")))
+        await until(lambda: routed.router.queue.num_by_model() == {"x": 1})
+        assert (await routed.http.post(CHAT, json=body("y"))).status_code == 404
+        assert CHAT not in replica.paths, "the base model answers for no adapter"
+        replica.publisher.set_adapters({"x": "hash"})
+        assert (await asking).status_code == 200
+        assert await ids(routed.http) == [MODEL, "x"]
+    await replica.stop()
+
+
 async def test_without_replicas_only_listed_models_are_held(file):
     async with routing(services_file=file, forward={"max_hold_s": 0.2}) as routed:
         assert (await routed.http.post(CHAT, json=body("unknown"))).status_code == 404
