@@ -185,7 +185,8 @@ class EngineConfig:
     max_schema_bytes: int = 131072
     max_schema_depth: int = 64
     grammar_compile_timeout: float = 10.0  # seconds
-    num_threads: int | None = None
+    num_threads: int | None = None  # of all ranks together
+    tensor_parallel_size: int = 1  # ranks, each a process with a part of every layer
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs
     kv_cache_metrics: bool = False

@@ -63,6 +63,9 @@ class EngineCore:
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
         self._events: list[SeqOutput] = []  # terminal records that do not come from a commit
         self._released: set[MemoryTag] = set()
+        self._lost: EngineDead | None = None  # set on another thread
+        self._wake: Callable[[], None] = lambda: None
+        executor.on_lost(self._lose)
         self._step_s = 0.0
         self._batched_tokens = 0
         self._num_received = 0
@@ -109,12 +112,12 @@ class EngineCore:
         self._release_grammars([request_id])
 
     def has_work(self) -> bool:
-        has_done = self._pending_grammars.has_done() or self._adapters.has_done()
+        has_done = self._pending_grammars.has_done() or self._adapters.has_done() or self._lost is not None
         return bool(self._events) or self._scheduler.has_work() or has_done
 
     def on_more_work(self, call: Callable[[], None]) -> None:
         """Set a function that is called, on any thread, when an idle core may have work again."""
-        self._pending_grammars.on_done = self._adapters.on_done = call
+        self._pending_grammars.on_done = self._adapters.on_done = self._wake = call
 
     def sleep_s(self) -> float | None:
         """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
@@ -128,6 +131,8 @@ class EngineCore:
 
     def step(self) -> CoreOutputs:
         """Run one step if there is work; return all records since the previous call."""
+        if self._lost is not None:
+            raise self._lost
         started = self._clock()
         self._adapters.finish_loading(is_asleep=bool(self._released))
         for request_id, error in self._pending_grammars.pop_done(started):
@@ -178,6 +183,10 @@ class EngineCore:
         self._executor.shutdown()
         if self._trace is not None:
             self._trace.close()
+
+    def _lose(self, error: EngineDead) -> None:
+        self._lost = error
+        self._wake()
 
     def _advance(self, now: float) -> list[SeqOutput]:
         if self._proposer is not None:

@@ -14,6 +14,7 @@ import msgspec
 
 from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, KVEventsConfig, Quantization
 from octavo_engine.lora_args import check_lora, lora_modules
+from octavo_engine.parallel_args import check_parallel
 from octavo_engine.pooling_args import hf_overrides, pooler_config, runner_setting
 from octavo_engine.speculative_args import speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
@@ -57,6 +58,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "num_gpu_blocks_override": (1, float("inf")),
     "num_threads": (1, 4096),
     "swap_space": (0, float("inf")),
+    "tensor_parallel_size": (1, 1024),
     "watermark": (0, 0.99),
 }
 
@@ -78,6 +80,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
         raise StartupError(_invalid(str(error), chosen)) from None
     _check_ranges(config)
     check_lora(config)
+    check_parallel(config)
     return config
 
 

@@ -30,13 +30,19 @@ Loader = Callable[[EngineConfig], tuple["Executor", ReadyInfo]]
 #: Streams then receive at least five tokens per second beside a long prompt, about the speed of reading.
 CPU_MAX_STEP_MS = 200.0
 
-DEFAULT_LOADER = "octavo_engine.runner.model_loading:load_executor"
+DEFAULT_LOADER = "octavo_engine.process.parallel_executor:load_executor"
 
 
 def find_loader(name: str) -> Loader:
     """Import the loader. Raises StartupError if a package that it needs, such as torch, is not installed."""
     loader: Loader = _import_compute(name)
     return loader
+
+
+def find_rank() -> Callable[..., None]:
+    """Import the function that runs a rank other than rank 0. Raises StartupError as `find_loader` does."""
+    found: Callable[..., None] = _import_compute("octavo_engine.runner.rank_loading:run_rank")
+    return found
 
 
 def find_capacity(config: EngineConfig) -> "Capacity":

@@ -70,12 +70,20 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def configure_logging(log_format: LogFormat, *, process: Literal["api", "core", "router"]) -> None:
+def current_format() -> LogFormat:
+    """Return the format that `configure_logging` has set; text without it."""
+    is_json = any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+    return "json" if is_json else "text"
+
+
+def configure_logging(log_format: LogFormat, *, process: str) -> None:
     """Log this process's lines to standard error. Replaces any earlier configuration.
+
+    `process`: "api", "router", "core" or, of a model with several ranks, "rank 1".
 
     `$VLLM_LOGGING_LEVEL` is the least level of Octavo's own lines; an unknown level counts as INFO.
     """
-    shown = "core" if process == "core" else ""
+    shown = "" if process in ("api", "router") else process
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(shown))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -9,13 +9,13 @@ for the file `gate`, see `octavo_testing.gate`). Ids 0-255 are the bytes of the 
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
@@ -67,6 +67,10 @@ class ScriptedExecutor:
         except RuntimeError as error:
             future.set_exception(error)
         return future
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Keep the function, which a test calls."""
+        self.lose = call
 
     def prepare(self, grammar: str) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""

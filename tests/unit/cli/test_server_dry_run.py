@@ -27,6 +27,8 @@ CAPACITY = Capacity(
     kv_bytes=1 << 30,
     total_bytes=8 << 30,
     available_bytes=4 << 30,
+    rank_weights_bytes=(300 << 20,),
+    rank_kv_bytes=(1 << 30,),
 )
 
 
@@ -49,6 +51,12 @@ def test_report_shows_the_memory_of_adapters():
     report = describe(config, replace(CAPACITY, adapters_bytes=10 << 20))
     assert "adapters    10.0 MiB reserved for 3 of rank 16 (--max-loras, --max-lora-rank)" in report
     assert "2.20 GiB remain free" in report
+
+
+def test_report_shows_the_memory_of_each_rank():
+    capacity = replace(CAPACITY, rank_weights_bytes=(100 << 20, 200 << 20), rank_kv_bytes=(1 << 29, 1 << 29))
+    row = "ranks       0: weights 100.0 MiB, KV cache 512.0 MiB; 1: weights 200.0 MiB, KV cache 512.0 MiB"
+    assert row in describe(EngineConfig(model="m"), capacity)
 
 
 def test_dry_run_works_as_a_command(tmp_path, capsys):

@@ -59,7 +59,6 @@ def test_an_unknown_name_gets_its_near_matches():
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
-        ("tensor_parallel_size", 2, 1),
         ("pipeline_parallel_size", 4, 1),
         ("quantization", "fp8", None),
         ("enable_prompt_adapter", True, False),
@@ -82,7 +81,7 @@ def test_an_argument_without_effect_passes():
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        ({"enforce_eager": True, "tensor_parallel_size": 1, "async_scheduling": None, "max_num_seqs": 4}, []),
+        ({"enforce_eager": True, "pipeline_parallel_size": 1, "async_scheduling": None, "max_num_seqs": 4}, []),
         ({"enforce_eager": False}, []),
         (
             {"trust_remote_code": True, "compilation_config": 3},

@@ -118,6 +118,18 @@ def test_a_lost_executor_raises_engine_dead():
         core.step()
 
 
+def test_an_executor_that_is_lost_between_two_plans_wakes_the_core():
+    executor, woken = ScriptedExecutor(), []
+    core = make_core(executor)
+    core.on_more_work(lambda: woken.append(True))
+    assert not core.has_work()
+    executor.lose(EngineDead("rank 1 is gone"))
+    assert woken == [True]
+    assert core.has_work()
+    with pytest.raises(EngineDead, match="rank 1"):
+        core.step()
+
+
 def test_costs_of_a_step_are_inputs_of_the_next():
     class Costly(ScriptedExecutor):
         def submit(self, plan: StepPlan) -> Future[StepResult]:

@@ -18,6 +18,7 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.pipes import framed
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
@@ -109,6 +110,8 @@ class CoreProcess:
                     match message:
                         case messages.Outputs(core):
                             yield core
+                        case messages.Failed(text):
+                            raise EngineDead(f"the engine core has ended: {text}")
                         case messages.Answered(call_id, answer):
                             self._resolve_call(call_id, answer)
                         case messages.CallFailed(call_id, text, is_invalid):
@@ -191,8 +194,7 @@ class CoreProcess:
 
     def _write_start(self, start: messages.Start) -> None:
         assert self._process.stdin is not None
-        data = messages.encode(start)
-        self._process.stdin.write(len(data).to_bytes(4, "little") + data)
+        self._process.stdin.write(framed(messages.encode(start)))
 
     def _exit_description(self) -> str:
         code = self._process.returncode

@@ -5,6 +5,7 @@ ignores the signals that end its parent: a supervisor sends them to the whole pr
 drains, it needs the core. An exception in the loop is a bug; it ends the process, and the parent detects the exit.
 """
 
+import logging
 import math
 import os
 import signal
@@ -23,26 +24,13 @@ from octavo_engine.log_format import configure_logging
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
-from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
+from octavo_engine.process.pipes import read_message
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
+
+logger = logging.getLogger(__name__)
 
 IGNORED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the process exits with its parent
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
-
-
-def read_start(fd: int) -> messages.Start:
-    """Read the start message after its length (4 bytes). The pipe stays open: its end signals the parent's exit."""
-    size = int.from_bytes(_read_exactly(fd, 4), "little")
-    return messages.decode_start(_read_exactly(fd, size))
-
-
-def _read_exactly(fd: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        chunk = os.read(fd, size - len(data))
-        if not chunk:
-            raise SystemExit(1)
-        data += chunk
-    return data
 
 
 class Waker:
@@ -133,6 +121,10 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     outbox.send(messages.encode(messages.Ready(replace(ready, startup_s={"import": import_s} | ready.startup_s))))
     try:
         serve(core, inbox, outbox)
+    except EngineDead as error:
+        logger.error("the engine core ends: %s", error)
+        outbox.send(messages.encode(messages.Failed(str(error))))
+        return 1
     finally:
         core.shutdown()
     return 0
@@ -143,7 +135,10 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     pipe_fd = os.dup(0)  # not inherited by child processes of the core
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    start = read_start(pipe_fd)
+    data = read_message(pipe_fd)  # the pipe stays open: its end signals the parent's exit
+    if data is None:
+        return 1
+    start = messages.decode_start(data)
     configure_logging(start.log_format, process="core")
     exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
     with zmq.Context() as context, context.socket(zmq.PULL) as inbox, context.socket(zmq.PUSH) as outbox:

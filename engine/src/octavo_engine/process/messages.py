@@ -2,7 +2,7 @@
 
 There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `AdapterCall`, `Stop`. From the core: `Hello` once
 (both sockets are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and for each call an `Answered`
-or `CallFailed`.
+or `CallFailed`; `Failed` is the last message.
 """
 
 import msgspec
@@ -63,7 +63,7 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The core could not start. `message`: one line for the user."""
+    """The core could not start, or has lost its device or a rank and ends. `message`: one line for the user."""
 
     message: str
     code: StartupCode = "StartupFailed"

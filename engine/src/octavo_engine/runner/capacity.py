@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import find_draft
-from octavo_engine.runner.memory_plan import plan_memory
+from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
@@ -20,7 +20,8 @@ from octavo_engine.weights.stored_tensors import stored_tensors
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Sizes and limits of an engine. `available_bytes`: free memory before loading. `file_bytes`: weights on disk.
-    `adapters_bytes`: reserved for `max_loras` adapters.
+    `adapters_bytes`: reserved for `max_loras` adapters. Sizes are of all ranks together; `rank_weights_bytes` and
+    `rank_kv_bytes` have an entry per rank.
     """
 
     architecture: str
@@ -39,6 +40,8 @@ class Capacity:
     kv_bytes: int
     total_bytes: int
     available_bytes: int
+    rank_weights_bytes: tuple[int, ...]
+    rank_kv_bytes: tuple[int, ...]
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -57,6 +60,7 @@ class Capacity:
 def plan_capacity(config: EngineConfig) -> Capacity:
     """Compute the capacity. Raises StartupError where a start would raise it, also for insufficient memory."""
     device = open_device(config.device)
+    config = divide_threads(config, device)
     device.prepare(config)
     files = resolve_files(config)
     return capacity_of(with_local_adapters(config), device, files)
@@ -65,14 +69,17 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
     model_config = load_served_model(config, files)
     draft = find_draft(config, device, files, model_config)
-    plan = plan_memory(config, device, model_config, stored_tensors(files), draft)
+    ranks = plan_ranks(config, device, model_config, stored_tensors(files), draft).ranks
+    plan, memory = ranks[0], device.memory()
+    weights = tuple(each.model.weights_bytes - each.model.adapters_bytes for each in ranks)
+    kv = tuple(each.kv.kv_bytes for each in ranks)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
     return Capacity(
         architecture=model_config.architecture,
         dtype=str(plan.dtype).removeprefix("torch."),
         device=device.name,
         file_bytes=sum(path.stat().st_size for path in weight_files),
-        weights_bytes=plan.model.weights_bytes - plan.model.adapters_bytes,
+        weights_bytes=sum(weights),
         adapters_bytes=plan.model.adapters_bytes,
         context_length=context_length(model_config),
         max_model_len=plan.max_model_len,
@@ -80,8 +87,10 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
         block_size=config.block_size,
         num_blocks=plan.kv.num_blocks,
         num_host_blocks=plan.kv.num_host_blocks,
-        bytes_per_block=plan.model.bytes_per_block,
-        kv_bytes=plan.kv.kv_bytes,
-        total_bytes=plan.memory.total_bytes,
-        available_bytes=plan.memory.available_bytes,
+        bytes_per_block=sum(each.model.bytes_per_block for each in ranks),
+        kv_bytes=sum(kv),
+        total_bytes=memory.total_bytes,
+        available_bytes=memory.available_bytes,
+        rank_weights_bytes=weights,
+        rank_kv_bytes=kv,
     )

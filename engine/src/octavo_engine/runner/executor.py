@@ -4,6 +4,7 @@
 compute threads.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, cast
 
@@ -11,7 +12,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.runner import Runner
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -19,6 +20,10 @@ from octavo_engine.wire.sleep import MemoryTag
 class Executor(Protocol):
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Run a plan; plans run in the order of submission. The future fails only if the executor is lost."""
+        ...
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Set a function that is called, on any thread, if the executor is lost while it runs no plan."""
         ...
 
     def prepare(self, grammar: str) -> "Future[object]":
@@ -65,6 +70,9 @@ class LocalExecutor:
         else:
             future.set_result(self._runner.run(plan))
         return future
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Do nothing: a device is lost while it runs a plan."""
 
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))

@@ -14,6 +14,7 @@ from octavo_engine.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.runner.adapter_targets import adapters_bytes
 from octavo_engine.runner.device import Device
@@ -59,20 +60,23 @@ def plan_memory(
     model_config: ModelConfig,
     stored: StoredTensors | None = None,
     draft: DraftSource | None = None,
+    *,
+    group: Group | None = None,
+    memory: MemoryInfo | None = None,
 ) -> MemoryPlan:
-    """Plan the memory. Raises StartupError for an invalid length, and for a model that does not fit.
+    """Plan the memory of one rank. Raises StartupError for an invalid length, and for a model that does not fit.
 
     `stored`: the tensors of a quantised checkpoint, which may stay in blocks. `draft`: a draft model, which adds its
-    needs.
+    needs. `group`: the ranks that divide the model; None: there is one. `memory`: by default the device's.
     """
-    longest, memory = _longest(config, model_config), device.memory()
+    longest, memory = _longest(config, model_config), memory or device.memory()
     quantise_to = loaded_format(config, device)
     dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, quantise_to, device)
     dtype = dtype or device.default_dtype(model_config)
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
         formats = kept_formats(stored or {}, device, dtype)
-        target = _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to)
+        target = _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to, group)
         if draft is None:
             return target
         formats = kept_formats(draft.stored, device, dtype)
@@ -145,6 +149,7 @@ def _model_memory(
     longest: int,
     formats: Mapping[str, BlockFormat],
     quantise_to: BlockFormat | None,
+    group: Group | None = None,
 ) -> ModelMemory:
     model = build_model(
         model_config,
@@ -154,6 +159,7 @@ def _model_memory(
         max_model_len=longest,
         block_formats=formats,
         quantise_to=quantise_to,
+        group=group,
     )
     adapters = adapters_bytes(config, device, model)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,17 +15,19 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import DraftSource, find_draft
 from octavo_engine.runner.drafter import LoadedDraft, make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
-from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
 from octavo_engine.runner.memory import describe_lack_at_start, size
-from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.runner.rank_plans import RankPlans, divide_threads, plan_ranks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.sources.fetched_revision import fetched_revision
@@ -42,33 +45,50 @@ from octavo_engine.wire.hashing import root_hash
 _LOGGER = logging.getLogger(__name__)
 
 
-def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> tuple[Executor, ReadyInfo]:
-    """Load the model and return its executor. Raises StartupError.
+class OtherRanks(Protocol):
+    """The ranks of a model other than rank 0. Both functions raise StartupError if a rank cannot start."""
+
+    def start(self, files: ModelFiles, plans: RankPlans) -> Group:
+        """Start loading them; return the group of all ranks."""
+        ...
+
+    def wait_ready(self) -> int:
+        """Wait until they are loaded; return the bytes of their weights."""
+        ...
+
+
+def load_executor(
+    config: EngineConfig, *, progress: Progress | None = None, other_ranks: OtherRanks | None = None
+) -> tuple[LocalExecutor, ReadyInfo]:
+    """Load the model, or the part of rank 0, and return its executor. Raises StartupError.
 
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
     device, began_s = open_device(config.device), time.perf_counter()
+    config = divide_threads(config, device)
     device.prepare(config)
     prepared_s = time.perf_counter()
     files, config = resolve_files(config), with_local_adapters(config)
     model_config = load_served_model(config, files)
     stored = stored_tensors(files)
     draft = find_draft(config, device, files, model_config)
-    plan = plan_memory(config, device, model_config, stored, draft)
+    plans = plan_ranks(config, device, model_config, stored, draft)
+    config, plan = plans.config, plans.ranks[0]
+    group = Group() if other_ranks is None else other_ranks.start(files, plans)
     with as_startup_error(config, plan):
-        model = load_model(device, files, model_config, plan, progress)
+        model = load_model(device, files, model_config, plan, progress, group)
         drafting = None if draft is None else load_draft(device, draft, plan, progress)
+    log_ranks(plans)
     log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
     log_quantised(model, plan.quantise_to)
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
-    dtype = str(plan.dtype).removeprefix("torch.")
     fingerprint = weights_fingerprint(files, config.quantization)
 
     adapters = make_adapters(config, model) if config.enable_lora else None
 
     def reload_model() -> Model:
         check_unchanged(files, fingerprint, config.quantization)
-        model = load_model(device, files, model_config, plan)
+        model = load_model(device, files, model_config, plan, group=group)
         if adapters is not None:
             adapters.reload(model)
         return model
@@ -80,10 +100,26 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         runner, memory = make_runner(
             config, device, model, plan, compiler, adapters, reload_model=reload_model, draft=drafting
         )
+        other_weights_bytes = 0 if other_ranks is None else other_ranks.wait_ready()
         if device.compiles_late:
             runner.warm_up(warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name)))
     ready_s = time.perf_counter()
-    info = ReadyInfo(
+    own_weights_bytes = model.weights_bytes() + (0 if drafting is None else drafting.model.weights_bytes())
+    info = replace(
+        describe_plans(plans, device, fingerprint),
+        weights_bytes=own_weights_bytes + other_weights_bytes,
+        startup_s={"compile": prepared_s - began_s + ready_s - loaded_s, "weights": loaded_s - prepared_s},
+        adapters=loaded,
+        revision=fetched_revision(files.root),
+    )
+    return LocalExecutor(runner, compiler, memory, adapters), info
+
+
+def describe_plans(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
+    """Return the facts that are known before the model is loaded."""
+    config, plan = plans.config, plans.ranks[0]
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return ReadyInfo(
         max_model_len=plan.max_model_len,
         num_blocks=plan.kv.num_blocks,
         num_host_blocks=plan.kv.num_host_blocks,
@@ -93,13 +129,16 @@ def load_executor(config: EngineConfig, *, progress: Progress | None = None) -> 
         device=device.name,
         weights_fingerprint=fingerprint,
         hash_root=root_hash(fingerprint, dtype, config.block_size),
-        weights_bytes=model.weights_bytes() + (0 if drafting is None else drafting.model.weights_bytes()),
-        kv_bytes=plan.kv.kv_bytes,
-        startup_s={"compile": prepared_s - began_s + ready_s - loaded_s, "weights": loaded_s - prepared_s},
-        adapters=loaded,
-        revision=fetched_revision(files.root),
+        weights_bytes=sum(each.model.weights_bytes for each in plans.ranks),
+        kv_bytes=sum(each.kv.kv_bytes for each in plans.ranks),
     )
-    return LocalExecutor(runner, compiler, memory, adapters), info
+
+
+def log_ranks(plans: RankPlans) -> None:
+    if len(plans.ranks) > 1:
+        parts = [f"rank {i}: {size(p.model.weights_bytes)}, {size(p.kv.kv_bytes)}" for i, p in enumerate(plans.ranks)]
+        totals = sum(p.model.weights_bytes for p in plans.ranks), sum(p.kv.kv_bytes for p in plans.ranks)
+        _LOGGER.info("weights and KV cache: %s; all: %s, %s", "; ".join(parts), *map(size, totals))
 
 
 def make_adapters(config: EngineConfig, model: Model) -> Adapters:
@@ -117,8 +156,14 @@ def as_startup_error(config: EngineConfig, plan: MemoryPlan) -> Iterator[None]:
 
 
 def load_model(
-    device: Device, files: ModelFiles, model_config: ModelConfig, plan: MemoryPlan, progress: Progress | None = None
+    device: Device,
+    files: ModelFiles,
+    model_config: ModelConfig,
+    plan: MemoryPlan,
+    progress: Progress | None = None,
+    group: Group | None = None,
 ) -> Model:
+    """Load a model, or the part of it of one rank of `group`."""
     dtype = plan.dtype
     model = build_model(
         model_config,
@@ -128,6 +173,7 @@ def load_model(
         max_model_len=plan.max_model_len,
         block_formats=plan.block_formats,
         quantise_to=plan.quantise_to,
+        group=group,
     )
     if files.load_format == "dummy":
         model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
@@ -218,6 +264,7 @@ def make_runner(
         enforce_eager=config.enforce_eager,
         drafter=drafter,
         pooling=None if model.config.pooling is None else model.config.pooling.kind,
+        group=model.build.group,
     )
     memory = EngineMemory(
         runner,

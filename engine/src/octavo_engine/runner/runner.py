@@ -21,6 +21,7 @@ from torch import Tensor
 
 from octavo_engine.config import LogprobsMode, PoolingType
 from octavo_engine.ops.attention import AttentionBackend
+from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch, StepInputs
 from octavo_engine.runner.costs import CostMeter
@@ -28,6 +29,7 @@ from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.graphed_model import GraphedModel
+from octavo_engine.runner.lockstep import LockstepSampler, share_drafts
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.runner.sampler import Sampler, SampleRows
@@ -46,7 +48,8 @@ MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
-    `pooling`: each sequence ends in a vector, not in tokens.
+    `pooling`: each sequence ends in a vector, not in tokens. `group`: the ranks that compute the model; on rank 0 alone
+    results are complete.
 
     `EngineMemory` removes `model` and `host` while an engine sleeps.
     """
@@ -65,6 +68,7 @@ class Runner:
         enforce_eager: bool = False,
         drafter: "Drafter | None" = None,
         pooling: PoolingType | None = None,
+        group: Group | None = None,
     ) -> None:
         self._device = device
         self._adapters, self._batch = adapters, batch
@@ -73,7 +77,9 @@ class Runner:
         self._grammars = grammars
         self.host = host
         self._copy = batch.copy or keep
-        self._sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy)
+        self._group = group or Group()
+        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy)
+        self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)
         self._costs = CostMeter()
@@ -86,14 +92,18 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a plan. Raises EngineDead if the device is lost."""
+        """Run a plan. Raises EngineDead if the device is lost, and with several ranks for every error."""
         try:
             results = self._run(plan)
+        except EngineDead:
+            raise
         except Exception as error:  # a failed step must not end the engine
             if self._device.is_lost(error):
                 raise EngineDead(f"the {self._device.name} device is lost: {error}") from error
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
+            if self._group.size > 1:  # the ranks are no longer in step
+                raise EngineDead(f"rank {self._group.rank} of {self._group.size}: a step failed: {message}") from error
         else:
             return StepResult(step_id=plan.step_id, seqs=results, costs=self._current_costs())
         self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
@@ -121,7 +131,8 @@ class Runner:
         if self._drafter is not None:
             plan = self._drafter.draft(plan)
         started = time.perf_counter()
-        plan = self._begin_masks(plan if self._adapters is None else self._batch.sort_by_adapter(plan))
+        plan = plan if self._adapters is None else self._batch.sort_by_adapter(plan)
+        plan = share_drafts(self._group, plan, self._begin_masks(plan))
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return []
@@ -228,7 +239,8 @@ class Runner:
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
             logits = self.model.logits(hidden[first_row + at : first_row + end])
-            found += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
+            if self._group.rank == 0:
+                found += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
         return found
 
     def _rows_at_a_time(self) -> int:

@@ -28,6 +28,7 @@ from octavo_engine.runner.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
+NO_TOKEN = -1  # of a row without a finite logit
 NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
 NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
 NO_TOKEN_IN_GRAMMAR = ErrorInfo(
@@ -73,7 +74,7 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
-    """The tokens of rows, which a GPU may still compute. `on_device`: -1 for a row whose logits are not finite.
+    """The tokens of rows, which a GPU may still compute. `on_device`: `NO_TOKEN` for a row whose logits are not finite.
 
     `wanting`: the rows of `logprobs`.
     """

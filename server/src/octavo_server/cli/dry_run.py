@@ -55,6 +55,10 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
     if c.num_host_blocks:
         swap = f"{size(c.num_host_blocks * c.bytes_per_block)}: {c.num_host_blocks:,} blocks"
         rows.insert(3, ("swap space", swap))
+    if len(c.rank_weights_bytes) > 1:
+        ranks = zip(c.rank_weights_bytes, c.rank_kv_bytes, strict=True)
+        parts = [f"{rank}: weights {size(weights)}, KV cache {size(kv)}" for rank, (weights, kv) in enumerate(ranks)]
+        rows.insert(3, ("ranks", "; ".join(parts)))
     if c.adapters_bytes:
         room = f"reserved for {config.max_loras} of rank {config.max_lora_rank} (--max-loras, --max-lora-rank)"
         rows.insert(2, ("adapters", f"{size(c.adapters_bytes)} {room}"))

@@ -44,6 +44,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
+        "tensor_parallel_size": "Number of processes (ranks) that divide each layer of the model among them, on a CPU.",
         "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording or CUDA graph.",
         "cudagraph_capture_sizes": "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
     },
@@ -104,7 +105,7 @@ _ALIASES = {
     "load_format": tuple(LOAD_FORMAT_ALIASES),
     "model_impl": tuple(MODEL_IMPL_ALIASES),
 }
-_SHORT_FLAGS = {"quantization": ("-q",), "speculative_config": ("-sc",)}
+_SHORT_FLAGS = {"quantization": ("-q",), "speculative_config": ("-sc",), "tensor_parallel_size": ("-tp",)}
 _TYPES: dict[str, Any] = {
     "max_model_len": size_or_auto,
     "max_logprobs": int,

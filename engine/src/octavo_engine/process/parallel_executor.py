@@ -1,0 +1,79 @@
+"""Runs a model on several ranks: rank 0 in this process, and a process for each of the others.
+
+Every rank gets every plan and computes its part of each layer; rank 0 samples. A rank that ends, also while the engine
+is idle, ends the engine: `EngineDead` names the rank and the cause.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.ops.group import GroupBroken
+from octavo_engine.process.rank_messages import encode
+from octavo_engine.process.rank_processes import RankProcesses
+from octavo_engine.runner import model_loading
+from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.plan import StepPlan, StepResult
+from octavo_engine.wire.sleep import MemoryTag
+
+
+def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
+    """Load the model on `tensor_parallel_size` ranks. Raises StartupError."""
+    if config.tensor_parallel_size == 1:
+        return model_loading.load_executor(config)
+    ranks = RankProcesses(config.tensor_parallel_size)
+    try:
+        local, ready = model_loading.load_executor(config, other_ranks=ranks)
+    except BaseException:
+        ranks.stop()
+        raise
+    return ParallelExecutor(local, ranks), ready
+
+
+class ParallelExecutor:
+    """`local`: runs rank 0's part of each plan. It has no adapters and releases no memory, which are refused."""
+
+    def __init__(self, local: LocalExecutor, ranks: RankProcesses) -> None:
+        self._local, self._ranks = local, ranks
+
+    def submit(self, plan: StepPlan) -> "Future[StepResult]":
+        """Run a plan on all ranks. Raises EngineDead with the cause if a rank is gone."""
+        self._ranks.send(encode(_without_grammars(plan)))
+        try:
+            return self._local.submit(plan)
+        except GroupBroken as error:
+            raise self._ranks.find_cause(error) from error
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        self._ranks.on_lost(call)
+
+    def prepare(self, grammar: str) -> "Future[object]":
+        return self._local.prepare(grammar)
+
+    def prepare_adapter(self, location: str) -> "Future[object]":
+        return self._local.prepare_adapter(location)
+
+    def add_adapter(self, prepared: object) -> str:
+        return self._local.add_adapter(prepared)
+
+    def remove_adapter(self, adapter: str) -> None:
+        self._local.remove_adapter(adapter)
+
+    def release(self, tag: MemoryTag) -> None:
+        raise AssertionError("sleep mode is refused with several ranks")
+
+    def restore(self, tag: MemoryTag) -> None:
+        raise AssertionError("sleep mode is refused with several ranks")
+
+    def shutdown(self) -> None:
+        self._local.shutdown()
+        self._ranks.stop()
+
+
+def _without_grammars(plan: StepPlan) -> StepPlan:
+    """Return the plan for the other ranks, which sample nothing and compile no grammars."""
+    if all(new.grammar is None for new in plan.new_seqs):
+        return plan
+    return replace(plan, new_seqs=[replace(new, grammar=None) for new in plan.new_seqs])

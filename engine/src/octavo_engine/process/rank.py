@@ -1,0 +1,86 @@
+"""The process of a rank other than rank 0: `python -m octavo_engine.process.rank`, started by `parallel_executor`.
+
+It runs the plans that rank 0 sends. It ends with the engine core, whose signals it ignores as the core does; an error
+ends it, and rank 0 detects the exit.
+"""
+
+import logging
+import os
+import signal
+import sys
+
+import zmq
+
+from octavo_engine.engine import freeze_gc
+from octavo_engine.engine_start import find_rank
+from octavo_engine.log_format import configure_logging
+from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.exit_with_parent import exit_with_parent
+from octavo_engine.process.ipc_sockets import remove_folder
+from octavo_engine.process.main import IGNORED_SIGNALS
+from octavo_engine.process.messages import Failed, Hello
+from octavo_engine.process.pipes import framed, read_message
+from octavo_engine.wire.errors import EngineDead, StartupError
+from octavo_engine.wire.plan import StepPlan
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") -> int:
+    def report(message: messages.FromRank) -> None:
+        os.write(reports_fd, framed(messages.encode(message)))
+
+    def report_ready(weights_bytes: int) -> None:
+        freeze_gc()
+        report(messages.RankReady(weights_bytes))
+
+    def next_plan() -> StepPlan:
+        return messages.decode_plan(plans.recv())
+
+    try:
+        run_rank = find_rank()
+        plans.connect(messages.plans_address(start.folder, start.rank))
+        report(Hello())
+        run_rank(
+            start.config,
+            start.files,
+            start.memory,
+            start.rank,
+            messages.meeting_file(start.folder),
+            num_blocks=start.num_blocks,
+            num_host_blocks=start.num_host_blocks,
+            report_ready=report_ready,
+            next_plan=next_plan,
+        )
+    except StartupError as error:
+        report(Failed(str(error), error.code))
+    except EngineDead as error:  # of a step, which the runner has logged
+        report(Failed(str(error)))
+    except Exception as error:
+        _LOGGER.exception("rank %d failed", start.rank)
+        report(Failed(f"{type(error).__name__}: {error}"))
+    else:
+        return messages.GROUP_BROKEN
+    return 1
+
+
+def main() -> int:
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    pipe_fd, reports_fd = os.dup(0), os.dup(1)  # not inherited by child processes of the rank
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    data = read_message(pipe_fd)
+    if data is None:
+        return 1
+    start = messages.decode_start(data)
+    configure_logging(start.log_format, process=f"rank {start.rank}")
+    logging.disable(logging.INFO)  # rank 0 logs the same
+    exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
+    with zmq.Context() as context, context.socket(zmq.PULL) as plans:
+        plans.set_hwm(0)
+        return run(start, reports_fd, plans)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

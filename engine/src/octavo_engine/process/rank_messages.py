@@ -1,0 +1,65 @@
+"""Messages between rank 0 of a model, which is in the engine core, and the process of another rank.
+
+The rank reads `RankStart` from its standard input, then plans from an ipc socket, as msgpack. It reports on its
+standard output: `Hello` once it can load, then `RankReady`, or `Failed`, after which it exits.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo_engine.config import EngineConfig
+from octavo_engine.log_format import LogFormat
+from octavo_engine.process.messages import Failed, Hello
+from octavo_engine.runner.memory import MemoryInfo
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.wire.plan import StepPlan
+
+
+class RankStart(msgspec.Struct, kw_only=True):
+    """`config`, `memory`: of `RankPlans`. `folder`: has the socket and the file in which the ranks meet."""
+
+    rank: int
+    config: EngineConfig
+    files: ModelFiles
+    memory: MemoryInfo
+    num_blocks: int
+    num_host_blocks: int
+    folder: str
+    parent_pid: int
+    log_format: LogFormat
+
+
+class RankReady(msgspec.Struct, tag=True):
+    weights_bytes: int
+
+
+#: Exit code of a rank that ended because another one is gone.
+GROUP_BROKEN = 3
+
+FromRank = Hello | RankReady | Failed
+
+
+def _encode_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value)} is in no message")
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
+decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+
+
+def meeting_file(folder: str) -> Path:
+    return Path(folder) / "ranks"
+
+
+def plans_address(folder: str, rank: int) -> str:
+    return f"ipc://{Path(folder) / f'plans-{rank}'}"

@@ -1,0 +1,44 @@
+"""Keeps the ranks of a model in step: rank 0 alone samples, and all ranks append the tokens that it chooses.
+
+Every rank runs every plan, with the same calls of the model in the same order. What rank 0 decides during a step, it
+broadcasts: the drafts that grammars allow, and the chosen tokens.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.group import Group
+from octavo_engine.runner.grammar_masks import GrammarRows
+from octavo_engine.runner.sampler import NO_TOKEN, ChosenTokens, Sampler, SampleRows
+from octavo_engine.wire.plan import StepPlan
+
+
+class LockstepSampler:
+    """A sampler whose results have the same tokens on all ranks; log-probabilities and reasons of errors are on
+    rank 0 only."""
+
+    def __init__(self, sampler: Sampler, group: Group) -> None:
+        self._sampler, self._group = sampler, group
+
+    def sample(self, logits: Tensor, rows: SampleRows, grammar: GrammarRows | None = None) -> ChosenTokens:
+        if self._group.rank == 0:
+            chosen = self._sampler.sample(logits, rows, grammar)
+            tokens = chosen.on_host().clone()
+            tokens[list(chosen.errors)] = NO_TOKEN
+            self._group.broadcast(tokens)
+            return chosen
+        tokens = self._group.broadcast(torch.empty(len(rows.seqs), dtype=torch.int64))
+        return ChosenTokens(
+            seqs=rows.seqs, on_device=tokens, on_host=lambda: tokens, errors={}, wanting=[], logprobs=list
+        )
+
+
+def share_drafts(group: Group, plan: StepPlan, allowed: StepPlan) -> StepPlan:
+    """Return the plan with the drafts that rank 0 has left in `allowed`: the first ones of each sequence of `plan`."""
+    if group.size == 1 or not any(step.draft_token_ids for step in plan.seqs):
+        return allowed
+    counts = group.broadcast(torch.tensor([len(step.draft_token_ids) for step in allowed.seqs])).tolist()
+    seqs = [replace(s, draft_token_ids=s.draft_token_ids[:n]) for s, n in zip(plan.seqs, counts, strict=True)]
+    return replace(plan, seqs=seqs)

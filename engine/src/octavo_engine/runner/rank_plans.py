@@ -1,0 +1,83 @@
+"""Divides the threads and the memory of a host among the ranks of a model, and plans the memory of each rank."""
+
+import os
+from dataclasses import dataclass, replace
+
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.ops.group import Group
+from octavo_engine.runner.cgroup import read_limits
+from octavo_engine.runner.cpu_threads import plan_threads
+from octavo_engine.runner.device import Device
+from octavo_engine.runner.draft_source import DraftSource
+from octavo_engine.runner.kept_blocks import StoredTensors
+from octavo_engine.runner.memory import MemoryInfo
+from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.wire.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlans:
+    """`config`: the settings of each rank; with several ranks, type and length are resolved. `memory`: of each rank.
+
+    `ranks`: plans with equal numbers of blocks. A rank with these settings and memory makes its plan again.
+    """
+
+    config: EngineConfig
+    memory: MemoryInfo
+    ranks: list[MemoryPlan]
+
+
+def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
+    """Return the settings with the threads of one rank. Raises StartupError without a thread for each rank."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return config
+    if device.name != "cpu":
+        raise StartupError(
+            f"--tensor-parallel-size {size} is not supported on {device.name} yet: use --device cpu, or 1."
+        )
+    limits, affinity = read_limits(), os.sched_getaffinity(0)
+    threads = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits).num_threads
+    if threads < size:
+        raise StartupError(
+            f"--tensor-parallel-size {size} needs a CPU thread for each rank, but there are {threads} (--num-threads; "
+            f"by default, one per CPU core): use at most {threads}."
+        )
+    return replace(config, num_threads=threads // size)
+
+
+def plan_ranks(
+    config: EngineConfig,
+    device: Device,
+    model_config: ModelConfig,
+    stored: StoredTensors | None = None,
+    draft: DraftSource | None = None,
+) -> RankPlans:
+    """Plan the memory of all ranks. Raises StartupError if one of them does not fit into its part of the memory."""
+    size, memory = config.tensor_parallel_size, device.memory()
+    if size == 1:
+        return RankPlans(config=config, memory=memory, ranks=[plan_memory(config, device, model_config, stored, draft)])
+    memory = replace(memory, total_bytes=memory.total_bytes // size, available_bytes=memory.available_bytes // size)
+
+    def plan(rank: int, settings: EngineConfig) -> MemoryPlan:
+        try:
+            return plan_memory(settings, device, model_config, stored, group=Group(rank, size), memory=memory)
+        except StartupError as error:
+            raise StartupError(
+                f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
+            ) from error
+
+    largest = plan(size - 1, config)  # the last rank has the most KV heads
+    dtype = str(largest.dtype).removeprefix("torch.")
+    config = replace(config, dtype=dtype, max_model_len=largest.max_model_len)  # type: ignore[arg-type]
+    ranks = [plan(rank, config) for rank in range(size)]
+    num_blocks = min(each.kv.num_blocks for each in ranks)
+    num_host_blocks = min(each.kv.num_host_blocks for each in ranks)
+    ranks = [with_blocks(each, num_blocks, num_host_blocks) for each in ranks]
+    return RankPlans(config=config, memory=memory, ranks=ranks)
+
+
+def with_blocks(plan: MemoryPlan, num_blocks: int, num_host_blocks: int) -> MemoryPlan:
+    kv_bytes = num_blocks * plan.model.bytes_per_block
+    kv = replace(plan.kv, num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=kv_bytes)
+    return replace(plan, kv=kv)

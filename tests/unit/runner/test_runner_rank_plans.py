@@ -1,0 +1,77 @@
+"""Ranks divide threads and memory, and have equal numbers of blocks."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.memory import GIB, MIB, MemoryInfo
+from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.tiny_models import make_tiny
+
+
+class Host(CpuDevice):
+    def __init__(self, total_bytes: int) -> None:
+        super().__init__()
+        self.total_bytes = total_bytes
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(total_bytes=self.total_bytes, available_bytes=self.total_bytes)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig]:
+    folder = make_tiny("llama", tmp_path_factory.mktemp("models"))
+    return folder, load_model_config(resolve_model(str(folder)))
+
+
+def settings(size: int, **fields: Any) -> EngineConfig:
+    return EngineConfig(tensor_parallel_size=size, dtype="float32", **fields)
+
+
+def test_threads_are_divided() -> None:
+    assert divide_threads(settings(2, num_threads=7), CpuDevice()).num_threads == 3
+    assert divide_threads(settings(1), CpuDevice()) == settings(1)
+
+
+def test_fewer_threads_than_ranks_are_refused() -> None:
+    with pytest.raises(StartupError, match=r"--tensor-parallel-size 4 needs .* but there are 3 .*use at most 3"):
+        divide_threads(settings(4, num_threads=3), CpuDevice())
+
+
+def test_ranks_on_a_gpu_are_refused() -> None:
+    device = CpuDevice()
+    device.name = "cuda"
+    with pytest.raises(StartupError, match="--tensor-parallel-size 2 is not supported on cuda yet"):
+        divide_threads(settings(2), device)
+
+
+def test_each_rank_gets_its_part_of_the_memory(model: tuple[Path, ModelConfig]) -> None:
+    one = plan_ranks(settings(1), Host(16 * GIB), model[1])
+    two = plan_ranks(settings(2), Host(16 * GIB), model[1])
+    assert two.memory.total_bytes == 8 * GIB
+    (whole,), halves = one.ranks, two.ranks
+    assert [half.model.bytes_per_block for half in halves] == [whole.model.bytes_per_block // 2] * 2
+    assert max(half.model.weights_bytes for half in halves) < whole.model.weights_bytes
+    assert len({half.kv.num_blocks for half in halves}) == 1
+    assert sum(half.kv.kv_bytes for half in halves) <= 8 * GIB
+    assert (two.config.max_model_len, two.config.dtype) == (whole.max_model_len, "float32")
+
+
+def test_uneven_ranks_have_the_blocks_of_the_largest(model: tuple[Path, ModelConfig]) -> None:
+    config = replace(model[1], num_heads=6, num_kv_heads=3)
+    plans = plan_ranks(settings(2, kv_cache_memory_bytes=MIB), Host(16 * GIB), config).ranks
+    sizes = [plan.model.bytes_per_block for plan in plans]
+    assert sizes[1] == 2 * sizes[0]
+    assert [plan.kv.num_blocks for plan in plans] == [MIB // sizes[1]] * 2
+
+
+def test_a_rank_that_does_not_fit_is_named(model: tuple[Path, ModelConfig]) -> None:
+    with pytest.raises(StartupError, match=r"rank 1 of 2, with its part of the memory: .*--max-model-len") as caught:
+        plan_ranks(settings(2, num_gpu_blocks_override=3, max_model_len=100), Host(16 * GIB), model[1])
+    assert caught.value.code == "OutOfMemory"
