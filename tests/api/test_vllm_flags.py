@@ -191,7 +191,7 @@ def test_start_names_flags_and_variables_without_effect_once(tiny, tmp_path, mon
     monkeypatch.setenv("VLLM_USE_V1", "1")
     flags = (
         "--trust_remote_code",
-        "--async-scheduling",
+        "--cudagraph-metrics",
         "--no-enable-request-id-headers",
         "--num-scheduler-steps",
         "4",
@@ -201,7 +201,7 @@ def test_start_names_flags_and_variables_without_effect_once(tiny, tmp_path, mon
         httpx.get(f"{serving_process.url}/v1/models")
     text = serving_process.log.read_text()
     (unused,) = [line for line in text.splitlines() if "accepted without effect here" in line]
-    for flag in ("--trust-remote-code (no code", "--async-scheduling", "--no-enable-request-id-headers"):
+    for flag in ("--trust-remote-code (no code", "--cudagraph-metrics", "--no-enable-request-id-headers"):
         assert flag in unused
     assert text.count("--num-scheduler-steps") == text.count("VLLM_USE_V1") == 1
     assert "/v1/models" not in text
@@ -209,7 +209,7 @@ def test_start_names_flags_and_variables_without_effect_once(tiny, tmp_path, mon
 
 def test_level_of_the_log_is_vllms_variable(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-    with octavo_serve(tmp_path, tiny, *TINY, "--async-scheduling", module=SCRIPTED_SERVE) as serving_process:
+    with octavo_serve(tmp_path, tiny, *TINY, "--cudagraph-metrics", module=SCRIPTED_SERVE) as serving_process:
         pass
     assert "serving at" not in serving_process.log.read_text()
 

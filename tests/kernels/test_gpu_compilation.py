@@ -1,15 +1,25 @@
 """The kernels of a step compile for a GPU, without one: no spills, fast copies, and nothing compiled while serving."""
 
+from collections import defaultdict
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.grammar_masks import GrammarMasks
+from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.sampler import Sampler, SampleRows, SamplingColumns
 from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.wire.plan import NewSeq
+from octavo_engine.runner.transfers import Fetch
+from octavo_engine.wire.plan import NewSeq, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps, even_counts
+from octavo_testing.runner_rig import new, no_vocabulary, step
 from torch import Tensor
 
 
@@ -30,7 +40,8 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_qkv", lambda cache, qk, *_: qk[:, : -cache.shape[2]])
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda *arguments: None)
     monkeypatch.setattr("octavo_engine.ops.cuda_backend.decode_attention", lambda *arguments: None)
-    monkeypatch.setattr("octavo_engine.ops.triton.sampling.sample_kernel", {(3,): lambda *arguments, **options: None})
+    launch = defaultdict[object, Any](lambda: lambda *arguments, **options: None)
+    monkeypatch.setattr("octavo_engine.ops.triton.sampling.sample_kernel", launch)
 
 
 @pytest.fixture
@@ -45,6 +56,40 @@ def run(steps: MetaSteps) -> Tensor:
 def test_a_step_reads_nothing_back_to_the_host(steps: MetaSteps) -> None:
     logits = run(steps)
     assert (logits.dtype, logits.shape) == (torch.float32, (3, steps.model.config.vocab_size))
+
+
+class MetaDevice(CpuDevice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch_device = torch.device("meta")
+
+    def fetch(self) -> Fetch:
+        return lambda values: values.cpu
+
+
+def test_decode_steps_one_ahead_read_nothing_back_to_the_host(
+    steps: MetaSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo_engine.runner.draws.runs_triton", lambda logits: True)
+    batch = PersistentBatch(
+        max_num_seqs=4,
+        max_model_len=64,
+        block_size=16,
+        vocab_size=steps.model.config.vocab_size,
+        device=torch.device("meta"),
+        copy=lambda values: values.to("meta"),
+        starts_ahead=True,
+    )
+    grammars = GrammarMasks(GrammarCompiler(no_vocabulary), vocab_size=batch.vocab_size)
+    runner = Runner(steps.model, steps.backend, batch, grammars, MetaDevice(), enforce_eager=True)
+    prompts = [new(i, 3, 4, 5, temperature=0.5 * i, top_p=0.9, logprobs=1) for i in range(3)]
+    plan = StepPlan(step_id=1, new_seqs=prompts, seqs=[step(i, 0, 3, block_ids=[[i]]) for i in range(3)])
+    with torch.inference_mode():
+        collect = runner._start(plan)
+        for position in (3, 4):
+            runner._start(StepPlan(step_id=position, seqs=[step(i, position, 1) for i in range(3)]))
+        with pytest.raises(NotImplementedError, match="meta"):
+            collect()
 
 
 @pytest.mark.usefixtures("_no_kernels")

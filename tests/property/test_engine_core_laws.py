@@ -28,10 +28,11 @@ class EngineCoreLaws(RuleBasedStateMachine):
         num_blocks=st.integers(8, 20), host=st.sampled_from([0, 6]), budget=st.sampled_from([5, 16, 64]), data=st.data()
     )
     def start(self, num_blocks, host, budget, data):
+        ahead = data.draw(st.sampled_from([0, 1, 2]))
         mode = data.draw(st.sampled_from(["auto", "swap", "recompute"]))
         config = SchedulerConfig(
             max_model_len=100, num_blocks=num_blocks, num_host_blocks=host, block_size=4, max_num_seqs=6,
-            max_num_batched_tokens=budget, preemption_mode=mode, debug_invariants=True,
+            max_num_batched_tokens=budget, preemption_mode=mode, steps_ahead=ahead, debug_invariants=True,
         )  # fmt: skip
         self.executor = ScriptedExecutor()
         self.core = EngineCore(Scheduler(config), self.executor)

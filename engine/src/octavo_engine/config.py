@@ -67,6 +67,7 @@ class SchedulerConfig:
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    steps_ahead: int = 0  # decode steps that are planned before the tokens of the step in progress are known
     policy: SchedulingPolicy = "fcfs"
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
@@ -188,6 +189,7 @@ class EngineConfig:
     num_threads: int | None = None  # of all ranks together
     tensor_parallel_size: int = 1  # ranks, each a process with a part of every layer
     enforce_eager: bool = False
+    async_scheduling: bool | None = None  # None: on a GPU, without drafts
     cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
@@ -198,6 +200,12 @@ class EngineConfig:
 def batched_tokens(config: EngineConfig, device: str) -> int:
     """Return the user's `max_num_batched_tokens`, or the default of the device."""
     return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
+
+
+def steps_ahead(config: EngineConfig, device: str) -> int:
+    """Return how many steps are planned before the tokens of the one in progress are known; none with drafts."""
+    chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
+    return int(chosen and config.speculative_config is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,8 @@
 """`EngineCore`: the loop of schedule, run and commit over one scheduler and one executor; no sockets, text or torch.
 
+With `SchedulerConfig.steps_ahead`, a step is planned and submitted while the one before it runs, so that a GPU does not
+wait for the host; results are then committed one step later.
+
 Every (request, index) gets exactly one terminal record: from a commit, from an abort, or from a refused `add`. If the
 executor raises, the step's sequences end with "error" and the engine keeps serving; an exception in the scheduler is a
 bug and is raised to the caller.
@@ -8,7 +11,9 @@ bug and is raised to the caller.
 import gc
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
@@ -62,6 +67,7 @@ class EngineCore:
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
         self._events: list[SeqOutput] = []  # terminal records that do not come from a commit
+        self._in_flight: deque[tuple[int, Future[StepResult]]] = deque()  # ids and results of submitted plans
         self._released: set[MemoryTag] = set()
         self._lost: EngineDead | None = None  # set on another thread
         self._wake: Callable[[], None] = lambda: None
@@ -113,7 +119,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         has_done = self._pending_grammars.has_done() or self._adapters.has_done() or self._lost is not None
-        return bool(self._events) or self._scheduler.has_work() or has_done
+        return bool(self._events or self._in_flight) or self._scheduler.has_work() or has_done
 
     def on_more_work(self, call: Callable[[], None]) -> None:
         """Set a function that is called, on any thread, when an idle core may have work again."""
@@ -139,7 +145,7 @@ class EngineCore:
             self._events += self._scheduler.prepared(request_id, started, error=error)
         for request_id in self._deadlines.pop_expired(started):
             self.abort(request_id)
-        outputs = self._advance(started) if self._scheduler.has_work() else []
+        outputs = self._advance(started) if self._in_flight or self._scheduler.has_work() else []
         self._release_grammars([out.request_id for out in outputs if out.finish_reason is not None])
         self._adapters.free_unused(lambda: {seq.group.request.adapter for seq in self._scheduler.sequences()})
         events, self._events = self._events, []
@@ -189,16 +195,22 @@ class EngineCore:
         self._wake()
 
     def _advance(self, now: float) -> list[SeqOutput]:
+        """Submit a plan unless enough are in flight; then commit the oldest one, unless another may be submitted."""
+        num_before = len(self._in_flight)
+        if num_before < self._scheduler.max_in_flight:
+            self._submit_next(now)
+        if not self._in_flight or num_before < len(self._in_flight) < self._scheduler.max_in_flight:
+            return []
+        return self._commit_oldest()
+
+    def _submit_next(self, now: float) -> None:
         if self._proposer is not None:
             for seq_id, drafts in self._proposer.propose(self._scheduler.decoding(), self._costs):
                 self._scheduler.propose(seq_id, drafts)
         plan = self._scheduler.step(now, self._costs)
-        if plan.is_empty:
-            return []
-        self._publish_interim(plan)
-        result = self._run(plan)
-        self._costs = result.costs
-        return self._scheduler.commit(result, self._clock())
+        if not plan.is_empty:
+            self._publish_interim(plan)
+            self._in_flight.append((plan.step_id, self._submit(plan)))
 
     def _publish_interim(self, plan: StepPlan | None = None) -> None:
         """Publish the block changes and the queue now, before the planned step runs: a prefill may take a second."""
@@ -214,6 +226,8 @@ class EngineCore:
         """End all requests with "abort", empty the cache and give memory back, unless it is given back already."""
         for request_id in dict.fromkeys(seq.request_id for seq in self._scheduler.sequences()):
             self.abort(request_id)
+        while self._in_flight:
+            self._events += self._commit_oldest()
         is_empty = self._scheduler.reset_prefix_cache()
         assert is_empty, "an aborted request holds blocks"
         self._publish_interim()
@@ -239,15 +253,39 @@ class EngineCore:
             if not self._scheduler.is_live(request_id):
                 self._pending_grammars.forget(request_id)
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _submit(self, plan: StepPlan) -> "Future[StepResult]":
         try:
-            return self._executor.submit(plan).result()
+            return self._executor.submit(plan)
         except EngineDead:
             raise
         except Exception as error:
             logger.exception("step %d failed", plan.step_id)
-            reason = f"the step failed: {type(error).__name__}: {error}"
-            return StepResult(step_id=plan.step_id, costs=self._costs, error=reason)
+            future: Future[StepResult] = Future()
+            future.set_result(self._failed_result(plan.step_id, error))
+            return future
+
+    def _commit_oldest(self) -> list[SeqOutput]:
+        """Commit the oldest plan in flight. If it has failed, the later ones have computed from its missing tokens."""
+        result = self._next_result()
+        self._costs = result.costs
+        outputs = self._scheduler.commit(result, self._clock())
+        while result.error is not None and self._in_flight:
+            self._scheduler.commit(self._next_result(), self._clock())  # without effect
+        return outputs
+
+    def _next_result(self) -> StepResult:
+        step_id, future = self._in_flight.popleft()
+        try:
+            return future.result()
+        except EngineDead:
+            raise
+        except Exception as error:
+            logger.exception("step %d failed", step_id)
+            return self._failed_result(step_id, error)
+
+    def _failed_result(self, step_id: int, error: Exception) -> StepResult:
+        reason = f"the step failed: {type(error).__name__}: {error}"
+        return StepResult(step_id=step_id, costs=self._costs, error=reason)
 
 
 def freeze_gc() -> None:

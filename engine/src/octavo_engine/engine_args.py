@@ -16,7 +16,7 @@ from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, KVEventsConfig, Q
 from octavo_engine.lora_args import check_lora, lora_modules
 from octavo_engine.parallel_args import check_parallel
 from octavo_engine.pooling_args import hf_overrides, pooler_config, runner_setting
-from octavo_engine.speculative_args import speculative_config
+from octavo_engine.speculative_args import check_speculation, speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
 from octavo_engine.vllm_argument import UnusedArgument, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
@@ -81,6 +81,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     _check_ranges(config)
     check_lora(config)
     check_parallel(config)
+    check_speculation(config)
     return config
 
 

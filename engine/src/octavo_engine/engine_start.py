@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens
+from octavo_engine.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens, steps_ahead
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.draft_model_proposer import DraftModelProposer
@@ -119,6 +119,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         block_size=ready.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=batched_tokens(config, ready.device),
+        steps_ahead=steps_ahead(config, ready.device),
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,

@@ -10,6 +10,7 @@ def check_parallel(config: EngineConfig) -> None:
         return
     drafts = config.speculative_config is not None and config.speculative_config.method == "draft_model"
     unsupported = {
+        "async_scheduling": bool(config.async_scheduling),
         "enable_lora": config.enable_lora,
         "enable_sleep_mode": config.enable_sleep_mode,
         "speculative_config with a draft model": drafts,

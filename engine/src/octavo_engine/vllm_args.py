@@ -63,7 +63,7 @@ _TUNING = (
     *("distributed_timeout_seconds", "cpu_distributed_timeout_seconds"),
 )
 _TUNING_SWITCHES = (
-    *("aggregate_engine_logging", "async_scheduling", "cudagraph_metrics", "data_parallel_external_lb"),
+    *("aggregate_engine_logging", "cudagraph_metrics", "data_parallel_external_lb"),
     *("data_parallel_hybrid_lb", "disable_cascade_attn", "disable_chunked_mm_input", "disable_custom_all_reduce"),
     *("disable_hybrid_kv_cache_manager", "disable_nccl_for_dp_synchronization", "enable_dbo", "enable_eplb"),
     *("enable_expert_parallel", "enable_flashinfer_autotune", "enable_layerwise_nvtx_tracing", "enable_mfu_metrics"),
@@ -105,7 +105,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "cuda_graph_sizes": replace(OLD_SETTING, is_list=True),
     "ignore_patterns": replace(SETTING, is_list=True),
     "allowed_media_domains": replace(SETTING, is_list=True),
-    "async_scheduling": replace(SWITCH, fulfilled=(False,)),
     "disable_custom_all_reduce": replace(SWITCH, fulfilled=(True,)),
     "max_num_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
     "max_long_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),

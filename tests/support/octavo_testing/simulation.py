@@ -214,6 +214,9 @@ class Simulation:
         preempted = [seq for seq in state.waiting if seq not in was_waiting]
         assert not preempted or not admitted, "preempting and admitting in one step"
         assert not planned & {seq.seq_id for seq in preempted}, "a preempted sequence in the plan"
+        for seq in (self.seq(seq_id) for seq_id in planned):
+            assert seq.pending <= (1 if seq.needs_newest else 1 + config.steps_ahead)
+            assert seq.length <= seq.limit, "a step beyond the length limit"
         stats = self.scheduler.stats()
         assert stats.free_blocks + stats.cached_blocks + stats.in_use_blocks == stats.total_blocks
         assert stats.kv_used_slots <= stats.in_use_blocks * config.block_size

@@ -42,7 +42,7 @@ def record_all_events(**config: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"policy": "priority"}, {"enable_prefix_caching": False}, {"num_host_blocks": 0}]
+    "config", [{}, {"policy": "priority"}, {"enable_prefix_caching": False}, {"num_host_blocks": 0}, {"steps_ahead": 1}]
 )
 def test_a_replay_repeats_every_decision(config: dict[str, object]) -> None:
     lines = record_all_events(**config)

@@ -11,7 +11,14 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"enable_lora": True}, {"enable_sleep_mode": True}, {"speculative_config": DRAFT_MODEL}], ids=str
+    "arguments",
+    [
+        {"enable_lora": True},
+        {"enable_sleep_mode": True},
+        {"async_scheduling": True},
+        {"speculative_config": DRAFT_MODEL},
+    ],
+    ids=str,
 )
 def test_an_argument_that_ranks_do_not_support_is_refused(arguments: dict[str, Any]) -> None:
     (name,) = arguments

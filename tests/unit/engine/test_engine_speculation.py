@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from octavo_engine.config import SpeculativeConfig
+from octavo_engine.config import SpeculativeConfig, steps_ahead
 from octavo_engine.core.sequence import Sequence, new_sequence
 from octavo_engine.draft_gain import least_share
 from octavo_engine.engine_args import resolve_config
@@ -174,3 +174,16 @@ DRAFT = {"model": "org/small", "num_speculative_tokens": 3}
 def test_other_settings_are_refused_with_a_remedy(given: Any, named: str) -> None:
     with pytest.raises(StartupError, match=f"^speculative_config.*{named}"):
         resolve_config(speculative_config=given)
+
+
+def test_drafts_with_async_scheduling_are_refused() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(StartupError, match="async_scheduling does not work with speculative_config"):
+        resolve_config(speculative_config=drafts, async_scheduling=True)
+    assert steps_ahead(resolve_config(speculative_config=drafts), "cuda") == 0
+
+
+@pytest.mark.parametrize(("given", "cpu", "cuda"), [(None, 0, 1), (True, 1, 1), (False, 0, 0)])
+def test_a_step_is_planned_ahead_on_a_gpu_or_if_it_is_asked_for(given: bool | None, cpu: int, cuda: int) -> None:
+    config = resolve_config(async_scheduling=given)
+    assert (steps_ahead(config, "cpu"), steps_ahead(config, "cuda")) == (cpu, cuda)

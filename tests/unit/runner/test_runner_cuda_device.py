@@ -23,6 +23,7 @@ from octavo_engine.runner.cuda_device import (
     kernel_cache_folder,
     step_bytes,
 )
+from octavo_engine.runner.cuda_queues import PinnedFetch
 from octavo_engine.runner.device import open_device
 from octavo_engine.runner.memory import GIB, MIB, MemoryInfo, ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
@@ -223,3 +224,16 @@ def test_serving_on_a_missing_gpu_fails_with_one_line(folder: Path, flags: list[
     assert len(said) == 1
     assert "without CUDA" in said[0]
     assert "--device cpu" in said[0]
+
+
+def test_results_that_cannot_be_pinned_are_copied_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object, **options: object) -> torch.Tensor:
+        raise RuntimeError("cannot allocate pinned memory\nmore")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    fetch, values = PinnedFetch(), torch.arange(3)
+    assert fetch(values)().tolist() == fetch(values)().tolist() == [0, 1, 2]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith("cannot allocate pinned memory")

@@ -86,13 +86,13 @@ def test_an_engine_that_compiles_late_warms_up(
     folder: Path, limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[StepPlan] = []
-    run = Runner._run
+    run = Runner._start
 
     def recorded(self: Runner, plan: StepPlan) -> Any:
         ran.append(plan)
         return run(self, plan)
 
-    monkeypatch.setattr(Runner, "_run", recorded)
+    monkeypatch.setattr(Runner, "_start", recorded)
     monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
     executor, _ = load_executor(config(folder, device="cpu", **limits))
     assert ran[-1].dropped_seqs

@@ -1,7 +1,8 @@
 """`Committer`: applies the result of a step to the state and returns each sequence's output.
 
 Results arrive in the order of their plans. If a sequence was aborted meanwhile, its result is ignored. A sequence that
-was preempted meanwhile keeps its token: the token was sampled from correct logits before the blocks were reused.
+was preempted meanwhile keeps its token: the token was sampled from correct logits before the blocks were reused. A
+token that a plan in flight samples after the sequence's end is ignored.
 """
 
 from octavo_engine.core.sequence import Sequence
@@ -33,6 +34,7 @@ class Committer:
             if seq.prompt_logprobs is not None and sampled is not None and sampled.prompt_logprobs:
                 self._collect_prompt_logprobs(seq, step, sampled)
             if step.sample:
+                seq.pending -= 1
                 self._commit_seq(seq, step, sampled, outputs)
         return outputs
 
@@ -52,6 +54,8 @@ class Committer:
         count, stop = append_tokens(seq, tokens)
         if seq.status == "preempted":
             self._state.num_waiting_tokens += count
+        elif seq.pending and len(seq.token_ids) % self._state.config.block_size == 0:
+            self._state.kv.register_full(seq, len(seq.token_ids))  # a plan in flight fills the block
         if count != 1 or step.draft_token_ids:
             self._rewind(seq)
         if not count:
@@ -139,7 +143,8 @@ class Committer:
         for seq in [*state.running]:
             state.preempt(seq, swap=False)
         for seq in state.waiting:
-            seq.in_flight = 0
+            seq.in_flight = seq.pending = 0
+            seq.saved = min(seq.saved, len(seq.token_ids) - 1)
             state.kv.forget_private(seq)
         state.in_flight.clear()
         state.kv.forget_contents()

@@ -7,6 +7,9 @@ runs the head always fits, because `Scheduler.add` rejects larger requests.
 
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
 step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
+
+With `steps_ahead`, a sequence whose newest token is sampled by a plan in flight gets its next decode step: the runner
+takes the token from its device. A sequence that this token brings to its length limit gets none.
 """
 
 from octavo_engine.core.preemption import prefers_swap, victims_for
@@ -59,19 +62,23 @@ class Planner:
     def _schedule_running(self, budget: int) -> int:
         """Schedule the running sequences; return the budget left. A decode step without a new block is inline."""
         running, size = self._state.running, self._config.block_size
-        refs, steps = self._kv.pool.refs, self._plan.seqs
+        refs, steps, ahead = self._kv.pool.refs, self._plan.seqs, self._state.steps_ahead
         position = 0
         while position < len(running) and budget > 0:
             seq = running[position]
             position += 1
-            start, table = seq.computed, seq.table
-            todo = len(seq.token_ids) - start
+            start, table, pending = seq.computed, seq.table, seq.pending
+            length = len(seq.token_ids) + pending
+            if pending and (pending > ahead or length >= seq.limit):
+                continue
+            todo = length - start
             if todo == 1 and start >= seq.num_prompt and not seq.drafts and seq.num_sent == len(table):
                 block_position, offset = divmod(start, size)
                 if 0 < offset < size - 1 and refs[table[block_position]] == 1:
                     steps.append(SeqStep(seq_id=seq.seq_id, start=start, num_tokens=1, sample=True))
                     seq.computed = start + 1
                     seq.in_flight += 1
+                    seq.pending = pending + 1
                     budget -= 1
                     continue
             if todo <= 0:
@@ -163,7 +170,7 @@ class Planner:
 
         The result is 0 only without chunked prefill, for a prompt that exceeds the remaining budget.
         """
-        todo = len(seq.token_ids) - start
+        todo = seq.length - start
         want = todo + len(seq.drafts)
         if self._config.enable_chunked_prefill:
             want = min(self._below_threshold(want), budget)
@@ -237,8 +244,8 @@ class Planner:
 
     def _schedule(self, seq: Sequence, want: int) -> int:
         """Add `want` tokens of `seq`, whose blocks are allocated, to the plan."""
-        start, num_tokens = seq.computed, min(want, len(seq.token_ids) - seq.computed)
-        samples = start + num_tokens == len(seq.token_ids)
+        start, num_tokens = seq.computed, min(want, seq.length - seq.computed)
+        samples = start + num_tokens == seq.length
         self._announce(seq)
         step = SeqStep(
             seq_id=seq.seq_id, start=start, num_tokens=num_tokens, sample=samples, draft_token_ids=seq.drafts
@@ -249,8 +256,9 @@ class Planner:
         self._plan.seqs.append(step)
         seq.computed = start + want
         seq.in_flight += 1
+        seq.pending += samples
         seq.num_drafts, seq.drafts = len(seq.drafts), []
-        self._kv.register_full(seq, start + num_tokens)
+        self._kv.register_full(seq, min(start + num_tokens, len(seq.token_ids)))
         if samples and len(seq.indices) > 1:
             self._fork_outputs(seq)
         return want
@@ -270,6 +278,7 @@ class Planner:
             self._send_table(child, step)
             self._plan.seqs.append(step)
             child.in_flight += 1
+            child.pending += 1
         del parent.indices[1:]
         # num_places still counts the children: they enter `running` at the end of the step.
 

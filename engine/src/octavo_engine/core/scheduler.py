@@ -156,6 +156,11 @@ class Scheduler:
         group = self._state.groups.get(request_id)
         return group is not None and all(seq.num_cached < 0 for seq in group.live)
 
+    @property
+    def max_in_flight(self) -> int:
+        """How many plans are worth having in flight: the others are `steps_ahead`, unless a sequence prevents them."""
+        return 1 + self._state.steps_ahead
+
     def has_work(self) -> bool:
         """Return True if any unfinished sequence is not deferred."""
         return len(self._state.seqs) > len(self._state.deferred)

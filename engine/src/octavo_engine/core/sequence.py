@@ -2,8 +2,9 @@
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
 reached once per index. A sequence that needs a grammar starts as deferred -prepared-> waiting. `computed` counts the
-tokens whose KV exists once every issued plan has run; tokens [computed, len(token_ids)) remain to be computed. A
-running sequence without remaining tokens has a sampled token in flight.
+tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be computed. The last
+`pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`, the next decode
+step of such a sequence may be planned; otherwise the sequence waits for its newest token.
 
 The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
 once. At the step that computes the last prompt token it keeps the first index and forks the others.
@@ -54,6 +55,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, computed when needed
     num_registered: int = 0  # leading entries of `table` that are registered in the pool by hash
     in_flight: int = 0  # plans issued and not yet committed
+    pending: int = 0  # tokens that those plans sample: they follow `token_ids`, but are not known yet
     drafts: list[int] = field(default_factory=list)
     num_drafts: int = 0  # of the latest step for which drafts were proposed, as far as there was room
     saved: int = 0  # tokens computed when it was preempted
@@ -77,6 +79,16 @@ class Sequence:
         return (self.params.seed or 0) + self.indices[0]
 
     @property
+    def length(self) -> int:
+        """Number of tokens once every issued plan has run."""
+        return len(self.token_ids) + self.pending
+
+    @property
+    def needs_newest(self) -> bool:
+        """True if the runner needs the newest token on the host to sample the next one."""
+        return self.group.request.grammar is not None or self.params.edits_logits
+
+    @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
 
@@ -93,6 +105,7 @@ class Sequence:
 
     def check(self, block_size: int) -> None:
         assert self.indices, f"sequence {self.seq_id} stands for no output"
+        assert 0 <= self.pending <= self.in_flight
         assert self.in_flight or self.computed < len(self.token_ids), f"sequence {self.seq_id} has nothing to do"
         assert self.num_registered <= min(len(self.hashes), len(self.token_ids) // block_size)
         if self.status == "running":

@@ -38,12 +38,18 @@ class SchedulerState:
         self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: ready sequences overtake them
         self.num_waiting_tokens = 0  # tokens to compute before each waiting sequence has its next token
         self.num_places = 0
+        self.num_needing_newest = 0  # running sequences with `needs_newest`
         self.in_flight: dict[int, StepPlan] = {}
         self.dropped: list[SeqId] = []  # the next plan lists them for the runner to drop
         self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
         self.now = 0.0
         self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
         self._next_seq_id = 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many steps may be planned before the newest tokens are known; 0 while a sequence needs its own."""
+        return 0 if self.num_needing_newest else self.config.steps_ahead
 
     def new_seq_id(self) -> SeqId:
         self._next_seq_id += 1
@@ -53,6 +59,7 @@ class SchedulerState:
         seq.status = "running"
         bisect.insort(self.running, seq, key=_key)
         self.num_places += len(seq.indices)
+        self.num_needing_newest += seq.needs_newest
 
     def enter_waiting(self, seq: Sequence) -> None:
         bisect.insort(self.waiting, seq, key=_reverse_key)
@@ -143,11 +150,14 @@ class SchedulerState:
         assert self.num_waiting_tokens == sum(len(s.token_ids) - s.computed - 1 for s in self.waiting)
         assert self.num_places == sum(len(s.indices) for s in self.running) <= config.max_num_seqs
         assert sorted(s.seq_id for group in self.groups.values() for s in group.live) == sorted(self.seqs)
+        assert self.num_needing_newest == sum(s.needs_newest for s in self.running)
         for seq in live:
             seq.check(config.block_size)
-            assert seq.in_flight == sum(step.seq_id == seq.seq_id for p in self.in_flight.values() for step in p.seqs)
+            steps = [step for plan in self.in_flight.values() for step in plan.seqs if step.seq_id == seq.seq_id]
+            assert (seq.in_flight, seq.pending) == (len(steps), sum(step.sample for step in steps))
 
     def _leave_running(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.num_places -= len(seq.indices)
+        self.num_needing_newest -= seq.needs_newest
         self.forget_at_runner(seq)

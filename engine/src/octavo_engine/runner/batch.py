@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch
+from octavo_engine.runner.newest_tokens import UNKNOWN, NewestTokens
 from octavo_engine.runner.sampler import SamplingColumns
 from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.runner.transfers import Copy
+from octavo_engine.runner.transfers import Copy, keep
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +52,10 @@ class StepLimits:
 
 
 class PersistentBatch:
-    """`copy` moves a step's inputs, as one int32 tensor, to the device; None: the device is the CPU."""
+    """`copy` moves a step's inputs, as one int32 tensor, to the device; None: the device is the CPU.
+
+    `starts_ahead`: a step may start before the tokens of the one before it are known, which are then `UNKNOWN` here.
+    """
 
     def __init__(
         self,
@@ -62,12 +66,14 @@ class PersistentBatch:
         vocab_size: int,
         device: torch.device,
         copy: Copy | None = None,
+        starts_ahead: bool = False,
     ) -> None:
         self.copy = copy
         self.block_size = block_size
         self.seqs: dict[SeqId, SeqState] = {}
         self.columns = SamplingColumns(max_num_seqs)
         self.vocab_size = vocab_size
+        self.newest = NewestTokens(max_num_seqs, device, copy or keep) if starts_ahead else None
         self._device = device
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
@@ -103,6 +109,14 @@ class PersistentBatch:
     def append(self, seq_id: SeqId, position: int, token_id: int) -> None:
         """Store the token at `position` of a sequence."""
         self.seqs[seq_id].token_ids[position] = token_id
+
+    def expect(self, steps: list[SeqStep], tokens: Tensor) -> None:
+        """Keep the tokens that the device samples for these steps, in their order, until the host knows them."""
+        if self.newest is None:
+            return
+        self.newest.store(self.slots_of([step.seq_id for step in steps]), tokens)
+        for step in steps:
+            self.append(step.seq_id, step.start + step.num_tokens, UNKNOWN)
 
     def sort_by_adapter(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the sequences of each adapter beside each other, after those without one."""
@@ -141,14 +155,19 @@ class PersistentBatch:
         blocks = self._tables[seq_slot, positions // self.block_size].astype(np.int64)
         lengths = start + num_rows
         longest = int(lengths.max())
-        input_ids, query_start, seq_lens, block_tables, write_slots, row_positions = self._place(
-            self._token_ids[seq_slot, positions].astype(np.int64),
+        token_ids = self._token_ids[seq_slot, positions].astype(np.int64)
+        has_unknown = self.newest is not None and bool((token_ids == UNKNOWN).any())
+        input_ids, query_start, seq_lens, block_tables, write_slots, row_positions, row_seqs = self._place(
+            token_ids,
             np.concatenate(([0], ends)).astype(np.int32),
             lengths.astype(np.int32),
             self._tables[slots, : -(-longest // self.block_size)],
             blocks * self.block_size + positions % self.block_size,
             positions,
+            seq_slot if has_unknown else seq_slot[:0],
         )
+        if self.newest is not None and has_unknown:
+            input_ids = self.newest.fill_in(input_ids, row_seqs)
         attention = AttentionBatch(
             query_start=query_start,
             seq_lens=seq_lens,

@@ -18,7 +18,7 @@ from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, ModelConfig, batc
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.cuda_queues import GraphCapture, PinnedCopy
+from octavo_engine.runner.cuda_queues import EventTimer, GraphCapture, PinnedCopy, PinnedFetch
 from octavo_engine.runner.dtype import layer_shapes
 from octavo_engine.runner.graphed_steps import MOST_KEYS, GraphedSteps, capture_sizes
 from octavo_engine.runner.memory import (
@@ -30,7 +30,8 @@ from octavo_engine.runner.memory import (
     size,
 )
 from octavo_engine.runner.step_graphs import RunnableModel
-from octavo_engine.runner.transfers import Copy
+from octavo_engine.runner.timers import Timer
+from octavo_engine.runner.transfers import Copy, Fetch
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
@@ -200,6 +201,12 @@ class CudaDevice:
             return None
         sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
         return GraphedSteps(model.forward, limits, sizes, GraphCapture(), self.torch_device)
+
+    def fetch(self) -> Fetch:
+        return PinnedFetch()
+
+    def timer(self) -> Timer:
+        return EventTimer()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

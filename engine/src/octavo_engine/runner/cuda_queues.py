@@ -1,4 +1,4 @@
-"""CUDA graphs and pinned memory. No other module names them; tests replace them by functions that need no GPU."""
+"""CUDA graphs, events and pinned memory. No other module names them; tests replace them by stand-ins without a GPU."""
 
 import logging
 from collections.abc import Callable
@@ -28,6 +28,52 @@ class PinnedCopy:
                 reason = str(error).splitlines()[0]
                 _LOGGER.warning("inputs of steps are not pinned, so copies to the GPU are slower: %s", reason)
         return values.to(self._device)
+
+
+class PinnedFetch:
+    """Copies results to pinned memory, which torch uses again only when the copy is done and its tensor is gone."""
+
+    def __init__(self) -> None:
+        self._pins = True
+
+    def __call__(self, values: Tensor) -> Callable[[], Tensor]:
+        host = self._allocate(values)
+        if host is None:
+            return values.cpu
+        host.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+
+        def wait() -> Tensor:
+            event.synchronize()
+            return host
+
+        return wait
+
+    def _allocate(self, values: Tensor) -> Tensor | None:
+        if self._pins:
+            try:
+                return torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            except RuntimeError as error:
+                self._pins = False
+                reason = str(error).splitlines()[0]
+                _LOGGER.warning("results of steps are not pinned, so copies from the GPU are slower: %s", reason)
+        return None
+
+
+class EventTimer:
+    """A `Timer` of the work of the current stream."""
+
+    def __init__(self) -> None:
+        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._began.record()
+
+    def stop(self) -> None:
+        self._ended.record()
+
+    def seconds(self) -> float:
+        self._ended.synchronize()
+        return float(self._began.elapsed_time(self._ended)) / 1e3
 
 
 class GraphCapture:

@@ -31,7 +31,8 @@ from octavo_engine.runner.memory import (
 )
 from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
 from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
-from octavo_engine.runner.transfers import Copy
+from octavo_engine.runner.timers import HostTimer, Timer
+from octavo_engine.runner.transfers import Copy, Fetch, fetch_now
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,6 +75,14 @@ class Device(Protocol):
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:
         """Return graphs of decode steps of one model; None if there are none for it on this device."""
+        ...
+
+    def fetch(self) -> Fetch:
+        """Return a function that starts to copy results to the host."""
+        ...
+
+    def timer(self) -> Timer:
+        """Start a timer of the device's work."""
         ...
 
     def synchronize(self) -> None:
@@ -136,6 +145,12 @@ class CpuDevice:
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
         return RecordedSteps(model.forward)
+
+    def fetch(self) -> Fetch:
+        return fetch_now
+
+    def timer(self) -> Timer:
+        return HostTimer()
 
     def synchronize(self) -> None:
         """Do nothing: CPU calls return when their work is done."""

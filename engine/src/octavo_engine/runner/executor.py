@@ -1,7 +1,7 @@
 """Executors run plans. `submit` returns a future, so that other executors may have several plans in flight.
 
-`LocalExecutor` runs a plan in this process, on the caller's thread, before `submit` returns; the kernels have their own
-compute threads.
+`LocalExecutor` starts a plan in this process, on the caller's thread; the kernels have their own compute threads. A CPU
+has run the plan when `submit` returns.
 """
 
 from collections.abc import Callable
@@ -53,6 +53,19 @@ class Executor(Protocol):
     def shutdown(self) -> None: ...
 
 
+class CollectedResult(Future[StepResult]):
+    """A future of a started step, which waits for the device on the thread that asks for the result."""
+
+    def __init__(self, collect: Callable[[], StepResult]) -> None:
+        super().__init__()
+        self._collect = collect
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        if not self.done():
+            self.set_result(self._collect())
+        return super().result(timeout)
+
+
 class LocalExecutor:
     def __init__(
         self, runner: Runner, grammars: GrammarCompiler, memory: EngineMemory, adapters: Adapters | None = None
@@ -64,11 +77,10 @@ class LocalExecutor:
         self._adapter_thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")  # starts with the first adapter
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
+        if self._runner is not None:
+            return CollectedResult(self._runner.start(plan))
         future: Future[StepResult] = Future()
-        if self._runner is None:
-            future.set_exception(RuntimeError("the executor has been shut down"))
-        else:
-            future.set_result(self._runner.run(plan))
+        future.set_exception(RuntimeError("the executor has been shut down"))
         return future
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_engine.config import EngineConfig, ModelConfig, Quantization, ReadyInfo, batched_tokens
+from octavo_engine.config import EngineConfig, ModelConfig, Quantization, ReadyInfo, batched_tokens, steps_ahead
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
@@ -238,6 +238,7 @@ def make_runner(
         vocab_size=model.config.vocab_size,
         device=device.torch_device,
         copy=device.input_copy(),
+        starts_ahead=steps_ahead(config, device.name) > 0,
     )
     num_host_blocks = plan.kv.num_host_blocks
 

@@ -9,10 +9,11 @@ Only a lost device raises EngineDead. Work is measured until the device has fini
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,8 @@ from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.lockstep import LockstepSampler, share_drafts
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
-from octavo_engine.runner.sampler import Sampler, SampleRows
+from octavo_engine.runner.sampler import ChosenTokens, Sampler, SampleRows
+from octavo_engine.runner.seq_state import SeqState
 from octavo_engine.runner.step_graphs import RunnableModel, may_replay
 from octavo_engine.runner.transfers import keep
 from octavo_engine.wire.errors import EngineDead
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from octavo_engine.runner.drafter import Drafter
 
 _LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 
@@ -78,7 +81,7 @@ class Runner:
         self.host = host
         self._copy = batch.copy or keep
         self._group = group or Group()
-        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy)
+        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch())
         self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)
@@ -90,22 +93,41 @@ class Runner:
             self._adapters.release()
         self.model.replace(model)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan. Raises EngineDead if the device is lost, and with several ranks for every error."""
+        return self.start(plan)()
+
+    def start(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Start a plan; return a function that waits for its results. Both raise EngineDead as `run` does.
+
+        The results of plans are waited for in order. The next plan may start before if the batch `starts_ahead`.
+        """
+        collect = self._attempt(plan, lambda: self._start(plan))
+        if isinstance(collect, StepResult):
+            failed = collect
+            return lambda: failed
+        return lambda: self._collected(plan, collect)
+
+    def _collected(self, plan: StepPlan, collect: Callable[[], list[SeqResult]]) -> StepResult:
+        results = self._attempt(plan, collect)
+        if isinstance(results, StepResult):
+            return results
+        return StepResult(step_id=plan.step_id, seqs=results, costs=self._current_costs())
+
+    @torch.inference_mode()
+    def _attempt(self, plan: StepPlan, work: Callable[[], T]) -> T | StepResult:
+        """Do a part of a step. An exception becomes the step's result, as it must not end the engine."""
         try:
-            results = self._run(plan)
+            return work()
         except EngineDead:
             raise
-        except Exception as error:  # a failed step must not end the engine
+        except Exception as error:
             if self._device.is_lost(error):
                 raise EngineDead(f"the {self._device.name} device is lost: {error}") from error
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
             if self._group.size > 1:  # the ranks are no longer in step
                 raise EngineDead(f"rank {self._group.rank} of {self._group.size}: a step failed: {message}") from error
-        else:
-            return StepResult(step_id=plan.step_id, seqs=results, costs=self._current_costs())
         self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
         return StepResult(step_id=plan.step_id, costs=self._current_costs(), error=message)
 
@@ -113,14 +135,14 @@ class Runner:
     def warm_up(self, plans: list[StepPlan]) -> None:
         """Run plans whose time, with compilation, does not count as a cost. Raises any error of a step."""
         for plan in plans:
-            self._run(plan)
+            self._start(plan)()
         self._costs = CostMeter()
 
     def _current_costs(self) -> StepCosts:
         costs = self._costs.current()
         return costs if self._drafter is None else self._drafter.add_costs(costs)
 
-    def _run(self, plan: StepPlan) -> list[SeqResult]:
+    def _start(self, plan: StepPlan) -> Callable[[], list[SeqResult]]:
         self._batch.drop(plan.dropped_seqs)
         self._grammars.drop(plan.dropped_seqs)
         for new in plan.new_seqs:
@@ -130,24 +152,31 @@ class Runner:
         self._move_blocks(plan)
         if self._drafter is not None:
             plan = self._drafter.draft(plan)
-        started = time.perf_counter()
+        timer = self._device.timer()
         plan = plan if self._adapters is None else self._batch.sort_by_adapter(plan)
         plan = share_drafts(self._group, plan, self._begin_masks(plan))
         inputs = self._batch.inputs(plan)
         if inputs is None:
-            return []
+            return list
         hidden = self._forward(plan, inputs)
         if self._pooler is None:
-            results = self._sample(plan, inputs, hidden)
+            wait_for_results = self._sample(plan, inputs, hidden)
         else:
-            results = self._pooler.pool(inputs, hidden, self._batch.seqs)
-        if self._drafter is not None:
-            self._drafter.record_accepted(plan, results)
-        self._add_prompt_logprobs(results, inputs, hidden)
-        self._device.synchronize()
-        seconds = time.perf_counter() - started
-        self._costs.record_forward(inputs.num_rows, inputs.start, seconds, num_drafts=inputs.num_drafts)
-        return list(results.values())
+            pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
+            wait_for_results = lambda: pooled  # noqa: E731
+        prompt_logprobs = self._prompt_logprobs(inputs, hidden)
+        timer.stop()
+
+        def collect() -> list[SeqResult]:
+            results = wait_for_results()
+            if self._drafter is not None:
+                self._drafter.record_accepted(plan, results)
+            for seq_id, found in prompt_logprobs.items():
+                results.setdefault(seq_id, SeqResult(seq_id=seq_id, token_ids=[])).prompt_logprobs = found
+            self._costs.record_forward(inputs.num_rows, inputs.start, timer.seconds(), num_drafts=inputs.num_drafts)
+            return list(results.values())
+
+        return collect
 
     def _forward(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
         rows = {} if self._adapters is None else self._batch.adapter_rows(inputs)
@@ -183,24 +212,35 @@ class Runner:
             if self._drafter is not None:
                 self._drafter.cache.copy_blocks(plan.copies)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> dict[int, SeqResult]:
-        """Sample; return results by sequence id, in plan order, and append the tokens to their sequences."""
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Callable[[], dict[SeqId, SeqResult]]:
+        """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
         last = inputs.first_row + inputs.num_rows - inputs.num_drafts - 1
         last_row = {step.seq_id: row for step, row in zip(inputs.steps, last.tolist(), strict=True)}
         sampling = [step for step in plan.seqs if step.sample]
-        rows, chosen = rows_to_choose(sampling, last_row), list[SeqResult]()
+        rows, chosen = rows_to_choose(sampling, last_row), list[ChosenTokens]()
         vocab_rows = self._rows_at_a_time()
         for at in range(0, len(rows.steps), vocab_rows):
             part = rows.part(at, at + vocab_rows)
             logits = self._logits(hidden, part.sources)
             grammar = self._grammars.rows(part.steps, part.num_drafts)
-            chosen += self._sampler.sample(logits, self._sample_rows(part), grammar).results()
-        results = accept_drafts(sampling, chosen)
-        num_new = {seq_id: len(result.token_ids) for seq_id, result in results.items()}
-        for step in sampling:
-            for position, token in enumerate(results[step.seq_id].token_ids, step.start + step.num_tokens):
-                self._batch.append(step.seq_id, position, token)
-        self._grammars.begin_next(self._outputs([s for s in sampling if num_new[s.seq_id]], num_new))
+            chosen.append(self._sampler.sample(logits, self._sample_rows(part), grammar))
+            self._batch.expect(part.steps, chosen[-1].on_device)
+        return partial(self._append_tokens, sampling, [self._batch.seqs[s.seq_id] for s in sampling], chosen)
+
+    def _append_tokens(
+        self, sampling: list[SeqStep], seqs: list[SeqState], chosen: list[ChosenTokens]
+    ) -> dict[SeqId, SeqResult]:
+        """Wait for the tokens of a step; append them to its sequences, of which a later step may have dropped some."""
+        results = accept_drafts(sampling, [result for part in chosen for result in part.results()])
+        continuing, num_new = list[SeqStep](), dict[SeqId, int]()
+        for step, seq in zip(sampling, seqs, strict=True):
+            token_ids = results[step.seq_id].token_ids
+            if token_ids and self._batch.seqs.get(step.seq_id) is seq:
+                end = step.start + step.num_tokens
+                seq.token_ids[end : end + len(token_ids)] = token_ids
+                continuing.append(step)
+                num_new[step.seq_id] = len(token_ids)
+        self._grammars.begin_next(self._outputs(continuing, num_new))
         return results
 
     def _outputs(self, sampling: list[SeqStep], num_new: Mapping[SeqId, int]) -> dict[SeqId, npt.NDArray[np.int32]]:
@@ -225,13 +265,14 @@ class Runner:
         in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
         return logits if in_order else logits[self._copy(torch.from_numpy(inverse))]
 
-    def _add_prompt_logprobs(self, results: dict[int, SeqResult], inputs: StepInputs, hidden: Tensor) -> None:
-        for index, step in enumerate(inputs.steps):
-            if step.num_prompt_logprobs:
-                result = results.setdefault(step.seq_id, SeqResult(seq_id=step.seq_id, token_ids=[]))
-                result.prompt_logprobs = self._prompt_logprobs(step, int(inputs.first_row[index]), hidden)
+    def _prompt_logprobs(self, inputs: StepInputs, hidden: Tensor) -> dict[SeqId, list[TokenLogprobs]]:
+        return {
+            step.seq_id: self._prompt_logprobs_of(step, first_row, hidden)
+            for step, first_row in zip(inputs.steps, inputs.first_row.tolist(), strict=True)
+            if step.num_prompt_logprobs
+        }
 
-    def _prompt_logprobs(self, step: SeqStep, first_row: int, hidden: Tensor) -> list[TokenLogprobs]:
+    def _prompt_logprobs_of(self, step: SeqStep, first_row: int, hidden: Tensor) -> list[TokenLogprobs]:
         seq = self._batch.seqs[step.seq_id]
         found: list[TokenLogprobs] = []
         chunk = self._rows_at_a_time()

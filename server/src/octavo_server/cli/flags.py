@@ -75,6 +75,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "logprobs_mode": "Values reported as log-probabilities: before or after the sampling parameters are applied.",
         "enable_chunked_prefill": "Computation of long prompts in chunks, in the same steps as running sequences.",
         "long_prefill_token_threshold": "Largest number of tokens of one prompt that a step computes; 0: no limit.",
+        "async_scheduling": "Decode steps that start before the tokens of the one before are known to the host.",
         "max_step_ms": "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
         "scheduling_policy": "Order of waiting requests; fcfs: by arrival; priority: lowest field `priority` first.",
         "preemption_mode": "Treatment of a preempted request: its KV blocks are swapped to CPU memory, or recomputed "
@@ -191,7 +192,7 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
     flag = "--" + config_field.name.replace("_", "-")
     default = None if config_field.default is MISSING else config_field.default
     described = f"{text} Default: {_UNSET.get(config_field.name) or _shown(default)}.".strip()
-    if hint is bool:
+    if hint in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=described)
     elif config_field.name == "served_model_name":
         group.add_argument(flag, nargs="+", metavar="NAME", default=[], help=f"{text} Default: MODEL.")
@@ -220,6 +221,7 @@ def _metavar(kind: Any) -> str:
 
 #: Field whose default is None -> text of the default in the help.
 _UNSET = {
+    "async_scheduling": "on a GPU, without speculative decoding",
     "chat_template": "the model's",
     "download_dir": "the cache of the hub",
     "gpu_memory_utilization": "0.9 on a GPU, else see --kv-cache-memory-bytes",
