@@ -30,7 +30,7 @@ from octavo_testing.simulation import Simulation, sim_config
 BLOCK = 4
 ROOT = root_hash("weights", "float32", BLOCK)
 ADAPTERS = {"tuned": "sha256:1", "other": "sha256:2"}
-CONTEXT = 8192
+CONTEXT = 1 << 20  # more than the longest conversation that can be drawn
 
 
 @functools.cache
