@@ -25,8 +25,8 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
-from octavo_testing.parity import BLOCK, FEEDS, WHOLE, max_distance
-from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
+from octavo_testing.parity import BLOCK, FEEDS, WHOLE, expected_logits, max_distance
+from octavo_testing.tiny_models import LENGTH, TINY, make_tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -60,10 +60,7 @@ class Case:
 @pytest.fixture(scope="module", params=TINY)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = make_tiny(request.param, tmp_path_factory.mktemp("tiny"))
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    tokens = torch.randint(3, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(5))
-    with torch.inference_mode():
-        expected = model(tokens).logits
+    tokens, expected = expected_logits(folder)
     return Case(request.param, folder, tokens, expected)
 
 

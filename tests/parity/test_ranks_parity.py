@@ -19,11 +19,10 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
-from octavo_testing.parity import BLOCK, FEEDS, WHOLE, all_logits
+from octavo_testing.parity import BLOCK, FEEDS, WHOLE, all_logits, expected_logits
 from octavo_testing.ranks import run_ranks
-from octavo_testing.tiny_models import LENGTH, TINY, VOCAB, make_tiny
+from octavo_testing.tiny_models import LENGTH, TINY, make_tiny
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 TOLERANCE = 1e-4
 MUTANT_DISTANCE = 1e-3
@@ -64,10 +63,7 @@ def load(files: ModelFiles, group: Group, *, max_model_len: int = LENGTH, **buil
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = make_tiny(request.param, tmp_path_factory.mktemp("tiny"))
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    tokens = torch.randint(3, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(5))
-    with torch.inference_mode():
-        expected = model(tokens).logits
+    tokens, expected = expected_logits(folder)
     return Case(request.param, resolve_model(str(folder)), tokens, expected)
 
 

@@ -16,6 +16,8 @@ from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.names import APPLIED, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
+from octavo_operator.plan.plan import plan
+from octavo_operator.service import InferenceService, Settings
 from octavo_operator.timestamps import seconds_since
 
 SECRETS = RouterSecrets(shared="shared", admin="admin")
@@ -271,3 +273,17 @@ def _defaulted(manifest: dict[str, Any]) -> dict[str, Any]:
         manifest["spec"].setdefault("defaulted", True)
     manifest["status"] = {}
     return manifest
+
+
+def settle(cluster: PlanCluster, service: InferenceService, settings: Settings) -> None:
+    """Run the operator until it has nothing to do."""
+    for _ in range(20):
+        planned = plan(service, cluster.observe(), settings, now=cluster.now, new_secrets=SECRETS)
+        cluster.status = planned.status
+        if not planned.actions and planned.again_s is None:
+            return
+        for action in planned.actions:
+            cluster.execute(action)
+        cluster.settle_pods()
+        cluster.deliver_endpoints()
+    raise AssertionError(f"still to do: {planned.actions}")

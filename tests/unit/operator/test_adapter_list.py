@@ -16,7 +16,7 @@ from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_server.api.adapter_file import read_adapter_file
 from octavo_testing.infsvc_cases import Case, stored
-from octavo_testing.plan_cluster import SECRETS, PlanCluster
+from octavo_testing.plan_cluster import SECRETS, PlanCluster, settle
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "conditions.md"
@@ -41,20 +41,6 @@ def _observed(*routers: dict[str, AdapterReport], pods: tuple[str, ...] = ("p", 
 def _report(digest: str | None = None, **missing: str) -> AdapterReport:
     """The report of a replica that follows the list of `NAMES`."""
     return AdapterReport(digest or digest_of_list(adapter_list(_service(*NAMES), ())), missing)
-
-
-def _settle(cluster: PlanCluster, service: InferenceService) -> None:
-    """Run the operator until it has nothing to do."""
-    for _ in range(20):
-        planned = plan(service, cluster.observe(), SETTINGS, now=cluster.now, new_secrets=SECRETS)
-        cluster.status = planned.status
-        if not planned.actions and planned.again_s is None:
-            return
-        for action in planned.actions:
-            cluster.execute(action)
-        cluster.settle_pods()
-        cluster.deliver_endpoints()
-    raise AssertionError(f"still to do: {planned.actions}")
 
 
 def _reasons(observed: Observed) -> list[str]:
@@ -87,12 +73,12 @@ def test_only_setting_the_field_is_a_rollout() -> None:
 
 def test_a_changed_list_writes_the_config_map_only_and_a_removed_field_deletes_it() -> None:
     cluster = PlanCluster()
-    _settle(cluster, _service("a"))
+    settle(cluster, _service("a"), SETTINGS)
     config, pods = cluster.objects["ConfigMap", "llm-adapters"], {*cluster.pods}
-    _settle(cluster, _service("a", "b"))
+    settle(cluster, _service("a", "b"), SETTINGS)
     assert cluster.objects["ConfigMap", "llm-adapters"]["data"] != config["data"]
     assert {*cluster.pods} == pods
-    _settle(cluster, read_service(stored(Case("", {}, name="llm"))))
+    settle(cluster, read_service(stored(Case("", {}, name="llm"))), SETTINGS)
     assert ("ConfigMap", "llm-adapters") not in cluster.objects
     assert pods.isdisjoint(cluster.pods)
 

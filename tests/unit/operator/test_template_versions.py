@@ -13,7 +13,7 @@ from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
 from octavo_testing.newer_templates import ADDED, newer_templates
-from octavo_testing.plan_cluster import SECRETS, PlanCluster
+from octavo_testing.plan_cluster import SECRETS, PlanCluster, settle
 
 SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
 OTHER_SETTINGS = replace(SETTINGS, has_fixed_user=False, image_pull_secrets=("registry",), lame_duck_s=5)
@@ -39,19 +39,6 @@ def _hashes() -> Iterator[str]:
                 yield f"{name} version {number}: {' '.join(template.revision for template in made)} {case.id}"
 
 
-def _settle(cluster: PlanCluster, service: InferenceService, settings: Settings = SETTINGS) -> None:
-    """Run the operator until it has nothing to do."""
-    for _ in range(20):
-        planned = plan(service, cluster.observe(), settings, now=cluster.now, new_secrets=SECRETS)
-        if not planned.actions and planned.again_s is None:
-            return
-        for action in planned.actions:
-            cluster.execute(action)
-        cluster.settle_pods()
-        cluster.deliver_endpoints()
-    raise AssertionError(f"still to do: {planned.actions}")
-
-
 def _templates(cluster: PlanCluster) -> list[str]:
     """All pod templates, as text."""
     deployments = [*cluster.engine_manifests.values(), cluster.objects["Deployment", "llm-router"]]
@@ -60,28 +47,28 @@ def _templates(cluster: PlanCluster) -> list[str]:
 
 def test_an_upgrade_of_the_operator_writes_nothing() -> None:
     cluster = PlanCluster()
-    _settle(cluster, _service(replicas=2))
+    settle(cluster, _service(replicas=2), SETTINGS)
     writes, pods = cluster.num_writes, set(cluster.pods)
     with newer_templates():
-        _settle(cluster, _service(replicas=2))
+        settle(cluster, _service(replicas=2), SETTINGS)
     assert cluster.num_writes == writes
     assert set(cluster.pods) == pods
 
 
 def test_a_live_template_is_applied_again_as_it_was() -> None:
     cluster = PlanCluster()
-    _settle(cluster, _service())
+    settle(cluster, _service(), SETTINGS)
     before = _templates(cluster)
     for made in cluster.engine_manifests.values():  # another client changes the engines
         made["spec"]["template"]["spec"]["containers"][0]["args"] = []
     with newer_templates():
-        _settle(cluster, _service(2, replicas=3))
+        settle(cluster, _service(2, replicas=3), SETTINGS)
     assert _templates(cluster) == before
 
 
 def test_a_deployment_that_is_deleted_keeps_no_version() -> None:
     cluster = PlanCluster()
-    _settle(cluster, _service())
+    settle(cluster, _service(), SETTINGS)
     for name, deployment in cluster.engine_deployments.items():
         cluster.engine_deployments[name] = replace(deployment, is_deleting=True)
     revisions = cluster.observe().revisions
@@ -103,9 +90,9 @@ def test_a_change_of_the_service_takes_the_newest_version(
     settings: Settings,
 ) -> None:
     cluster = PlanCluster()
-    _settle(cluster, _service())
+    settle(cluster, _service(), SETTINGS)
     with newer_templates():
-        _settle(cluster, _service(2, **spec), settings)
+        settle(cluster, _service(2, **spec), settings)
     (made,) = cluster.engine_manifests.values()
     assert ADDED in str(made)
     assert (ADDED in str(cluster.objects["Deployment", "llm-router"])) is (settings is not SETTINGS)
@@ -115,10 +102,10 @@ def test_a_router_of_an_older_version_gets_the_admin_secret_with_its_next_change
     """Its pods stay as they are until then, and the operator creates no Secret that they do not need."""
     cluster = PlanCluster()
     with mock.patch.dict(router.TEMPLATES, {1: router.TEMPLATES[1]}, clear=True):
-        _settle(cluster, _service())
+        settle(cluster, _service(), SETTINGS)
     assert {*cluster.secrets} == {"llm-router-secret"}
     writes = cluster.num_writes
-    _settle(cluster, _service())
+    settle(cluster, _service(), SETTINGS)
     assert (cluster.num_writes, {*cluster.secrets}) == (writes, {"llm-router-secret"})
 
     newer = replace(SETTINGS, engine_image="engine:2", router_image="router:2")
@@ -127,7 +114,7 @@ def test_a_router_of_an_older_version_gets_the_admin_secret_with_its_next_change
     assert plan(_service(), waiting, newer, now=cluster.now, new_secrets=SECRETS).actions == ()
     actions = plan(_service(), cluster.observe(), newer, now=cluster.now, new_secrets=SECRETS).actions
     assert [_name(action) for action in actions][:2] == ["llm-router-admin-secret", "llm-router"]
-    _settle(cluster, _service(), newer)
+    settle(cluster, _service(), newer)
     assert cluster.secrets == {"llm-router-secret": SECRETS.shared, "llm-router-admin-secret": SECRETS.admin}
 
 
