@@ -56,10 +56,11 @@ def plan_ranks(
     """Plan the memory of all ranks. Raises StartupError if one of them does not fit into its part of the memory."""
     size, memory = config.tensor_parallel_size, device.memory()
     if size == 1:
-        return RankPlans(config=config, memory=memory, ranks=[plan_memory(config, device, model_config, stored, draft)])
+        plan = plan_memory(config, device, model_config, stored, draft, memory=memory)
+        return RankPlans(config=config, memory=memory, ranks=[plan])
     memory = replace(memory, total_bytes=memory.total_bytes // size, available_bytes=memory.available_bytes // size)
 
-    def plan(rank: int, settings: EngineConfig) -> MemoryPlan:
+    def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
         try:
             return plan_memory(settings, device, model_config, stored, group=Group(rank, size), memory=memory)
         except StartupError as error:
@@ -67,10 +68,10 @@ def plan_ranks(
                 f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
             ) from error
 
-    largest = plan(size - 1, config)  # the last rank has the most KV heads
+    largest = plan_rank(size - 1, config)  # the last rank has the most KV heads
     dtype = str(largest.dtype).removeprefix("torch.")
     config = replace(config, dtype=dtype, max_model_len=largest.max_model_len)  # type: ignore[arg-type]
-    ranks = [plan(rank, config) for rank in range(size)]
+    ranks = [plan_rank(rank, config) for rank in range(size)]
     num_blocks = min(each.kv.num_blocks for each in ranks)
     num_host_blocks = min(each.kv.num_host_blocks for each in ranks)
     ranks = [with_blocks(each, num_blocks, num_host_blocks) for each in ranks]
