@@ -51,7 +51,7 @@ def test_a_replayed_recording_adds_up_again() -> None:
 
 
 def test_a_rank_that_is_gone_is_an_error_of_the_others() -> None:
-    """Without its process group, a rank has closed its connections."""
+    """A rank closes its connections when its process group is deleted."""
 
     def run(group: Group) -> str:
         if group.rank == 1:

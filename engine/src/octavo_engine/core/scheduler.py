@@ -158,7 +158,7 @@ class Scheduler:
 
     @property
     def max_in_flight(self) -> int:
-        """How many plans are worth having in flight: the others are `steps_ahead`, unless a sequence prevents them."""
+        """Number of plans that should be in flight: the step in progress and `SchedulerState.steps_ahead` more."""
         return 1 + self._state.steps_ahead
 
     def has_work(self) -> bool:

@@ -48,7 +48,7 @@ class SchedulerState:
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps may be planned before the newest tokens are known; 0 while a sequence needs its own."""
+        """Number of steps that may be planned before the newest tokens are known; 0 while a sequence `needs_newest`."""
         return 0 if self.num_needing_newest else self.config.steps_ahead
 
     def new_seq_id(self) -> SeqId:
