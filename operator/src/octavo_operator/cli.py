@@ -194,12 +194,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text} is not a JSON object")
-    return found
+    return value
 
 
 def _role(text: str) -> str:

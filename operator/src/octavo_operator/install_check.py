@@ -44,11 +44,11 @@ def _wait_for_leader(leases: Any, namespace: str, name: str, *, patience_s: floa
     """Wait for a leader: a newly installed operator needs some seconds to acquire the Lease."""
     deadline = time.monotonic() + patience_s
     while True:
-        leads, found = _lease_state(leases, namespace, name)
+        leads, state = _lease_state(leases, namespace, name)
         if leads:
-            return True, found
+            return True, state
         if time.monotonic() > deadline:
-            return False, f"no operator leads ({found}): read the log, kubectl -n {namespace} logs deployment/{name}"
+            return False, f"no operator leads ({state}): read the log, kubectl -n {namespace} logs deployment/{name}"
         time.sleep(POLL_S)
 
 

@@ -180,5 +180,5 @@ def _autoscaling_metrics(rows: Sequence[AutoscalingRow]) -> Iterator[Metric]:
 def _ready(service: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the Ready condition; empty for a new service, which has no conditions yet."""
     conditions = (service.get("status") or {}).get("conditions") or ()
-    found: Mapping[str, str] = next((c for c in conditions if c["type"] == "Ready"), {})
-    return found
+    condition: Mapping[str, str] = next((c for c in conditions if c["type"] == "Ready"), {})
+    return condition

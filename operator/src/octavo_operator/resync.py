@@ -127,9 +127,9 @@ class Resync:
             nonlocal was_gone
             began_s = self._clock()
             try:
-                found = await self._inventory.find_missing()
+                missing = await self._inventory.find_missing()
                 self._duration_s = self._clock() - began_s
-                return found
+                return missing
             except ApiError as error:
                 was_gone = was_gone or error.is_gone
                 raise

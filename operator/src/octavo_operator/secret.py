@@ -27,8 +27,8 @@ def derive_secrets(operator_key: bytes, router: tuple[str, str]) -> RouterSecret
 
 async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:
     """Read the key from the Secret of this name; create the Secret with a random key if it is missing."""
-    if (found := await _find_key(cluster, namespace, name)) is not None:
-        return found
+    if (key := await _find_key(cluster, namespace, name)) is not None:
+        return key
     await _write_key(cluster, secrets.token_hex(KEY_BYTES).encode(), namespace, name)
     return await _read_key(cluster, namespace, name)
 
@@ -37,11 +37,11 @@ async def restore_key(cluster: Cluster, key: bytes, *, namespace: str, name: str
     """Create the Secret again with the key in use if it was deleted; log a warning if it was changed. Never raises
     ApiError."""
     try:
-        found = await _find_key(cluster, namespace, name)
-        if found is None:
+        live = await _find_key(cluster, namespace, name)
+        if live is None:
             logger.warning("the Secret %s/%s was deleted: it is created again with the same key", namespace, name)
             await _write_key(cluster, key, namespace, name)
-        elif found != key:
+        elif live != key:
             logger.warning("the Secret %s/%s was changed, but the operator uses the old key: restore the old key, or "
                            "restart the operator and apply all services again", namespace, name)  # fmt: skip
     except ApiError as error:
@@ -69,8 +69,8 @@ async def _find_key(cluster: Cluster, namespace: str, name: str) -> bytes | None
 
 
 async def _read_key(cluster: Cluster, namespace: str, name: str) -> bytes:
-    found = await cluster.read("Secret", namespace, name)
-    if not (key := base64.b64decode((found.get("data") or {}).get("key", ""))):
+    secret = await cluster.read("Secret", namespace, name)
+    if not (key := base64.b64decode((secret.get("data") or {}).get("key", ""))):
         remedy = "restore the entry, or delete the Secret so that the operator creates a new key"
         what = f"the Secret {namespace}/{name} has no entry `key`: {remedy}"
         raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "NoKey", what)

@@ -77,18 +77,18 @@ class Autoscaler:
 
     def rows(self) -> Iterator[AutoscalingRow]:
         """The figures of each service for the metrics."""
-        for (namespace, name), found in self._followed.items():
-            state, load = found.state, found.load
+        for (namespace, name), service in self._followed.items():
+            state, load = service.state, service.load
             if state is None:
                 continue
             yield AutoscalingRow(
                 namespace=namespace,
                 infsvc=name,
                 desired_replicas=state.desired,
-                max_replicas=found.spec.max_replicas,
+                max_replicas=service.spec.max_replicas,
                 kv_used_replicas=None if load is None else load.kv_used_replicas,
                 waiting_requests=None if load is None else load.waiting_requests,
-                num_wakes=found.wakes,
+                num_wakes=service.wakes,
                 wake_s=state.wake_s,
             )
 

@@ -145,24 +145,24 @@ class Cluster:
     async def find(self, kind: str, namespace: str, name: str) -> Raw | None:
         """Read an object by a list request with its name: the watches need the right to list, so no right to get is
         needed."""
-        found = await self._list(kind, namespace, f"metadata.name={name}")
-        return found[0] if found else None
+        objects = await self._list(kind, namespace, f"metadata.name={name}")
+        return objects[0] if objects else None
 
     async def list_warnings(self, namespace: str, uid: str) -> list[Raw]:
         return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
 
     async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
         """Uids of all objects with the label, in one namespace or in all."""
-        found: set[str] = set()
+        uids: set[str] = set()
         query = f"?limit={PAGE}" + (f"&labelSelector={quote(label)}" if label else "")
         next_page = ""
         while True:
             page = await self._call(
                 "GET", path_of(kind, namespace), accept=METADATA, query=query + next_page, timeout_s=PAGE_S
             )
-            found.update(item["metadata"]["uid"] for item in page.get("items") or ())
+            uids.update(item["metadata"]["uid"] for item in page.get("items") or ())
             if not (token := page["metadata"].get("continue")):
-                return found
+                return uids
             next_page = f"&continue={quote(token)}"
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:

@@ -30,18 +30,18 @@ async def load_configuration() -> Configuration:
     if host and port and (ACCOUNT / "token").exists():
         host = f"[{host}]" if ":" in host else host
         return account_configuration(f"https://{host}:{port}", ACCOUNT)
-    found = Configuration()
-    await config.load_kube_config(client_configuration=found)  # type: ignore[no-untyped-call]
-    return found
+    configuration = Configuration()
+    await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return configuration
 
 
 def account_configuration(
     url: str, folder: Path, *, reread_s: float = REREAD_S, clock: Callable[[], float] = time.monotonic
 ) -> Configuration:
     """Configuration of a pod's service account. `folder`: folder with the files `token` and `ca.crt`."""
-    found = Configuration(host=url)
+    account = Configuration(host=url)
     if (folder / "ca.crt").exists():
-        found.ssl_ca_cert = str(folder / "ca.crt")
+        account.ssl_ca_cert = str(folder / "ca.crt")
     read_s = float("-inf")
 
     def reread(configuration: Configuration) -> None:
@@ -50,9 +50,9 @@ def account_configuration(
             configuration.api_key[BEARER] = f"Bearer {(folder / 'token').read_text().strip()}"
             read_s = clock()
 
-    reread(found)  # the client calls the hook only if there is a token
-    found.refresh_api_key_hook = reread  # type: ignore[assignment]  # declared as None
-    return found
+    reread(account)  # the client calls the hook only if there is a token
+    account.refresh_api_key_hook = reread  # type: ignore[assignment]  # declared as None
+    return account
 
 
 def make_client(configuration: Configuration) -> ApiClient:

@@ -47,14 +47,14 @@ class Inventory:
     async def find_missing(self) -> set[str]:
         """Return the uids of objects that exist in the cluster and are not in the view; remove the reverse."""
         before = list(self._view.objects())
-        found: set[str] = set()
+        uids: set[str] = set()
         for kind in self._kinds:
             for namespace in self._namespaces or (None,):
-                found |= await self._uids(kind, namespace)
+                uids |= await self._uids(kind, namespace)
         for raw in before:
-            if raw["metadata"]["uid"] not in found:
+            if raw["metadata"]["uid"] not in uids:
                 self._remove(raw)
-        return found - {raw["metadata"]["uid"] for raw in self._view.objects()}
+        return uids - {raw["metadata"]["uid"] for raw in self._view.objects()}
 
     async def _uids(self, kind: str, namespace: str | None) -> set[str]:
         try:

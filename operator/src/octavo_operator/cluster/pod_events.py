@@ -59,8 +59,8 @@ class PodSetupEvents:
 
     async def _lasting_failure(self, pod: Raw, *, is_long: bool) -> str:
         warnings = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
-        found = [event for event in warnings if event["reason"] != EARLIER]
-        lasting = [event for event in found if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
+        current = [event for event in warnings if event["reason"] != EARLIER]
+        lasting = [event for event in current if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
         latest = max(lasting, key=last_seen, default=None)
         return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 

@@ -143,11 +143,11 @@ def _termination_message(text: str) -> tuple[str, str]:
     last line is the message.
     """
     try:
-        found = json.loads(text)
+        message = json.loads(text)
     except ValueError:
-        found = None
-    if isinstance(found, dict) and isinstance(found.get("code"), str) and isinstance(found.get("message"), str):
-        return found["code"], found["message"]
+        message = None
+    if isinstance(message, dict) and isinstance(message.get("code"), str) and isinstance(message.get("message"), str):
+        return message["code"], message["message"]
     lines = [line for line in text.splitlines() if line.strip()]
     return "", lines[-1] if lines else ""
 

@@ -154,8 +154,10 @@ class Reconciler:
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
         """Add to pods and routers the reasons why their containers can't be created."""
-        found = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
-        engines = (replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in found)
+        failures = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
+        engines = (
+            replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in failures
+        )
         troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
         trouble = observed.router_trouble or next(filter(None, troubles), "")
         return replace(observed, pods=tuple(engines), router_trouble=trouble)

@@ -82,8 +82,8 @@ class RouterReports:
     def fresh(self, namespace: str, pods: Iterable[str]) -> dict[str, RouterReport]:
         """The reports of those pods that sent a line in the last `FRESH_S` seconds."""
         now_s = self._clock()
-        found = self.for_pods(namespace, pods)
-        return {pod: report for pod, report in found.items() if now_s - self._received_s[namespace, pod] <= FRESH_S}
+        reports = self.for_pods(namespace, pods)
+        return {pod: report for pod, report in reports.items() if now_s - self._received_s[namespace, pod] <= FRESH_S}
 
     def subscribe(self, key: Key, address: Address, secrets: Sequence[str] = ("",)) -> None:
         """Connect to a router pod. A new address replaces the connection: it is another pod with the same name.
@@ -313,8 +313,8 @@ class RouterState:
             raise ValueError(f"it reports more than {MAX_NAMES} replicas")
         if figures.held is not None:
             are_other.append(_positive(figures.held) != _positive(self._numbers["held"]))
-        given = {"queue": figures.queue, "held": figures.held, "requests": figures.requests}
-        self._numbers |= {name: counts for name, counts in given.items() if counts is not None}
+        numbers = {"queue": figures.queue, "held": figures.held, "requests": figures.requests}
+        self._numbers |= {name: counts for name, counts in numbers.items() if counts is not None}
         return any(are_other)
 
     def _update_replica(self, state: _ReplicaState, now_s: float) -> bool:

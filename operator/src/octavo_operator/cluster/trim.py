@@ -24,7 +24,7 @@ def trimmed(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shared(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {sys.intern(key): _shared(found) for key, found in value.items()}
+        return {sys.intern(key): _shared(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_shared(found) for found in value]
+        return [_shared(item) for item in value]
     return sys.intern(value) if isinstance(value, str) and len(value) <= LONGEST else value

@@ -98,8 +98,8 @@ class View:
     def objects(self) -> Iterator[Raw]:
         """All stored objects, including the InferenceServices."""
         yield from self.services.values()
-        for found in self._objects.values():
-            yield from found.values()
+        for by_ref in self._objects.values():
+            yield from by_ref.values()
 
     def contains(self, raw: Raw) -> bool:
         """Return whether the view has an object of this kind and name, regardless of its current labels."""
@@ -119,8 +119,8 @@ class View:
         self._owners.pop((service[0], *ref), None)
 
     def _forget_engine(self, service: Key, ref: Ref) -> None:
-        if ref[0] == "Pod" and (known := self._objects.get(service, {}).get(ref)) is not None:
-            _drop(self._engines, _labelled_router(known), ref[1])
+        if ref[0] == "Pod" and (pod := self._objects.get(service, {}).get(ref)) is not None:
+            _drop(self._engines, _labelled_router(pod), ref[1])
 
     def services_behind_router(self, router: Key) -> set[Key]:
         """The services whose specs name the router, or whose pods are behind it."""

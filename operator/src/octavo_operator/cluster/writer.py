@@ -64,8 +64,8 @@ class Writer:
         kind, metadata = manifest["kind"], manifest["metadata"]
         if await self._cluster.create(manifest) or kind == "Secret":  # Secrets of services can't be read
             return None
-        found = await self._cluster.find(kind, metadata["namespace"], metadata["name"])
-        return None if found is None or is_ours(found, service) else name_taken(found)
+        live = await self._cluster.find(kind, metadata["namespace"], metadata["name"])
+        return None if live is None or is_ours(live, service) else name_taken(live)
 
     async def _apply_new(self, service: ServiceIdentity, manifest: dict[str, Any]) -> Refusal | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -74,11 +74,11 @@ class Writer:
         except ApiError as error:
             if not error.is_conflict:
                 raise
-            found = await self._cluster.find(kind, service.namespace, name)
-            if found is None:
+            live = await self._cluster.find(kind, service.namespace, name)
+            if live is None:
                 raise
-            if not is_ours(found, service):
-                return name_taken(found)
+            if not is_ours(live, service):
+                return name_taken(live)
             self._update_view(await self._cluster.apply(manifest), manifest)
         return None
 

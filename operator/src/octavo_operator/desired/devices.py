@@ -86,6 +86,6 @@ def _gets_nvidia(service: InferenceService) -> bool:
 
 def _requested(service: InferenceService) -> dict[str, str | int]:
     """Requested resources, without those of which nothing is requested."""
-    found = service.spec.resources
-    amounts = {} if found is None else found.requests | found.limits
+    resources = service.spec.resources
+    amounts = {} if resources is None else resources.requests | resources.limits
     return {name: amount for name, amount in amounts.items() if parse_quantity(amount)}

@@ -42,12 +42,12 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 
 def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
     """Network objects of a service; one that shares another service's router only has the Service of its own name."""
-    found = [_public_service(service)]
+    manifests = [_public_service(service)]
     if service.owns_router:
-        found += [_headless_service(service), *_exposure(service, settings)]
+        manifests += [_headless_service(service), *_exposure(service, settings)]
         if service.spec.network_policy.enabled is not False:
-            found += [_router_policy(service, settings), _engine_policy(service, settings)]
-    return found
+            manifests += [_router_policy(service, settings), _engine_policy(service, settings)]
+    return manifests
 
 
 def internal_url(service: InferenceService, settings: Settings) -> str:
@@ -70,8 +70,8 @@ def exposed_url(service: InferenceService) -> str | None:
 
 def load_balancer_url(live: Mapping[str, Any]) -> str | None:
     """URL, without /v1, of a public Service's load balancer; None before the cloud has assigned an address."""
-    found = (live.get("status") or {}).get("loadBalancer") or {}
-    points = found.get("ingress") or [{}]
+    balancer = (live.get("status") or {}).get("loadBalancer") or {}
+    points = balancer.get("ingress") or [{}]
     host = points[0].get("hostname") or points[0].get("ip")
     return None if host is None else f"http://[{host}]" if ":" in host else f"http://{host}"
 
@@ -143,8 +143,8 @@ def _ingress(service: InferenceService, wanted: Ingress) -> Manifest:
 
 
 def _annotations(wanted: Ingress) -> dict[str, str]:
-    known = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.ingress_class_name or "")), {})
-    return known | wanted.annotations
+    defaults = next((a for name, a in INGRESS_ANNOTATIONS.items() if name in (wanted.ingress_class_name or "")), {})
+    return defaults | wanted.annotations
 
 
 def _route(service: InferenceService, wanted: Gateway) -> Manifest:

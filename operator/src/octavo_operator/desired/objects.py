@@ -28,9 +28,9 @@ def child(
 
 def pod_metadata(service: InferenceService, component: str) -> Manifest:
     """Labels and annotations of a pod. The user's labels can't replace the operator's."""
-    given = service.spec.pod_metadata
-    pod_labels = given.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
-    return {"labels": pod_labels} | ({"annotations": dict(given.annotations)} if given.annotations else {})
+    metadata = service.spec.pod_metadata
+    pod_labels = metadata.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
+    return {"labels": pod_labels} | ({"annotations": dict(metadata.annotations)} if metadata.annotations else {})
 
 
 def resources(given: Resources | None, default: Manifest | None = None) -> Manifest | None:

@@ -43,15 +43,15 @@ def conflicts(pod: Manifest, template: PodTemplate | None) -> list[str]:
     """Paths of the fields by which `template` would replace what the operator needs in `pod`."""
     if template is None:
         return []
-    given: Manifest = template.manifest().get("spec", {})
-    found = [f"spec.{name}" for name in _OWN_POD_FIELDS if name in given]
-    found += _same(pod["spec"], given, "volumes", "spec")
+    spec: Manifest = template.manifest().get("spec", {})
+    paths = [f"spec.{name}" for name in _OWN_POD_FIELDS if name in spec]
+    paths += _same(pod["spec"], spec, "volumes", "spec")
     for kind in _DEEP:
         own = {container["name"]: container for container in pod["spec"].get(kind, ())}
-        for container in given.get(kind, ()):
+        for container in spec.get(kind, ()):
             if container["name"] in own:
-                found += _container_conflicts(own[container["name"]], container, f"spec.{kind}[{container['name']}]")
-    return found
+                paths += _container_conflicts(own[container["name"]], container, f"spec.{kind}[{container['name']}]")
+    return paths
 
 
 def _container_conflicts(own: Manifest, given: Manifest, path: str) -> Iterator[str]:

@@ -41,11 +41,11 @@ _APPARMOR, _APPARMOR_PROFILES = "container.apparmor.security.beta.kubernetes.io/
 def privileges(service: InferenceService) -> list[str]:
     """Paths in `spec` of all fields that give an engine or router pod rights on its node."""
     spec = service.spec
-    found = [f"engine.podTemplate.{path}" for path in _of_template(spec.engine.pod_template)]
-    found += [f"router.podTemplate.{path}" for path in _of_template(spec.router.pod_template)]
-    found += [f"podMetadata.{path}" for path in _of_annotations(spec.pod_metadata.annotations)]
+    paths = [f"engine.podTemplate.{path}" for path in _of_template(spec.engine.pod_template)]
+    paths += [f"router.podTemplate.{path}" for path in _of_template(spec.router.pod_template)]
+    paths += [f"podMetadata.{path}" for path in _of_annotations(spec.pod_metadata.annotations)]
     cache = spec.model.cache
-    return [*found, "model.cache.hostPath"] if cache is not None and cache.mode == "HostPath" else found
+    return [*paths, "model.cache.hostPath"] if cache is not None and cache.mode == "HostPath" else paths
 
 
 def _of_template(template: PodTemplate | None) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _identity(service: InferenceService, settings: Settings) -> list[Manifest]:
 def _services_config(service: InferenceService, behind: Mapping[str, ServiceBehind]) -> Manifest:
     """The ConfigMap with the services of these routers, by which they know models without a replica. Kubernetes updates
     the mounted file within about 90 s; until then, the models that replicas report count as well."""
-    listed = [_listed(name, found) for name, found in sorted(behind.items())]
+    listed = [_listed(name, service_behind) for name, service_behind in sorted(behind.items())]
     data = {SERVICES_FILE: json.dumps({"services": listed})}
     return child(service, "v1", "ConfigMap", services_config(service.name), component=ROUTER, data=data)
 

@@ -28,8 +28,8 @@ def choose_template(
     versions: Versions, service: InferenceService, settings: Settings, live: Collection[str]
 ) -> RenderedTemplate:
     """The newest version whose template is live, otherwise the newest version. `live`: revisions of Deployments."""
-    found = [_with_revision(versions[number](service, settings)) for number in sorted(versions, reverse=True)]
-    return next((template for template in found if template.revision in live), found[0])
+    templates = [_with_revision(versions[number](service, settings)) for number in sorted(versions, reverse=True)]
+    return next((template for template in templates if template.revision in live), templates[0])
 
 
 def _with_revision(content: Manifest) -> RenderedTemplate:

@@ -78,9 +78,9 @@ def model_environment(service: InferenceService) -> list[Manifest]:
 
     The user's variables of these names replace them, so that the engine looks where the init container has written.
     """
-    given = {variable["name"]: variable for variable in dump_parts(service.spec.engine.env)}
+    variables = {variable["name"]: variable for variable in dump_parts(service.spec.engine.env)}
     ours = {"XDG_CACHE_HOME": CACHE_PATH, "HF_HOME": f"{CACHE_PATH}/huggingface"}
-    return [given.get(name, {"name": name, "value": value}) for name, value in ours.items()]
+    return [variables.get(name, {"name": name, "value": value}) for name, value in ours.items()]
 
 
 def secret_environment(service: InferenceService) -> list[Manifest]:

@@ -72,10 +72,10 @@ class ClusterReader:
             router = f"{SERVICE_LABEL}={shared},{COMPONENT_LABEL}={ROUTER}"
             pods += self._listed("Pod", namespace, router, notes)
         events = _about(name, pods, self._listed("Event", namespace, "", notes))
-        found = explain_service(service, pods, events, notes)
-        if found.is_ready:
-            return found
-        return replace(found, pods=tuple(self._with_last_lines(pod, namespace) for pod in found.pods))
+        explanation = explain_service(service, pods, events, notes)
+        if explanation.is_ready:
+            return explanation
+        return replace(explanation, pods=tuple(self._with_last_lines(pod, namespace) for pod in explanation.pods))
 
     def explain_all(self, namespace: str | None) -> list[Explanation]:
         """Explain the services of a namespace, or of all namespaces if it is None. Raises Unexplained."""
@@ -97,8 +97,8 @@ class ClusterReader:
 
     def _call_service(self, method: str, verb: str, name: str, namespace: str, body: Raw | None = None) -> Raw:
         try:
-            found: Raw = json.loads(self._call(method, path_of(KIND, namespace, name), body))
-            return found
+            service: Raw = json.loads(self._call(method, path_of(KIND, namespace, name), body))
+            return service
         except ApiError as error:
             if error.is_gone and error.reason:  # an error without a reason: the path is missing, as there is no CRD
                 raise Unexplained(self._absent(name, namespace)) from error
@@ -112,12 +112,12 @@ class ClusterReader:
             others = [one.name for one in self.explain_all(namespace)]
         except Unexplained:
             return f"{text}."
-        found = (
+        hint = (
             f"there are {', '.join(others)}"
             if others
             else "it has no InferenceServices; select another namespace with -n"
         )
-        return f"{text}: {found}."
+        return f"{text}: {hint}."
 
     def _unexplained(self, error: Exception, what: str) -> Unexplained:
         if not isinstance(error, ApiError):
@@ -159,8 +159,8 @@ class ClusterReader:
         return pod
 
     def _get(self, path: str) -> Raw:
-        found: Raw = json.loads(self._read(path))
-        return found
+        answer: Raw = json.loads(self._read(path))
+        return answer
 
     def _read(self, path: str) -> bytes:
         return self._call("GET", path)
@@ -179,8 +179,8 @@ class ClusterReader:
 
 
 def _about(name: str, pods: Iterable[Raw], events: Iterable[Raw]) -> list[Raw]:
-    wanted = {(KIND, name), *(("Pod", pod["metadata"]["name"]) for pod in pods)}
-    return [event for event in events if about_of(event) in wanted]
+    objects = {(KIND, name), *(("Pod", pod["metadata"]["name"]) for pod in pods)}
+    return [event for event in events if about_of(event) in objects]
 
 
 def _innermost(error: Exception) -> str:

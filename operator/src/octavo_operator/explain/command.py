@@ -19,9 +19,9 @@ def explain(
 ) -> int:
     """Explain one service, or all if `name` is None. Return the exit code: 0 if all explained services are Ready."""
     try:
-        found = access(kubeconfig, context)
-        with found.api:
-            reader, where = ClusterReader(found), namespace or found.namespace
+        cluster = access(kubeconfig, context)
+        with cluster.api:
+            reader, where = ClusterReader(cluster), namespace or cluster.namespace
             if name is None:
                 return _show_all(reader, None if all_namespaces else where, as_json)
             explanation = reader.explain(name, where)
@@ -33,12 +33,12 @@ def explain(
 
 
 def _show_all(reader: ClusterReader, namespace: str | None, as_json: bool) -> int:
-    found = reader.explain_all(namespace)
+    explanations = reader.explain_all(namespace)
     if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
-    elif found:
-        print("\n".join(table_of(found)))
+        print(json.dumps([asdict(one) for one in explanations], indent=2))
+    elif explanations:
+        print("\n".join(table_of(explanations)))
     else:
         where = "in any namespace" if namespace is None else f"in the namespace {namespace!r}"
         print(f"octavo: there are no InferenceServices {where}.", file=sys.stderr)
-    return 0 if all(one.is_ready for one in found) else 1
+    return 0 if all(one.is_ready for one in explanations) else 1

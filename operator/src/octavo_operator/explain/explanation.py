@@ -112,18 +112,18 @@ def pods_in_trouble(pods: Iterable[PodState]) -> list[PodState]:
 def _chain(conditions: Sequence[Raw]) -> Iterator[Link]:
     rows = {condition["type"]: condition for condition in conditions}
     for name in (name for name in REASONS if name not in _ASIDE):
-        found = rows.get(name)
-        if found is None:
+        row = rows.get(name)
+        if row is None:
             yield Link(condition=name, state="unknown")
             continue
-        blocked = "fails" if found["status"] == "False" else "waits"
-        otherwise = "open" if found["reason"] in NON_BLOCKING else blocked
+        blocked = "fails" if row["status"] == "False" else "waits"
+        otherwise = "open" if row["reason"] in NON_BLOCKING else blocked
         yield Link(
             condition=name,
-            state="holds" if found["status"] == "True" else otherwise,
-            reason=found["reason"],
-            message=found.get("message", ""),
-            since=found.get("lastTransitionTime", ""),
+            state="holds" if row["status"] == "True" else otherwise,
+            reason=row["reason"],
+            message=row.get("message", ""),
+            since=row.get("lastTransitionTime", ""),
         )
 
 
@@ -145,13 +145,13 @@ def _cause(service: Raw, chain: Sequence[Link]) -> Cause | None:
 
 
 def _scaling(conditions: Sequence[Raw]) -> Cause | None:
-    found = (row for row in conditions if row["type"] == "ScalingReady")
-    return next((_explained(row["type"], row["reason"], row.get("message", "")) for row in found), None)
+    rows = (row for row in conditions if row["type"] == "ScalingReady")
+    return next((_explained(row["type"], row["reason"], row.get("message", "")) for row in rows), None)
 
 
 def _explained(condition: str, reason: str, message: str) -> Cause:
-    known = MEANINGS[condition].get(reason, _UNKNOWN)
-    return Cause(condition=condition, reason=reason, message=message, meaning=known.text, remedy=known.remedy)
+    meaning = MEANINGS[condition].get(reason, _UNKNOWN)
+    return Cause(condition=condition, reason=reason, message=message, meaning=meaning.text, remedy=meaning.remedy)
 
 
 _UNKNOWN = Meaning(

@@ -32,9 +32,9 @@ def rollout(
     """Return the exit code: 0 if the rollout is complete, or if the service was paused or resumed. `timeout_s`: longest
     watch; 0 for no limit."""
     try:
-        found = access(kubeconfig, context)
-        with found.api:
-            reader, where = ClusterReader(found), namespace or found.namespace
+        cluster = access(kubeconfig, context)
+        with cluster.api:
+            reader, where = ClusterReader(cluster), namespace or cluster.namespace
             if action == "status":
                 return follow(lambda: reader.service(name, where), watch=watch, timeout_s=timeout_s)
             return _set_paused(reader, name, where, action == "pause")
@@ -71,12 +71,13 @@ def progress_of(service: Mapping[str, Any]) -> Progress:
     about = f'infsvc "{metadata["name"]}"'
     if status.get("observedGeneration", 0) < metadata.get("generation", 0):
         return Progress(f"Waiting for the operator to process the spec of {about}")
-    rows = {row["type"]: row for row in status["conditions"]}
-    found = rows["Accepted"] if rows["Accepted"]["status"] != "True" else rows["Progressing"]
-    if found["reason"] == "Complete":
+    conditions = {row["type"]: row for row in status["conditions"]}
+    accepted = conditions["Accepted"]
+    deciding = conditions["Progressing"] if accepted["status"] == "True" else accepted
+    if deciding["reason"] == "Complete":
         return Progress(f"{about} successfully rolled out", True)
-    message = f"{found['reason']}: {found['message']}"
-    if found["status"] == "False":
+    message = f"{deciding['reason']}: {deciding['message']}"
+    if deciding["status"] == "False":
         return Progress(f"{about} is not rolled out: {message}", False)
     replicas = status["replicas"]
     counts = f"{replicas['updated']} of {replicas['desired']} replicas updated, {replicas['ready']} ready"

@@ -28,13 +28,13 @@ class Documents:
 
 def read_documents(text: str) -> Documents:
     """Parse a manifest file. Raises InvalidSpec; each line of its message begins with the kind and name concerned."""
-    found, faults = Documents(), list[str]()
+    documents, faults = Documents(), list[str]()
     for manifest in _manifests(text):
         kind, name = manifest.get("kind"), _name(manifest)
         if kind in _CONFIG_KINDS and manifest.get("apiVersion") == "v1":
-            found.configs[kind, name] = _entries(manifest, f"{kind} {name}")
+            documents.configs[kind, name] = _entries(manifest, f"{kind} {name}")
         elif kind != KIND and not str(manifest.get("apiVersion")).startswith(f"{GROUP}/"):
-            found.notes.append(
+            documents.notes.append(
                 f"{kind} {name}: ignored: octavo up runs InferenceServices, and reads Secrets and ConfigMaps"
             )
         else:
@@ -43,14 +43,14 @@ def read_documents(text: str) -> Documents:
             except InvalidSpec as error:
                 faults += [f"{KIND} {name}: {line}" for line in str(error).splitlines()]
                 continue
-            if name in found.services:
+            if name in documents.services:
                 faults.append(f"{KIND} {name}: the name occurs twice: give each its own metadata.name")
-            found.services[name] = service
+            documents.services[name] = service
     if faults:
         raise InvalidSpec("\n".join(faults))
-    if not found.services:
+    if not documents.services:
         raise InvalidSpec(f"the file has no {KIND}: apiVersion: {GROUP}/v1alpha1, kind: {KIND}")
-    return found
+    return documents
 
 
 def _manifests(text: str) -> Iterator[dict[str, Any]]:

@@ -21,18 +21,18 @@ def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
     """Convert a manifest. `brings_keys`: the caller has its own API keys, which replace the manifest's. Raises
     ValueError, whose message has a line for each fault."""
     try:
-        found = read_documents(text)
-        faults = [*_router_faults(found), *_reference_faults(found, brings_keys)]
+        documents = read_documents(text)
+        faults = [*_router_faults(documents), *_reference_faults(documents, brings_keys)]
         if faults:
             raise InvalidSpec("\n".join(faults))
     except InvalidSpec as error:
         raise ValueError(str(error)) from None
-    services = list(found.services.values())
+    services = list(documents.services.values())
     return {
-        "services": [_service(service, found, brings_keys) for service in services],
-        "keys": None if brings_keys else _keys(found),
+        "services": [_service(service, documents, brings_keys) for service in services],
+        "keys": None if brings_keys else _keys(documents),
         "drain_timeout_s": max(service.drain_timeout_s for service in services),
-        "notes": [*found.notes, *_router_notes(services), *(n for s in services for n in ignored_field_notes(s))],
+        "notes": [*documents.notes, *_router_notes(services), *(n for s in services for n in ignored_field_notes(s))],
     }
 
 

@@ -48,10 +48,10 @@ def _is_set(spec: BaseModel, path: str) -> bool:
     part: BaseModel = spec
     *parents, last = path.split(".")
     for name in parents:
-        found = getattr(part, _field(part, name))
-        if not isinstance(found, BaseModel):
+        value = getattr(part, _field(part, name))
+        if not isinstance(value, BaseModel):
             return False
-        part = found
+        part = value
     return _field(part, last) in part.model_fields_set
 
 

@@ -72,10 +72,10 @@ def make_server_certificate(authority: Authority, host: str, now: datetime) -> b
 def is_due(certificate: bytes, now: datetime) -> bool:
     """Return whether a certificate should be replaced: two thirds of its life are over, or it can't be read."""
     try:
-        found = x509.load_pem_x509_certificate(certificate)
+        parsed = x509.load_pem_x509_certificate(certificate)
     except ValueError:
         return True
-    start, end = found.not_valid_before_utc, found.not_valid_after_utc
+    start, end = parsed.not_valid_before_utc, parsed.not_valid_after_utc
     return now >= start + (end - start) * 2 / 3
 
 
@@ -91,14 +91,14 @@ def renewed(authority: Authority | None, now: datetime) -> Authority:
 def read_authority(data: Mapping[str, bytes]) -> Authority | None:
     """The authority in the entries of a Secret; None if they are not complete or don't belong together."""
     try:
-        found = Authority(data["ca.crt"], data["ca.key"], data.get("previous.crt", b""))
-        public = x509.load_pem_x509_certificate(found.certificate).public_key()
-        key = load_pem_private_key(found.key, password=None)
-        if found.previous:
-            x509.load_pem_x509_certificate(found.previous)
+        authority = Authority(data["ca.crt"], data["ca.key"], data.get("previous.crt", b""))
+        public = x509.load_pem_x509_certificate(authority.certificate).public_key()
+        key = load_pem_private_key(authority.key, password=None)
+        if authority.previous:
+            x509.load_pem_x509_certificate(authority.previous)
     except (KeyError, ValueError, TypeError):
         return None
-    return found if isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == public else None
+    return authority if isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == public else None
 
 
 def authority_entries(authority: Authority) -> dict[str, bytes]:

@@ -97,27 +97,27 @@ class MetricsApi:
         try:
             group = await self._cluster.read_path(f"/apis/{GROUP}")
             version = group.get("preferredVersion", {}).get("version", "")
-            found = await self._cluster.read("APIService", None, f"{version}.{GROUP}")
+            api_service = await self._cluster.read("APIService", None, f"{version}.{GROUP}")
         except ApiError as error:
             if error.is_gone or error.status == HTTPStatus.FORBIDDEN:  # no APIService, or one of an unknown version
                 return False
             raise
-        service = found.get("spec", {}).get("service") or {}
+        service = api_service.get("spec", {}).get("service") or {}
         return (service.get("namespace"), service.get("name")) == self._service
 
     async def _authority(self) -> Authority | None:
         """Read the authority; the leader makes it if it is missing, and replaces it in time."""
         secret = await self._read_secret()
-        found = None if secret is None else read_authority(_decoded(secret))
+        authority = None if secret is None else read_authority(_decoded(secret))
         if not self._leads():
-            return found
-        wanted = renewed(found, self._now())
-        if wanted != found:
+            return authority
+        renewed_authority = renewed(authority, self._now())
+        if renewed_authority != authority:
             logger.info("the metrics API gets a new certificate authority")
-            if found is not None:
-                await self._patch_bundle(wanted.bundle)
-            await self._write_secret(wanted, secret)
-        return wanted
+            if authority is not None:
+                await self._patch_bundle(renewed_authority.bundle)
+            await self._write_secret(renewed_authority, secret)
+        return renewed_authority
 
     async def _read_secret(self) -> dict[str, Any] | None:
         try:
@@ -154,8 +154,8 @@ class MetricsApi:
         return FrontProxy(data["requestheader-client-ca-file"], _names(data.get("requestheader-allowed-names") or "[]"))
 
     async def _register(self, authority: Authority) -> None:
-        found = await self._cluster.read("APIService", None, API_SERVICE)
-        if found["spec"].get("caBundle") != base64.b64encode(authority.bundle).decode():
+        api_service = await self._cluster.read("APIService", None, API_SERVICE)
+        if api_service["spec"].get("caBundle") != base64.b64encode(authority.bundle).decode():
             await self._patch_bundle(authority.bundle)
 
     async def _patch_bundle(self, bundle: bytes) -> None:

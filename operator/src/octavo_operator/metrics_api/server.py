@@ -129,8 +129,8 @@ def _context(authority: str) -> ssl.SSLContext:
 
 def _common_name(request: web.Request) -> str:
     shown: Any = None if request.transport is None else request.transport.get_extra_info("peercert")
-    found = [value for part in (shown or {}).get("subject", ()) for key, value in part if key == "commonName"]
-    return found[0] if found else ""
+    names = [value for part in (shown or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return names[0] if names else ""
 
 
 def _failed(status: HTTPStatus, message: str) -> web.Response:

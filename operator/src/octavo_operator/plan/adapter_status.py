@@ -29,11 +29,11 @@ def adapter_rows(service: InferenceService, observed: Observed) -> list[dict[str
     rows = []
     for adapter in service.spec.adapters or ():
         if (owner := observed.taken_models.get(adapter.name)) is not None:
-            found = _name_taken(owner)
+            state = _name_taken(owner)
         else:
-            found = _state(adapter.name, reports, before.get((adapter.name, adapter.uri), {}))
-        row = {"name": adapter.name, "uri": adapter.uri, "ready": found[0] == "Loaded"}
-        rows.append({**row, "reason": found[0], "message": found[1]})
+            state = _state(adapter.name, reports, before.get((adapter.name, adapter.uri), {}))
+        row = {"name": adapter.name, "uri": adapter.uri, "ready": state[0] == "Loaded"}
+        rows.append({**row, "reason": state[0], "message": state[1]})
     return rows
 
 
@@ -62,8 +62,8 @@ def _name_taken(owner: str) -> tuple[str, str]:
 
 
 def _reports(observed: Observed, pod: str) -> list[AdapterReport]:
-    found = (report.adapters.get(pod) for report in observed.routers.values() if report is not None)
-    return [report for report in found if report is not None]
+    reports = (report.adapters.get(pod) for report in observed.routers.values() if report is not None)
+    return [report for report in reports if report is not None]
 
 
 def _state(name: str, replicas: Mapping[str, Sequence[AdapterReport]], before: Mapping[str, Any]) -> tuple[str, str]:

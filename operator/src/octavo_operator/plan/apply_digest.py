@@ -38,8 +38,8 @@ def is_as_returned(wanted: Mapping[str, Any], returned: Mapping[str, Any] | None
 
 def digest_of(manifest: Mapping[str, Any]) -> str | None:
     """Digest of the manifest that was applied last, from the object's annotation."""
-    found: str | None = (manifest["metadata"].get("annotations") or {}).get(APPLIED)
-    return found
+    digest: str | None = (manifest["metadata"].get("annotations") or {}).get(APPLIED)
+    return digest
 
 
 def _agrees(wanted: Any, returned: Any, live: Any) -> bool:

@@ -30,11 +30,11 @@ def live_claim(service: InferenceService, observed: Observed) -> Mapping[str, An
 
 def with_fixed_fields(manifest: Manifest, live: Mapping[str, Any]) -> Manifest:
     """Return the claim's manifest with the live claim's access modes, StorageClass and, if it is larger, size."""
-    wanted, fixed = manifest["spec"], live["spec"]
-    spec = {**wanted, "accessModes": fixed["accessModes"]}
-    if "storageClassName" in wanted and fixed.get("storageClassName"):
+    desired, fixed = manifest["spec"], live["spec"]
+    spec = {**desired, "accessModes": fixed["accessModes"]}
+    if "storageClassName" in desired and fixed.get("storageClassName"):
         spec["storageClassName"] = fixed["storageClassName"]
-    if _is_smaller(wanted, fixed):
+    if _is_smaller(desired, fixed):
         spec["resources"] = {"requests": {"storage": fixed["resources"]["requests"]["storage"]}}
     return {**manifest, "spec": spec}
 
@@ -46,12 +46,12 @@ def differences(service: InferenceService, live: Mapping[str, Any]) -> list[str]
         return []
     modes, size = ", ".join(spec["accessModes"]), spec["resources"]["requests"]["storage"]
     has_other_class = cache.storage_class_name not in (None, spec.get("storageClassName"))
-    found = {
+    differs = {
         f"cache.accessMode (the claim has {modes})": cache.access_mode not in (None, *spec["accessModes"]),
         f"cache.storageClassName (the claim has {spec.get('storageClassName')})": has_other_class,
         f"cache.size (the claim has {size})": _is_smaller({"resources": {"requests": {"storage": cache.size}}}, spec),
     }
-    return [text for text, differs in found.items() if differs]
+    return [text for text, is_different in differs.items() if is_different]
 
 
 def is_for_one_node(service: InferenceService, live: Mapping[str, Any] | None) -> bool:

@@ -127,12 +127,12 @@ def is_required(type_: str, reasons: Collection[str]) -> bool:
 def ready(others: Iterable[Condition], *, message: str) -> Condition:
     """The condition Ready: True, or else with the reason of the first False condition or, without one, of the first
     Unknown condition."""
-    found = tuple(others)
-    reasons = {condition.reason for condition in found}
-    known = [condition for condition in found if is_required(condition.type, reasons)]
-    missing = [c for c in known if c.status != "True" and c.reason not in NON_BLOCKING]
+    conditions = tuple(others)
+    reasons = {condition.reason for condition in conditions}
+    required = [condition for condition in conditions if is_required(condition.type, reasons)]
+    missing = [c for c in required if c.status != "True" and c.reason not in NON_BLOCKING]
     if not missing:
-        idle = next((c for c in known if c.reason == "Idle"), None)
+        idle = next((c for c in required if c.reason == "Idle"), None)
         return Condition("Ready", "Serving", message) if idle is None else Condition("Ready", "Idle", idle.message)
     first = next((c for c in missing if c.status == "False"), missing[0])
     return Condition("Ready", first.reason, first.message)
@@ -142,10 +142,10 @@ def with_transition_times(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], *, generation: int, now: str
 ) -> list[dict[str, Any]]:
     """The conditions as entries of the status. A condition keeps its lastTransitionTime until its status changes."""
-    known = {condition["type"]: condition for condition in before}
+    earlier = {condition["type"]: condition for condition in before}
     rows = []
     for condition in conditions:
-        old = known.get(condition.type, {})
+        old = earlier.get(condition.type, {})
         since = old.get("lastTransitionTime") if old.get("status") == condition.status else None
         rows.append(
             {

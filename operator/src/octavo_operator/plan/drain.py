@@ -36,14 +36,14 @@ def drain(observed: Observed, targets: Mapping[str, int], *, timeout_s: int, now
             continue
         target = targets.get(deployment.name, deployment.replicas)
         pods = [pod for pod in observed.staying_pods if pod.revision == deployment.revision]
-        found = _first(pods, max(0, len(pods) - target), observed)
-        candidates = [pod for pod in pods if found and (pod in found or not pod.is_pod_ready)]  # it may remove any
+        first = _first(pods, max(0, len(pods) - target), observed)
+        candidates = [pod for pod in pods if first and (pod in first or not pod.is_pod_ready)]  # it may remove any
         busy = {pod.name for pod in candidates if _is_busy(observed, pod, timeout_s=timeout_s, now=now)}
         replicas[deployment.name] = max(target, deployment.replicas) if busy else target
         if len(pods) <= deployment.replicas:
-            leaving |= {pod.name for pod in found}
+            leaving |= {pod.name for pod in first}
         else:  # the Deployment is about to remove unready pods: none that has requests may become unready
-            leaving |= {pod.name for pod in found if not pod.serves}
+            leaving |= {pod.name for pod in first if not pod.serves}
         all_busy |= busy
     return DrainStep(frozenset(leaving), frozenset(all_busy), replicas)
 

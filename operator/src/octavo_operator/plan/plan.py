@@ -117,12 +117,12 @@ def _secrets(
     missing if the router's live Deployment does not refer to it, or if a pod fails for lack of the Secret.
     """
     router = ("Deployment", router_deployment(service.name))
-    wanted = {name for manifest in children if _ref(manifest) == router for name in mounted_secrets(manifest)}
+    mounted = {name for manifest in children if _ref(manifest) == router for name in mounted_secrets(manifest)}
     live = observed.children.get(router)
-    known = set() if live is None else wanted if pace.is_held else mounted_secrets(live)
+    mounted_before = set() if live is None else mounted if pace.is_held else mounted_secrets(live)
     for manifest, why in desired_secrets(service, values):
         name = manifest["metadata"]["name"]
-        if name in wanted - known or (name in wanted and _is_missing(name, observed)):
+        if name in mounted - mounted_before or (name in mounted and _is_missing(name, observed)):
             yield CreateOnce(manifest, why)
 
 
@@ -216,9 +216,9 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
     """The status field `model`. Without a router's report it keeps the old sizes, which are fixed for a revision."""
     pods = [pod for pod in observed.pods if pod.revision == wanted]
     size, revisions = size_of(observed, pods), model_revisions(observed, pods)
-    known: dict[str, Any] = {"servedNames": list(service.served_names)}
+    model: dict[str, Any] = {"servedNames": list(service.served_names)}
     if size is not None:
-        known |= {
+        model |= {
             "maxModelLen": size.max_model_len,
             "weightsBytes": size.weights_bytes,
             "kvBytesPerToken": size.kv_bytes // size.kv_tokens,
@@ -226,18 +226,18 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
             **({"revision": next(iter(revisions))} if revisions else {}),
         }
     elif observed.status.get("revision", {}).get("updated") == wanted:
-        known = observed.status.get("model", {}) | known
-    return {"model": known}
+        model = observed.status.get("model", {}) | model
+    return {"model": model}
 
 
 def _startup(observed: Observed) -> dict[str, Any]:
     """The status field `startup`, of the newest pod that serves. The times of a pod's status change when it is unready
     for a while, so what was found first stays."""
-    found = [(pod.startup.created, pod.name, pod.startup) for pod in observed.pods if pod.serves and pod.startup]
+    startups = [(pod.startup.created, pod.name, pod.startup) for pod in observed.pods if pod.serves and pod.startup]
     before: dict[str, Any] = observed.status.get("startup") or {}
-    if not found or max(found)[1] == before.get("pod"):
+    if not startups or max(startups)[1] == before.get("pod"):
         return {"startup": before} if before else {}
-    _, name, startup = max(found)
+    _, name, startup = max(startups)
     phases = {f"{phase}Seconds": length for phase, length in zip(startup.PHASES, startup.seconds, strict=True)}
     reports = (report.startups.get(name, {}) for report in observed.routers.values() if report is not None)
     own = {f"{phase}Seconds": round(length) for phase, length in next(filter(None, reports), {}).items()}

@@ -31,22 +31,22 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings, p
     live = [s for s in observed.engine_deployments if not s.is_deleting]
     kept = wanted if pace.reason != "DeadlineExceeded" else _fallback(observed, live, wanted)
     targets = replica_targets(_situation(service, observed, pace, kept))
-    found = drain(observed, targets, timeout_s=service.planned_drain_s, now=now)
+    drained = drain(observed, targets, timeout_s=service.planned_drain_s, now=now)
     actions: list[Action] = []
     if kept == wanted:
-        replicas = found.replicas.get(name, targets[name])
+        replicas = drained.replicas.get(name, targets[name])
         manifest = with_digest(desired_engine(service, settings, replicas=replicas, live=observed.revisions))
         why = f"revision {wanted} with {replicas} replicas"
         actions += child_actions(service, observed, manifest, observed.engine_manifests.get(name), why=why)
     for each in live:
-        if each.revision != kept and targets[each.name] == found.replicas[each.name] == 0:
+        if each.revision != kept and targets[each.name] == drained.replicas[each.name] == 0:
             why = f"revision {kept} serves" if is_complete(service, observed, kept) else "other revisions serve"
             actions.append(Delete("Deployment", each.name, each.uid, each.version, why))
-        elif each.revision != wanted and found.replicas[each.name] != each.replicas:
+        elif each.revision != wanted and drained.replicas[each.name] != each.replicas:
             why = f"revision {kept} shall have {service.spec.replicas} replicas"
-            actions.append(SetReplicas(each.name, each.uid, found.replicas[each.name], why))
+            actions.append(SetReplicas(each.name, each.uid, drained.replicas[each.name], why))
     removed = {pod.name for pod in observed.staying_pods if pod.revision not in {wanted, *observed.revisions}}
-    return Steps(tuple(actions), replace(found, leaving=found.leaving | removed))
+    return Steps(tuple(actions), replace(drained, leaving=drained.leaving | removed))
 
 
 def scale_current(
@@ -58,10 +58,10 @@ def scale_current(
     admitted, last = _num_admitted(observed), last_served(observed)
     current = max(staying, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)
     targets = {} if current is None or replicas is None else {current.name: replicas}
-    found = drain(observed, targets, timeout_s=timeout_s, now=now)
+    drained = drain(observed, targets, timeout_s=timeout_s, now=now)
     why = f"the spec asks for {replicas} replicas"
-    changed = (s for s in staying if found.replicas[s.name] != s.replicas)
-    return Steps(tuple(SetReplicas(s.name, s.uid, found.replicas[s.name], why) for s in changed), found)
+    changed = (s for s in staying if drained.replicas[s.name] != s.replicas)
+    return Steps(tuple(SetReplicas(s.name, s.uid, drained.replicas[s.name], why) for s in changed), drained)
 
 
 def last_served(observed: Observed) -> str | None:

@@ -40,13 +40,13 @@ def scaling_status(service: InferenceService, observed: Observed, settings: Sett
     condition = next(scaling_condition(service, observed, settings))
     status = observed.children.get((HPA, service.name), {}).get("status") or {}
     is_awake = state.reason == "Active" and service.spec.replicas > 0
-    found = {
+    fields = {
         "desired": status.get("desiredReplicas", state.desired) if is_awake else state.desired,
         "reason": condition.reason,
         "lastActive": state.last_active if spec.scale_to_zero else None,
         "wakeSeconds": state.wake_s if state.wake_s is not None else before.get("wakeSeconds"),
     }
-    return {"autoscaling": {name: value for name, value in found.items() if value is not None}}
+    return {"autoscaling": {name: value for name, value in fields.items() if value is not None}}
 
 
 def _hpa_condition(spec: Autoscaling, hpa: Mapping[str, Any]) -> Condition:

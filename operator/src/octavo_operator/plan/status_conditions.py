@@ -49,7 +49,7 @@ def conditions_of(
         _model(service, observed, pods),
         _workload(service, observed, pods, wanted=wanted),
     )
-    found = [
+    conditions = [
         accepted,
         _applied(accepted, observed),
         *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
@@ -59,7 +59,7 @@ def conditions_of(
         *scaling_condition(service, observed, settings),
     ]
     message = f"{sum(pod.serves for pod in staying)} replicas serve requests through the router"
-    return [*found, ready(found, message=message)]
+    return [*conditions, ready(conditions, message=message)]
 
 
 def refused(message: str) -> list[Condition]:
@@ -109,18 +109,18 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"{most} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
-    if claim is not None and (found := differences(service, claim)):
-        what = f"claim {claim['metadata']['name']} exists and is used as it is, against {', '.join(found)}"
+    if claim is not None and (claim_differences := differences(service, claim)):
+        what = f"claim {claim['metadata']['name']} exists and is used as it is, against {', '.join(claim_differences)}"
         remedy = "change the spec, or delete the claim together with the service and create the service again"
         return Condition("Accepted", "ClaimDiffers", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
 
 
 def _template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
-    found = [f"engine.podTemplate.{path}" for path in template_conflicts(service, settings)]
+    paths = [f"engine.podTemplate.{path}" for path in template_conflicts(service, settings)]
     if service.owns_router:
-        found += [f"router.podTemplate.{path}" for path in router_template_conflicts(service, settings)]
-    return found
+        paths += [f"router.podTemplate.{path}" for path in router_template_conflicts(service, settings)]
+    return paths
 
 
 def _applied(accepted: Condition, observed: Observed) -> Condition:
@@ -204,9 +204,9 @@ def _model(service: InferenceService, observed: Observed, pods: Sequence[Pod]) -
     if any(pod.is_fetching for pod in pods):
         return Condition("ModelReady", "Fetching", f"a pod is fetching {service.spec.model.uri}")
     if any(pod.is_ready or pod.restarts or pod.trouble in _WITH_WEIGHTS for pod in pods) or not service.spec.replicas:
-        found = model_revisions(observed, pods)
-        listed = ", ".join(f"{revision} ({count})" for revision, count in found.items())
-        differing = f"; engines serve different versions of it: {listed}" if len(found) > 1 else ""
+        counts = model_revisions(observed, pods)
+        listed = ", ".join(f"{revision} ({count})" for revision, count in counts.items())
+        differing = f"; engines serve different versions of it: {listed}" if len(counts) > 1 else ""
         return Condition("ModelReady", "Fetched", f"{service.spec.model.uri} is available to the engines{differing}")
     return Condition("ModelReady", "Waiting", f"no pod has begun to fetch {service.spec.model.uri}")
 
@@ -258,15 +258,15 @@ def _router(observed: Observed) -> Condition:
 
 def _admitted(service: InferenceService, observed: Observed, pace: Pace) -> Condition:
     """The condition ReplicasAdmitted, for replicas of any revision. A rollout in place goes with one replica less."""
-    serving, wanted = sum(pod.serves for pod in observed.pods), service.spec.replicas
+    serving, replicas = sum(pod.serves for pod in observed.pods), service.spec.replicas
     scaling = service.spec.autoscaling
-    if wanted == 0 and scaling is not None and scaling.scale_to_zero is not None:
+    if replicas == 0 and scaling is not None and scaling.scale_to_zero is not None:
         return Condition("ReplicasAdmitted", "Idle", "no replica runs without requests: the next request starts one")
-    if wanted == 0:
+    if replicas == 0:
         return Condition("ReplicasAdmitted", "NoReplicas", "spec.replicas is 0: raise it to serve requests")
-    if serving >= max(1, wanted - pace.in_place):
-        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {wanted} engines receive requests")
-    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {wanted} engines receive requests so far")
+    if serving >= max(1, replicas - pace.in_place):
+        return Condition("ReplicasAdmitted", "AllAdmitted", f"{serving} of {replicas} engines receive requests")
+    return Condition("ReplicasAdmitted", "WaitingForRouter", f"{serving} of {replicas} engines receive requests so far")
 
 
 def _progressing(observed: Observed, pace: Pace, *, wanted: str, complete: bool) -> Condition:

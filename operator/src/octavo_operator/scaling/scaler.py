@@ -57,17 +57,17 @@ class Scaler:
         self._notice_activity(seen)
         self._notice_others(provider, seen)
         if provider == "External":
-            found = self._hold(seen, "External", "another autoscaler sets the replicas")
+            state = self._hold(seen, "External", "another autoscaler sets the replicas")
         elif seen.replicas == 0:
-            found = self._at_zero(spec, seen)
+            state = self._at_zero(spec, seen)
         elif (idle_s := self._sleeps_after(spec, seen)) is not None:
-            found = self._state_of(0, "ScaledToZero", f"no request for {idle_s:.0f} s: the next one starts a replica")
+            state = self._state_of(0, "ScaledToZero", f"no request for {idle_s:.0f} s: the next one starts a replica")
         elif provider == "HPA":
-            found = self._hold(seen, "Active", "a HorizontalPodAutoscaler decides")
+            state = self._hold(seen, "Active", "a HorizontalPodAutoscaler decides")
         else:
-            found = self._recommend(spec, seen)
-        self._own, self._state = (seen.replicas,), found
-        return found
+            state = self._recommend(spec, seen)
+        self._own, self._state = (seen.replicas,), state
+        return state
 
     def wrote(self, spec: Autoscaling, replicas: int, now_s: float) -> None:
         """Take note that the operator has written the number of replicas that the last step wanted."""

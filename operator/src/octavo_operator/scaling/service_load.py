@@ -57,6 +57,6 @@ def service_load(
 
 def _newest_load(pod: str, reports: Collection[RouterReport]) -> Load | None:
     """The load of a replica by the router whose report of it is the freshest: every router repeats the same figures."""
-    known = [report for report in reports if pod in report.loads]
-    newest = max(known, key=lambda report: report.load_times.get(pod, 0.0), default=None)
+    with_load = [report for report in reports if pod in report.loads]
+    newest = max(with_load, key=lambda report: report.load_times.get(pod, 0.0), default=None)
     return None if newest is None else newest.loads[pod]

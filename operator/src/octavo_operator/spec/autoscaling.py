@@ -30,8 +30,8 @@ class MetricSpec(SpecPart):
     @property
     def target(self) -> Decimal:
         """Value per replica at which no replica is added or removed."""
-        given = None if self.average is None else parse_quantity(self.average)
-        return DEFAULT_AVERAGES[self.type] if given is None else given
+        average = None if self.average is None else parse_quantity(self.average)
+        return DEFAULT_AVERAGES[self.type] if average is None else average
 
 
 class PolicySpec(SpecPart):

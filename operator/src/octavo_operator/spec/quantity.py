@@ -16,7 +16,7 @@ _SUFFIXES: dict[str, Decimal] = (
 
 def parse_quantity(quantity: int | str) -> Decimal | None:
     """Value of a quantity; None for any other text."""
-    found = _QUANTITY.fullmatch(str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
+    match = _QUANTITY.fullmatch(str(quantity))
+    if match is None or match[2] not in _SUFFIXES:
         return None
-    return Decimal(found[1]) * _SUFFIXES[found[2]]
+    return Decimal(match[1]) * _SUFFIXES[match[2]]
