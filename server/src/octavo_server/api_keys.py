@@ -42,8 +42,8 @@ class FileWatch:
         if not self.paths or now - self._checked_s < CHECK_EVERY_S:
             return False
         self._checked_s = now
-        known, self._signature = self._signature, self._read_signature()
-        return self._signature != known
+        before, self._signature = self._signature, self._read_signature()
+        return self._signature != before
 
     def _read_signature(self) -> Signature:
         return tuple(entry for path in self.paths for entry in _signature(path))
@@ -79,8 +79,8 @@ class ApiKeys:
     def tenant_of(self, key: bytes) -> str | None:
         """Return the name of a key, or None if the key is not valid."""
         self._refresh()
-        given = _digest(key)
-        matches = [name for name, digest in self._digests.items() if secrets.compare_digest(given, digest)]
+        sent = _digest(key)
+        matches = [name for name, digest in self._digests.items() if secrets.compare_digest(sent, digest)]
         return matches[0] if matches else None
 
     def _refresh(self) -> None:
@@ -121,10 +121,10 @@ def _parse(text: str, path: Path) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = re.match(r"\s*([^:=\s]+)\s*[:=](.*)", line)
-        if found is None:
+        match = re.match(r"\s*([^:=\s]+)\s*[:=](.*)", line)
+        if match is None:
             raise StartupError(f"{path}, line {number}: expected `name: key`.")
-        name, key = found.groups()
+        name, key = match.groups()
         if name in keys:
             raise StartupError(f"{path}, line {number}: the name {name!r} is given twice.")
         keys[name] = _checked(name, key, f"{path}, line {number}")

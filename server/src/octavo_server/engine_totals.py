@@ -71,10 +71,10 @@ def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[Me
         "spec_decode_num_accepted_tokens_per_pos": {str(i): n for i, n in enumerate(s.accepted_draft_tokens)},
         "swapped_blocks": {"out": s.swapped_out_blocks, "in": s.swapped_in_blocks},
     }
-    found: Samples = {name: [((), value)] for name, value in plain.items()}
-    found |= {name: [((k,), v) for k, v in values.items()] for name, values in labelled.items()}
-    found["cache_config_info"] = [(info, 1)]
-    return found
+    samples: Samples = {name: [((), value)] for name, value in plain.items()}
+    samples |= {name: [((k,), v) for k, v in values.items()] for name, values in labelled.items()}
+    samples["cache_config_info"] = [(info, 1)]
+    return samples
 
 
 def sleep_states(sleeping: frozenset[MemoryTag]) -> dict[str, float]:

@@ -109,5 +109,5 @@ class HttpMetricsMiddleware:
 
 
 def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    given = next((value for name, value in headers if name.lower() == b"content-length"), b"")
-    return int(given) if given.isdigit() else 0
+    length = next((value for name, value in headers if name.lower() == b"content-length"), b"")
+    return int(length) if length.isdigit() else 0

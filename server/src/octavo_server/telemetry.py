@@ -122,8 +122,8 @@ class Telemetry:
         """Label values of the metric `lora_requests_info`: the limit, and the names of waiting and running adapters."""
         running, waiting = self._adapters_in_use
         named = self._adapters().items()
-        names = (sorted(name for name, adapter in named if adapter.hash in found) for found in (waiting, running))
-        return str(self._max_loras), *(",".join(found) for found in names)
+        names = (sorted(name for name, adapter in named if adapter.hash in hashes) for hashes in (waiting, running))
+        return str(self._max_loras), *(",".join(labels) for labels in names)
 
     def count_rejection(self) -> None:
         self.rejections += 1

@@ -104,8 +104,8 @@ class TraceContextMiddleware:
 
 def carrier_of(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """The trace headers (`TRACE_HEADERS`) among `headers`, decoded to text."""
-    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-    return {name: found[name] for name in TRACE_HEADERS if name in found}
+    by_name = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    return {name: by_name[name] for name in TRACE_HEADERS if name in by_name}
 
 
 def otlp_provider(endpoint: str) -> TracerProvider:
@@ -134,6 +134,6 @@ def validate_endpoint(endpoint: str) -> str:
 
 def service_resource() -> Resource:
     """OpenTelemetry resource with the service name of OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, else `octavo`."""
-    found = Resource.create()
-    is_named = not str(found.attributes["service.name"]).startswith("unknown_service")
-    return found if is_named else found.merge(Resource({"service.name": "octavo"}))
+    resource = Resource.create()
+    is_named = not str(resource.attributes["service.name"]).startswith("unknown_service")
+    return resource if is_named else resource.merge(Resource({"service.name": "octavo"}))

@@ -111,15 +111,15 @@ def _blocks_of(content: str | Blocks, supported: Sequence[str], where: str) -> l
     """Type, path and block of each block; a text is one block."""
     if isinstance(content, str):
         return [("text", where, {"text": content})] if content else []
-    found = []
+    blocks = []
     for i, block in enumerate(content):
         place = f"{where}[{i}]"
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in supported:
             message = f"{place} is of type {kind!r}; supported here: {', '.join(supported)}."
             raise InvalidRequest(message, param=f"{place}.type")
-        found.append((kind, place, block))
-    return found
+        blocks.append((kind, place, block))
+    return blocks
 
 
 def _field(block: Mapping[str, Any], name: str, where: str) -> str:

@@ -70,13 +70,13 @@ def read_adapter_file(path: Path) -> ListedAdapters:
         raise StartupError(f"{FLAG} {path}: is no list: write [{{name: ..., uri: ...}}].")
     if len(entries) > MAX_ENTRIES:
         raise StartupError(f"{FLAG} {path}: has {len(entries)} adapters; the limit is {MAX_ENTRIES}: list fewer.")
-    found = [*_read_entries(entries)]
-    counts = Counter(label for label, _, _ in found)
+    rows = [*_read_entries(entries)]
+    counts = Counter(label for label, _, _ in rows)
     twice = {name: f"the name {name!r} occurs {n} times: list each name once." for name, n in counts.items() if n > 1}
     return ListedAdapters(
         hashlib.sha256(content).hexdigest()[:DIGEST_CHARS],
-        {label: uri for label, uri, _ in found if uri and label not in twice},
-        {label: fault for label, _, fault in found if fault} | twice,
+        {label: uri for label, uri, _ in rows if uri and label not in twice},
+        {label: fault for label, _, fault in rows if fault} | twice,
     )
 
 

@@ -63,9 +63,9 @@ class BeamRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams) -> RequestOutput:
-        given = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
+        tokenized = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
         source = self.client.generate(
-            *(given, params, self.engine_id),
+            *(tokenized, params, self.engine_id),
             kind="final",
             priority=self.priority,
             turn=self.turn,
@@ -83,7 +83,7 @@ class BeamRun:
         )
         logprobs = None
         if self.params.logprobs is not None:
-            logprobs = [{i: found[i], **found} for i, found in zip(ids, beam.logprobs, strict=True)]
+            logprobs = [{i: tokens[i], **tokens} for i, tokens in zip(ids, beam.logprobs, strict=True)]
         return CompletionOutput(
             index=index,
             text=text,

@@ -49,11 +49,11 @@ async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionReq
     """Read, check and tokenise a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    (body, params, given), _ = await read_body(request, partial(_parse, context))
-    context.admission.check_size(len(given) * params.n)
+    (body, params, inputs), _ = await read_body(request, partial(_parse, context))
+    context.admission.check_size(len(inputs) * params.n)
     meta = context.new_response_meta("cmpl-", request, body)
     resolved = await context.resolve(params, priority=body.priority or 0)
-    prompts = [await _prompt_input(context, body, prompt) for prompt in given]
+    prompts = [await _prompt_input(context, body, prompt) for prompt in inputs]
     return meta, body, context.new_generation(meta, body, prompts, resolved, arrival_s)
 
 

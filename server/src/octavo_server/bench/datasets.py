@@ -81,10 +81,10 @@ def make_samples(args: argparse.Namespace, text: TextTools, count: int, seed: in
             output_len=_first(args.output_len, args.prefix_repetition_output_len),
         )
         return prefix_repetition_samples(codec, count, seed, repetition)
-    found = list(itertools.islice(_from_file(args, text, count, seed, uses_chat=uses_chat), count))
-    if not found:
+    samples = list(itertools.islice(_from_file(args, text, count, seed, uses_chat=uses_chat), count))
+    if not samples:
         raise InvalidDataset(f"{args.dataset_path} has no usable prompt.")
-    return found if args.no_oversample else list(itertools.islice(itertools.cycle(found), count))
+    return samples if args.no_oversample else list(itertools.islice(itertools.cycle(samples), count))
 
 
 def _from_file(

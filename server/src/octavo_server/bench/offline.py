@@ -42,9 +42,9 @@ def full_length_params(args: argparse.Namespace, output_len: int) -> SamplingPar
 def run_benchmark(benchmark: Callable[[], Mapping[str, Any]], output_json: str | None) -> int:
     """Run a benchmark and write its results to `output_json`; return the exit code."""
     try:
-        found = benchmark()
+        result = benchmark()
         if output_json is not None:
-            Path(output_json).write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
+            Path(output_json).write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
     except (StartupError, InvalidDataset, InvalidRequest, OSError) as error:
         print(f"octavo: {error}", file=sys.stderr)
         return 1

@@ -85,13 +85,13 @@ def _address(host: str, port: int) -> str:
 
 
 def _pairs(flag: str, items: Sequence[str]) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise InvalidOption(f"{flag} {item!r}: write KEY=VALUE.")
-        found[key.strip()] = value.strip()
-    return found
+        pairs[key.strip()] = value.strip()
+    return pairs
 
 
 def _loads(args: argparse.Namespace) -> tuple[LoadLevel, ...]:
@@ -137,25 +137,25 @@ def _latencies(text: str) -> tuple[str, ...]:
 
 def _percentiles(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        percentiles = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = (-1.0,)
-    if not all(0 <= value <= 100 for value in found):
+        percentiles = (-1.0,)
+    if not all(0 <= value <= 100 for value in percentiles):
         raise InvalidOption(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
-    return found
+    return percentiles
 
 
 def _goodput(items: Sequence[str]) -> dict[str, float]:
-    found = {}
+    limits = {}
     for item in items:
         name, _, limit = item.partition(":")
         try:
-            found[name] = float(limit)
+            limits[name] = float(limit)
         except ValueError:
-            found[name] = -1.0
-        if name not in GOODPUT_NAMES or not found[name] >= 0:
+            limits[name] = -1.0
+        if name not in GOODPUT_NAMES or not limits[name] >= 0:
             raise InvalidOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
-    return found
+    return limits
 
 
 def _plot(file: str | None) -> Path | None:

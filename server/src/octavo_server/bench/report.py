@@ -106,29 +106,29 @@ def percentile_word(percentile: float) -> str:
 
 def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
     """Reasons why the figures may mislead, with remedies. `allows_hits`: the dataset repeats prefixes on purpose."""
-    found = []
+    texts = []
     cache = run.prefix_cache
     if cache is not None and cache.hit_rate > FLATTERING_HIT_RATE and not allows_hits:
         remedy = "use another --seed" if was_reset else "use another --seed, or pass --reset-prefix-cache"
-        found.append(
+        texts.append(
             f"{cache.hit_rate:.0%} of the prompt tokens were found in the prefix cache, as earlier runs or other "
             f"requests had the same prompts: TTFT and throughput look too good; {remedy}."
         )
     if run.client_cpu > BUSY_CLIENT_CPU:
-        found.append(
+        texts.append(
             f"this client used {run.client_cpu:.0%} of a core and has only one thread, so it may limit the "
             "figures; run several clients in parallel, each with a part of the load."
         )
     errors = [record.error for record in run.records if record.error is not None]
     if errors:
-        found.append(f"{len(errors)} of {len(run.records)} requests failed; the first: {errors[0]}")
-    return found
+        texts.append(f"{len(errors)} of {len(run.records)} requests failed; the first: {errors[0]}")
+    return texts
 
 
 def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, detailed: bool) -> dict[str, Any]:
     """Contents of the result file: vLLM's keys, and prefix_cache_hit_rate and client_cpu."""
     f = run.figures
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "duration": f.duration_s,
         "completed": f.completed,
         "failed": f.failed,
@@ -145,10 +145,10 @@ def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, 
     }
     for name in (name for name in LATENCIES if name in latencies):
         values = f.latencies[name]
-        found |= {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.percentile(50)}
-        found[f"std_{name}_ms"] = values.std
-        found |= {f"p{percentile_word(p)}_{name}_ms": values.percentile(p) for p in percentiles}
-    return found | (_details(run.records) if detailed else {})
+        fields |= {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.percentile(50)}
+        fields[f"std_{name}_ms"] = values.std
+        fields |= {f"p{percentile_word(p)}_{name}_ms": values.percentile(p) for p in percentiles}
+    return fields | (_details(run.records) if detailed else {})
 
 
 def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -47,11 +47,11 @@ def custom_samples(
         random.Random(seed).shuffle(lines)
     for line in lines:
         entry = _line(path, line)
-        wanted = output_len if output_len != -1 else entry.get("output_tokens")
-        if not isinstance(wanted, int):
+        num_tokens = output_len if output_len != -1 else entry.get("output_tokens")
+        if not isinstance(num_tokens, int):
             raise InvalidDataset(f"{path}: --custom-output-len -1 needs output_tokens in every line.")
         prompt = entry["prompt"] if template is None else template(entry["prompt"])
-        yield Sample(prompt=prompt, token_ids=codec.encode(prompt), output_len=wanted)
+        yield Sample(prompt=prompt, token_ids=codec.encode(prompt), output_len=num_tokens)
 
 
 def _line(path: Path, line: str) -> dict[str, Any]:

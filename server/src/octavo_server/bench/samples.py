@@ -79,11 +79,13 @@ class PromptMaker:
         target, wanted = len(ids), list(ids)
         for _ in range(_MOST_ROUNDS):
             text = self._codec.decode(wanted)
-            found = self._codec.encode(text, add_special_tokens=False)
-            if len(found) == target:
+            token_ids = self._codec.encode(text, add_special_tokens=False)
+            if len(token_ids) == target:
                 break
-            wanted = found[:target] if len(found) > target else [*found, *self.tokens(target - len(found))]
-        return Sample(prompt=text, token_ids=found, output_len=output_len)
+            wanted = (
+                token_ids[:target] if len(token_ids) > target else [*token_ids, *self.tokens(target - len(token_ids))]
+            )
+        return Sample(prompt=text, token_ids=token_ids, output_len=output_len)
 
 
 def _is_text(codec: Codec, token_id: int) -> bool:

@@ -78,7 +78,7 @@ async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -
     """Return the server's entry of the requested model, or of its first model; for a requested name that the server
     does not list, an entry with only that name."""
     deadline_s = time.monotonic() + timeout_s
-    wanted = options.target.model
+    name = options.target.model
     while True:
         try:
             cards = await api.models(options.models_path)
@@ -87,9 +87,9 @@ async def _find_model(api: ApiClient, options: BenchOptions, timeout_s: float) -
             if time.monotonic() >= deadline_s:
                 raise
             await asyncio.sleep(_READY_POLL_S)
-    if not wanted and not cards:
+    if not name and not cards:
         raise ApiFailure("the server lists no model yet: its engines may still be starting.")
-    return next((card for card in cards if card.id == wanted), ListedModel(wanted) if wanted else cards[0])
+    return next((card for card in cards if card.id == name), ListedModel(name) if name else cards[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,10 @@ class PrefixCache:
 
 def parse_prefix_cache(metrics: str) -> PrefixCache | None:
     """Sum the prefix cache's counters of all engines in Prometheus text; None if the text has no such counters."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for kind, value in _COUNTER.findall(metrics):
-        found[kind] = found.get(kind, 0.0) + float(value)
-    return PrefixCache(found["queries"], found["hits"]) if {"queries", "hits"} <= found.keys() else None
+        counts[kind] = counts.get(kind, 0.0) + float(value)
+    return PrefixCache(counts["queries"], counts["hits"]) if {"queries", "hits"} <= counts.keys() else None
 
 
 async def read_prefix_cache(api: ApiClient) -> PrefixCache | None:

@@ -84,10 +84,10 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
     names = [flag[2:].replace("-", "_") for flag in SAMPLING]
-    given = {name: value for name in (*names, "stop") if (value := getattr(args, name)) is not None}
-    return {**given, **args.extra_body}
+    params = {name: value for name in (*names, "stop") if (value := getattr(args, name)) is not None}
+    return {**params, **args.extra_body}
 
 
 def key_of(args: argparse.Namespace) -> str | None:
-    found: str | None = args.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-    return found
+    key: str | None = args.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+    return key

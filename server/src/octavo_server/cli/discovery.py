@@ -54,11 +54,11 @@ def discovery_of(args: argparse.Namespace) -> "Discovery":
     from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
     from octavo_server.router.fleet.endpoint import StaticDiscovery
 
-    given = [way for way in WAYS if getattr(args, way.removeprefix("--"))]
-    if not given:
+    ways = [way for way in WAYS if getattr(args, way.removeprefix("--"))]
+    if not ways:
         raise StartupError("the router has no replicas: give --replica URL ..., --service or --kubernetes.")
-    if len(given) > 1:
-        raise StartupError(f"{' and '.join(given)} both name replicas: give only one of these flags.")
+    if len(ways) > 1:
+        raise StartupError(f"{' and '.join(ways)} both name replicas: give only one of these flags.")
     if args.replica:
         return StaticDiscovery(args.replica)
     if args.service:

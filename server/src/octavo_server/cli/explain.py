@@ -51,10 +51,10 @@ async def _show(args: argparse.Namespace) -> None:
     async with ApiClient(args.url, key=key_of(args), headers=headers) as api:
         if args.follow:
             await _follow(args, api, url, table)
-        found = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
-        if not found:
+        decisions = (await _decisions(api, f"{url}?n={args.n}"))[::-1]
+        if not decisions:
             print(f"octavo: the router at {args.url} has sent no request to a replica yet.", file=sys.stderr)
-        _print(found, table, as_json=args.json)
+        _print(decisions, table, as_json=args.json)
 
 
 async def _follow(args: argparse.Namespace, api: ApiClient, url: str, table: "Table") -> NoReturn:
@@ -143,7 +143,7 @@ class Table:
 
 def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
     chosen, others = _ordered(info)
-    found = "" if info.cached_tokens is None else str(info.cached_tokens)
+    cached = "" if info.cached_tokens is None else str(info.cached_tokens)
     first_byte = "" if info.ttft_s is None else f"{info.ttft_s * 1000:.0f}"
     yield (
         time.strftime("%H:%M:%S", time.localtime(info.at_s)),
@@ -153,7 +153,7 @@ def _rows(info: DecisionInfo, max_candidates: int) -> Iterator[tuple[str, ...]]:
         info.rung,
         *(_cost_cells(chosen) if chosen is not None else (_cut(info.chosen), *[""] * 7)),
         str(info.expected_tokens),
-        found,
+        cached,
         first_byte,
         " ".join(str(part) for part in (info.code, info.ended) if part is not None),
         info.why,

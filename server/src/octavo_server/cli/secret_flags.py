@@ -80,10 +80,10 @@ def keys_of(args: Namespace) -> dict[str, Any]:
 
 def checked(flag: str, given: Iterable[str]) -> list[str]:
     """Return the values of a flag as a list. Raises StartupError, which names the flag, if a value is empty."""
-    found = list(given)
-    if not all(value.strip() for value in found):
+    values = list(given)
+    if not all(value.strip() for value in values):
         raise StartupError(f"{flag} is empty, which would give everyone access: give a value, or leave {flag} out.")
-    return found
+    return values
 
 
 def _given(flag: str, given: Iterable[str] | None, *variables: str) -> list[str]:

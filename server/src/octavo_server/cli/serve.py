@@ -90,10 +90,10 @@ def _bound(config: ServerConfig) -> AbstractContextManager[socket.socket]:
 def engine_config_of(args: argparse.Namespace) -> EngineConfig:
     """Engine configuration from the flags. Raises StartupError for an invalid or unsupported value of any flag."""
     check_server_arguments(args)
-    given = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
-    given["model"] = args.model_tag or args.model or EngineConfig().model
-    given["served_model_name"] = args.served_model_name or given["model"]
-    return resolve_config(**given, **vllm_arguments(args))
+    settings = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
+    settings["model"] = args.model_tag or args.model or EngineConfig().model
+    settings["served_model_name"] = args.served_model_name or settings["model"]
+    return resolve_config(**settings, **vllm_arguments(args))
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:

@@ -15,23 +15,23 @@ def normalise_flags(args: Sequence[str], known: Container[str]) -> list[str]:
     Raises ValueError if an object is given as a whole and by its entries.
     """
     plain, rest = _split_at_separator(args)
-    found: list[str] = []
+    flags: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
     position = iter(range(len(plain)))
     for at in position:
         name, equals, value = _dashed(plain[at], known)
         flag, dot, path = name.partition(".")
         if not dot or flag not in known or name in known:
-            found.append(name + equals + value)
+            flags.append(name + equals + value)
             continue
         if not equals and at + 1 < len(plain) and not _is_flag(plain[at + 1]):
             value = plain[next(position)]
         _insert(objects.setdefault(flag, {}), path, value or "true")
     for flag, entries in objects.items():
-        if any(arg.partition("=")[0] == flag for arg in found):
+        if any(arg.partition("=")[0] == flag for arg in flags):
             raise ValueError(f"{flag} is given both as a whole and by entries: put all entries into its JSON")
-        found.append(f"{flag}={json.dumps(entries)}")
-    return found + rest
+        flags.append(f"{flag}={json.dumps(entries)}")
+    return flags + rest
 
 
 def _split_at_separator(args: Sequence[str]) -> tuple[list[str], list[str]]:

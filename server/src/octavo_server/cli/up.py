@@ -169,21 +169,21 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 
 def route_args(args: argparse.Namespace) -> list[str]:
     """Arguments for the router: those flags of `octavo up` that concern clients, logs or shutdown."""
-    found = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
-    found += ["--log-format", args.log_format]
+    flags = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
+    flags += ["--log-format", args.log_format]
     if args.disable_uvicorn_access_log:
-        found.append("--disable-uvicorn-access-log")
+        flags.append("--disable-uvicorn-access-log")
     if args.otlp_traces_endpoint is not None:
-        found += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
-    for flag, given in (("--allowed-methods", args.allowed_methods), ("--allowed-headers", args.allowed_headers)):
-        found += [] if given == ["*"] else [flag, json.dumps(given)]
+        flags += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
+    for flag, allowed in (("--allowed-methods", args.allowed_methods), ("--allowed-headers", args.allowed_headers)):
+        flags += [] if allowed == ["*"] else [flag, json.dumps(allowed)]
     if args.allow_credentials:
-        found.append("--allow-credentials")
+        flags.append("--allow-credentials")
     if args.allowed_origins is not None:
-        found += ["--allowed-origins", json.dumps(args.allowed_origins)]
+        flags += ["--allowed-origins", json.dumps(args.allowed_origins)]
     for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
-        found += [flag, *map(str, values)] if values else []
-    return found
+        flags += [flag, *map(str, values)] if values else []
+    return flags
 
 
 def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
@@ -205,8 +205,8 @@ def visible_gpus(env: Mapping[str, str], devices: Path) -> tuple[str, ...]:
     """Return the names of the GPUs that `CUDA_VISIBLE_DEVICES` allows, or numbers of those that have a device file."""
     if GPU_VARIABLE in env:
         return tuple(name for name in env[GPU_VARIABLE].split(",") if name and name != "-1")
-    found = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
-    return tuple(map(str, range(len(found))))
+    gpus = [path for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()]
+    return tuple(map(str, range(len(gpus))))
 
 
 def has_colour() -> bool:

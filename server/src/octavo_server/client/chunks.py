@@ -64,6 +64,6 @@ def error_message(error: Any) -> str:
     """The message of an error body in OpenAI's or FastAPI's form; of another body, all of it as text."""
     if isinstance(error, dict):
         inner = error.get("error", error)
-        found = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
-        return str(found or error)
+        message = inner.get("message") or inner.get("detail") if isinstance(inner, dict) else inner
+        return str(message or error)
     return str(error)

@@ -157,10 +157,10 @@ class AccessPolicy:
 
     def _is_router(self, sent: Mapping[bytes, bytes]) -> bool:
         """True if the router's secret was sent. Raises Unauthorized for a wrong one: caches of tenants would mix."""
-        given = sent.get(_SECRET)
-        if self._secrets is None or given is None:
+        secret = sent.get(_SECRET)
+        if self._secrets is None or secret is None:
             return False
-        if not given or self._secrets.tenant_of(given) is None:
+        if not secret or self._secrets.tenant_of(secret) is None:
             raise Unauthorized(WRONG_SECRET)
         return True
 

@@ -19,9 +19,9 @@ KEEPALIVE_PROBES = 4
 def allow_many_connections() -> None:
     """Raise the limit of open files: shells often set 1024, and each connection takes a file descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def bind(host: str | None, port: int, *, shared: bool = False, flag: str = "--port") -> socket.socket:

@@ -21,8 +21,8 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
     """Return the first `x-request-id` if it is usable, else a new id. Header names are lower case, as in ASGI."""
     for name, value in headers:
         if name == HEADER:
-            given = value.decode("latin-1")
-            return given if is_usable(given) else new_request_id()
+            request_id = value.decode("latin-1")
+            return request_id if is_usable(request_id) else new_request_id()
     return new_request_id()
 
 

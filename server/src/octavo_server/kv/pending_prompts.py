@@ -44,9 +44,9 @@ class PendingPrompts:
         """Add a request. `blocks`: its `full_blocks`; empty if no router listens or prefixes aren't cached."""
         coming = [block for block in blocks if not is_stored(block)]
         new = next((block for block in coming if block not in self._coming), None)
-        found = len(blocks) if new is None else blocks.index(new)
+        num_cached = len(blocks) if new is None else blocks.index(new)
         num_tokens = len(request.prompt_token_ids)
-        cached_tokens = max(min(found * self._block_size, num_tokens - 1), 0)  # the last token is always computed
+        cached_tokens = max(min(num_cached * self._block_size, num_tokens - 1), 0)  # the last token is always computed
         prompt = PendingPrompt(
             num_tokens, cached_tokens if request.params.reads_prefix_cache else 0, coming[:MAX_COMING]
         )

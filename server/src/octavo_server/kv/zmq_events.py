@@ -104,9 +104,9 @@ class ZmqEvents:
             if len(start) != SEQ_BYTES:
                 logger.warning("a request to replay KV events has %d bytes, expected %d", len(start), SEQ_BYTES)
                 continue
-            wanted = [batch for batch in self._sent if batch[0] >= start]
+            batches = [batch for batch in self._sent if batch[0] >= start]
             with suppress(TimeoutError, zmq.ZMQError):  # the client is too slow, or gone
-                for seq, payload in [*wanted, (END_OF_REPLAY, b"")]:
+                for seq, payload in [*batches, (END_OF_REPLAY, b"")]:
                     async with asyncio.timeout(REPLAY_TIMEOUT_S):
                         await self._router.send_multipart([client, b"", seq, payload])
 

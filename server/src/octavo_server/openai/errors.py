@@ -174,12 +174,12 @@ def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
     if error.error_count() > MAX_DESCRIBED_ERRORS:
         fields = f"{where or 'The body'} has {error.error_count()} fields with wrong names or types"
         return MalformedRequest(f"{fields}: send those that the API documents.", param=where or None)
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for item in error.errors(include_url=False, include_context=False, include_input=False):
-        found.setdefault(_field(item["loc"], where), _MESSAGES.get(item["type"], item["msg"]))
-    shown = [f"{name}: {message}" if name else message for name, message in found.items()]
+        messages.setdefault(_field(item["loc"], where), _MESSAGES.get(item["type"], item["msg"]))
+    shown = [f"{name}: {message}" if name else message for name, message in messages.items()]
     more = f" (and {len(shown) - MAX_REPORTED_FIELDS} more)" if len(shown) > MAX_REPORTED_FIELDS else ""
-    return MalformedRequest("; ".join(shown[:MAX_REPORTED_FIELDS]) + more, param=next(iter(found), None) or None)
+    return MalformedRequest("; ".join(shown[:MAX_REPORTED_FIELDS]) + more, param=next(iter(messages), None) or None)
 
 
 def _field(location: tuple[int | str, ...], where: str) -> str:

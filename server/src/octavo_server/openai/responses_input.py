@@ -57,8 +57,8 @@ def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> 
                 message = f"{where} refers to a stored item, but this server stores no responses: send the item itself."
                 raise InvalidRequest(message, param=where)
             case kind:
-                known = "message, function_call, function_call_output and reasoning"
-                raise InvalidRequest(f"{where} is of type {kind!r}; supported are {known}.", param=f"{where}.type")
+                supported = "message, function_call, function_call_output and reasoning"
+                raise InvalidRequest(f"{where} is of type {kind!r}; supported are {supported}.", param=f"{where}.type")
     return messages
 
 

@@ -49,8 +49,8 @@ class StreamingParser(ABC):
         if self._steps is None:
             self._steps = self.parse()
         next(self._steps, None)
-        found, self._events = merge_adjacent(self._events), []
-        return found
+        events, self._events = merge_adjacent(self._events), []
+        return events
 
     @abstractmethod
     def parse(self) -> Steps[None]:

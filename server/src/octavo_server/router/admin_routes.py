@@ -83,14 +83,14 @@ def _number(text: str) -> int:
 
 
 def _after(given: list[str]) -> dict[str, int]:
-    found = {}
+    numbers = {}
     for text in given:
         worker, _, number = text.partition(":")
         if not number.isdecimal() or len(number) > MAX_DIGITS:
             message = f"after is {text[:40]!r}; expected WORKER:NUMBER, copied from a worker's latest decision."
             raise InvalidRequest(message, param="after")
-        found[worker] = int(number)
-    return found
+        numbers[worker] = int(number)
+    return numbers
 
 
 async def _refuse(_: Request, error: Exception) -> Response:

@@ -40,5 +40,5 @@ class Probe:
 
 
 def _num_admitted(metrics: str) -> int:
-    found = _ADMITTED.search(metrics)
-    return int(found[1]) if found else 0
+    match = _ADMITTED.search(metrics)
+    return int(match[1]) if match else 0

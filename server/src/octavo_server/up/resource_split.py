@@ -47,15 +47,15 @@ class ResourceShare:
     gpus: tuple[str, ...] | None = None  # GPU of each engine, such as "0"
 
     def env(self, position: int) -> dict[str, str]:
-        found = {}
+        variables = {}
         if self.num_engines > 1:
-            found[NUM_ENGINES_VARIABLE] = str(self.num_engines)
+            variables[NUM_ENGINES_VARIABLE] = str(self.num_engines)
         if self.bind is not None:
-            found[BIND_VARIABLES[0]] = self.bind[position]
+            variables[BIND_VARIABLES[0]] = self.bind[position]
         if self.gpus is not None:
-            found[GPU_VARIABLE] = self.gpus[position]
-            found[ENGINES_PER_GPU_VARIABLE] = str(self.gpus.count(self.gpus[position]))
-        return found
+            variables[GPU_VARIABLE] = self.gpus[position]
+            variables[ENGINES_PER_GPU_VARIABLE] = str(self.gpus.count(self.gpus[position]))
+        return variables
 
 
 def split_resources(given: ResourceSettings, machine: MachineResources, num_engines: int) -> ResourceShare:

@@ -173,10 +173,10 @@ def _failure(work: "asyncio.Task[None]") -> BaseException | None:
     if not work.done():
         return None
     error = work.exception()
-    found, others = error.split(ChildFailed) if isinstance(error, BaseExceptionGroup) else (None, error)
-    if found is None or others is not None:
+    failures, others = error.split(ChildFailed) if isinstance(error, BaseExceptionGroup) else (None, error)
+    if failures is None or others is not None:
         raise error or AssertionError("supervision ended without a failure")
-    return found.exceptions[0]
+    return failures.exceptions[0]
 
 
 def _failure_report(child: Child, what: str) -> str:

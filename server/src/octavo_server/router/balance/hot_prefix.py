@@ -53,13 +53,13 @@ class HotPrefixReplicator:
 
     def record_dispatch(self, decision: "Decision", prompt: "Prompt", now: float) -> None:
         self._budget_tokens += EARNED * decision.expected_tokens
-        found = decision.chosen_cost
+        used = decision.chosen_cost
         if decision.why == WHY:
             best = max(decision.candidates, key=lambda cost: cost.match.blocks)
-            self._budget_tokens -= _lost_tokens(prompt, best, found)
-            found = best
-        if found.match.blocks:
-            self._count(_prefix(found, prompt), now)
+            self._budget_tokens -= _lost_tokens(prompt, best, used)
+            used = best
+        if used.match.blocks:
+            self._count(_prefix(used, prompt), now)
         self._budget_tokens = min(self._budget_tokens, float(MOST_TOKENS))
 
     def _count(self, prefix: int, now: float) -> None:

@@ -89,12 +89,12 @@ class Picker:
 
     def _candidate_costs(self, prompt: "Prompt", candidates: "Sequence[Replica]") -> tuple[CandidateCost, ...]:
         slots = [self._predictions.slot(r) for r in candidates]
-        found = self._index.match(prompt.hashes, slots) if prompt.hashes else {}
+        matches = self._index.match(prompt.hashes, slots) if prompt.hashes else {}
         shared = (self._step_times.get(r.models) for r in candidates)
         usual_s = next((model.token_s for model in shared if model is not None and model.num_steps), PRIOR_TOKEN_S)
         return tuple(
             [
-                score.estimate_cost(prompt, r, found.get(slot, NOTHING), rates.likely_token_s(usual_s))
+                score.estimate_cost(prompt, r, matches.get(slot, NOTHING), rates.likely_token_s(usual_s))
                 for r, slot in zip(candidates, slots, strict=True)
                 for rates in (r.local_load.rates,)
             ]

@@ -85,13 +85,13 @@ class Fleet:
 
     def routable(self, model: str) -> list[Replica]:
         """Replicas that may get requests for `model`. The caller must not change the list."""
-        found = self._routable.get(model)
-        if found is None:
-            found = [r for r in self._followed.values() if r.serves(model) and r.is_routable]
-            found = [r for r in found if not r.is_silent] or found
-            if found:
-                self._routable[model] = found
-        return found
+        replicas = self._routable.get(model)
+        if replicas is None:
+            replicas = [r for r in self._followed.values() if r.serves(model) and r.is_routable]
+            replicas = [r for r in replicas if not r.is_silent] or replicas
+            if replicas:
+                self._routable[model] = replicas
+        return replicas
 
     def base_model(self, name: str) -> str:
         """Return the base model of an adapter, which its requests use; any other name is returned as it is."""

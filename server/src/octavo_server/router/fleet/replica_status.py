@@ -52,8 +52,8 @@ def describe_failure(error: Exception, answer_timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {answer_timeout_s:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
-        found = error.os_error
-        if isinstance(found, socket.gaierror) or found.errno is None:
-            return f"no connection: {found.strerror or found}"
-        return f"no connection: {os.strerror(found.errno)}"
+        cause = error.os_error
+        if isinstance(cause, socket.gaierror) or cause.errno is None:
+            return f"no connection: {cause.strerror or cause}"
+        return f"no connection: {os.strerror(cause.errno)}"
     return str(error) or type(error).__name__

@@ -170,7 +170,7 @@ def merged(states: Sequence[RouterState]) -> RouterState:
         for replica in state.replicas:
             by_name.setdefault(replica.name, []).append(replica)
     return RouterState(
-        replicas=tuple(_merged_replica(found, len(states)) for _, found in sorted(by_name.items())),
+        replicas=tuple(_merged_replica(parts, len(states)) for _, parts in sorted(by_name.items())),
         models=tuple(sorted({model for state in states for model in state.models})),
         queue=_summed(state.queue for state in states),
         held=_summed(state.held for state in states),

@@ -168,8 +168,8 @@ class PromptHashCache:
         known |= ((part, of_part) for part, of_part in zip(learned, ids, strict=False) if len(part) <= KNOWN_CHARS)
         if rest:
             return ids[-1]
-        found = dict(zip(new, ids, strict=False))
-        return [token_id for part in parts for token_id in (found[part] if part in found else known[part])]
+        new_ids = dict(zip(new, ids, strict=False))
+        return [token_id for part in parts for token_id in (new_ids[part] if part in new_ids else known[part])]
 
     def _append(self, node: Node, token_ids: list[int], hashes: list[int]) -> Node:
         (node,) = extend_node(node, [token_ids], self._block_size)

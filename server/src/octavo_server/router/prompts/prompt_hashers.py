@@ -72,10 +72,10 @@ class PromptHashers:
     def adapter_for(self, model: str) -> str:
         """Return the hash of the adapter of this name: of most routable replicas that hold it; "" if none does."""
         if model not in self._adapters:
-            found = [each for replica in self._fleet.routable(model) if (each := replica.adapters.get(model))]
-            if not found:
+            adapters = [each for replica in self._fleet.routable(model) if (each := replica.adapters.get(model))]
+            if not adapters:
                 return ""
-            self._adapters[model] = max(found, key=found.count)
+            self._adapters[model] = max(adapters, key=adapters.count)
         return self._adapters[model]
 
     def _on_replica_change(self, replica: Replica) -> None:

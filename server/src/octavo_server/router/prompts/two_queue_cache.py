@@ -30,17 +30,17 @@ class TwoQueueCache(Generic[Key, Value]):
 
     def get(self, key: Key) -> Value | None:
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
+            entry = self._kept.get(key)
+            if entry is not None:
                 self._kept.move_to_end(key)
-                return found[0]
-            found = self._trial.pop(key, None)
-            if found is None:
+                return entry[0]
+            entry = self._trial.pop(key, None)
+            if entry is None:
                 return None
-            self._trial_bytes -= found[1]
-            self._kept[key] = found
+            self._trial_bytes -= entry[1]
+            self._kept[key] = entry
             self._shrink(self._kept, self._max_bytes)
-            return found[0]
+            return entry[0]
 
     def put(self, key: Key, value: Value, num_bytes: int) -> None:
         """`num_bytes`: size of key and value beyond `ENTRY_BYTES`."""

@@ -221,5 +221,5 @@ def _code(downstream: Downstream, error: Exception) -> int:
 
 
 def _reason(error: Exception) -> str:
-    found = next((reason for kind, reason in REASONS if isinstance(error, kind)), None)
-    return found or ("refused" if describe(error).status < 500 else "error")
+    reason = next((text for kind, text in REASONS if isinstance(error, kind)), None)
+    return reason or ("refused" if describe(error).status < 500 else "error")

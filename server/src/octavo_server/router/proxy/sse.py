@@ -53,8 +53,8 @@ class SSEFramer:
         if self.dialect == "messages":
             return error_event(error)
         described = describe(error)
-        found = _SEQUENCE_NUMBER.findall(self._latest)
-        number = int(found[-1]) + 1 if found else 0
+        numbers = _SEQUENCE_NUMBER.findall(self._latest)
+        number = int(numbers[-1]) + 1 if numbers else 0
         event = {"type": "error", "code": "server_error", "message": described.message, "param": None}
         return sse.named_frame("error", event | {"sequence_number": number})
 

@@ -51,8 +51,8 @@ def response_headers(status: int, headers: Headers, *, whole_bytes: int | None, 
 
 def value_of(headers: Headers, name: bytes) -> bytes:
     """Value of the first header of that name; empty without one."""
-    for found, value in headers:
-        if found == name:
+    for header, value in headers:
+        if header == name:
             return value
     return b""
 

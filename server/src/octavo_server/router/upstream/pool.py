@@ -122,10 +122,10 @@ class ConnectionPools:
         self._retired: list[ConnectionPool] = []
 
     def pool(self, url: str) -> ConnectionPool:
-        found = self._pools.get(url)
-        if found is None:
-            found = self._pools[url] = ConnectionPool(url, connect_timeout_s=self._connect_timeout_s)
-        return found
+        pool = self._pools.get(url)
+        if pool is None:
+            pool = self._pools[url] = ConnectionPool(url, connect_timeout_s=self._connect_timeout_s)
+        return pool
 
     def retire(self, url: str) -> None:
         """Stop using the replica's pool, which closes when its running requests have ended."""

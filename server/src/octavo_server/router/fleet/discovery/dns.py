@@ -25,8 +25,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]
 
 
 class DnsDiscovery:
@@ -41,11 +41,11 @@ class DnsDiscovery:
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         latest: frozenset[Endpoint] | None = None
         while True:
-            found = await self._look_up()
-            if found is not None and found != latest:
-                logger.info("the name %s resolves to %d addresses, each a replica", self._host, len(found))
-                latest = found
-                yield found
+            addresses = await self._look_up()
+            if addresses is not None and addresses != latest:
+                logger.info("the name %s resolves to %d addresses, each a replica", self._host, len(addresses))
+                latest = addresses
+                yield addresses
             await asyncio.sleep(self._interval_s)
 
     async def _look_up(self) -> frozenset[Endpoint] | None:

@@ -64,14 +64,14 @@ class WatchEvent(msgspec.Struct):
 
 def endpoints_of(slices: Iterable[EndpointSlice], *, port: str, scheme: str = "http") -> frozenset[Endpoint]:
     """Endpoints in the slices. `port`: name or number; the first port if empty. A pod in several slices counts once."""
-    found: dict[str, Endpoint] = {}
+    places: dict[str, Endpoint] = {}
     for piece in sorted(slices, key=lambda piece: (piece.address_type, piece.metadata.name)):
         number = _port(piece.ports or [], port)
         for endpoint in piece.endpoints or [] if number else []:
             place = _place(endpoint, number, scheme)
-            if place is not None and (place.name not in found or (place.is_ready and not found[place.name].is_ready)):
-                found[place.name] = place
-    return frozenset(found.values())
+            if place is not None and (place.name not in places or (place.is_ready and not places[place.name].is_ready)):
+                places[place.name] = place
+    return frozenset(places.values())
 
 
 def _place(endpoint: SliceEndpoint, port: int, scheme: str) -> Endpoint | None:

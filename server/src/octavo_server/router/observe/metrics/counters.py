@@ -76,10 +76,10 @@ class RouterMetrics:
         self._retries[reason] = self._retries.get(reason, 0) + 1
 
     def record_wait(self, outcome: str, wait_s: float) -> None:
-        found = self._waits.get(outcome)
-        if found is None:
-            found = self._waits[outcome] = _histogram("queue_seconds")
-        found.observe(wait_s)
+        waits = self._waits.get(outcome)
+        if waits is None:
+            waits = self._waits[outcome] = _histogram("queue_seconds")
+        waits.observe(wait_s)
 
     def record_stream_faults(self, times: int) -> None:
         self._stream_faults += times
@@ -100,7 +100,7 @@ class RouterMetrics:
             {
                 "requests_total": [((model, str(code), why), n) for (model, code, why), n in self._requests.items()],
                 **{name: [((), value)] for name, value in totals.items()},
-                **{name: [((label,), value) for label, value in found.items()] for name, found in by_label.items()},
+                **{name: [((label,), value) for label, value in counts.items()] for name, counts in by_label.items()},
             },
             {
                 "request_duration_seconds": _series((model, times.duration) for model, times in self._times.items()),
@@ -112,11 +112,11 @@ class RouterMetrics:
         )
 
     def _times_of_model(self, name: str) -> _Times:
-        found = self._times.get(name)
-        if found is None:
+        times = self._times.get(name)
+        if times is None:
             name = name if len(self._times) < MAX_VALUES else OTHER
-            found = self._times[name] = self._times.get(name) or _Times()
-        return found
+            times = self._times[name] = self._times.get(name) or _Times()
+        return times
 
 
 def _histogram(name: str) -> Histogram:

@@ -22,9 +22,9 @@ class MetricText:
         )
 
     def _add(self, part: MetricSnapshot) -> None:
-        for name, found in part.counts.items():
+        for name, samples in part.counts.items():
             values = self._values.setdefault(name, {})
-            for labels, value in found:
+            for labels, value in samples:
                 values[labels] = values.get(labels, 0) + value
         for name, series in part.histograms.items():
             for labels, counts, total in series:
@@ -32,10 +32,10 @@ class MetricText:
 
     def _histogram(self, family: Family, labels: Labels) -> Histogram:
         series = self._histograms.setdefault(family.name, {})
-        found = series.get(labels)
-        if found is None:
-            found = series[labels] = Histogram((PREFIX + family.name,), family.bounds, _label_text(family, labels))
-        return found
+        histogram = series.get(labels)
+        if histogram is None:
+            histogram = series[labels] = Histogram((PREFIX + family.name,), family.bounds, _label_text(family, labels))
+        return histogram
 
     def _series(self, family: Family) -> Iterable[str]:
         name = PREFIX + family.name
