@@ -3,7 +3,7 @@
 Each rank is a thread with its own part of the weights and of the KV cache. Rank 0 gathers the logits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from torch import Tensor
 
 TOLERANCE = 1e-4
 MUTANT_DISTANCE = 1e-3
-SPLIT = [name for name, tiny in TINY.items() if tiny.model_type not in ("opt", "gpt2")]
 #: Models that differ in the layers that are split; the others differ in rotary positions and windows.
-FAST = ("llama_biased_tied", "qwen3", "gemma2", "phi3", "qwen2_moe", "olmoe")
-CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in SPLIT]
+FAST = ("llama_biased_tied", "qwen3", "gemma2", "phi3", "qwen2_moe", "olmoe", "opt_350m", "gpt2")
+CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in TINY]
 Feed = tuple[list[int], list[int]]
 
 
@@ -67,8 +66,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, resolve_model(str(folder)), tokens, expected)
 
 
-def test_logits_of_two_ranks_equal_transformers(case: Case) -> None:
-    assert case.distance(FEEDS["chunks_at_block_edges"]) <= TOLERANCE
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_logits_of_ranks_equal_transformers(case: Case, num_ranks: int) -> None:
+    """Models have two KV heads, so that four ranks copy them; OPT and GPT-2 have four."""
+    assert case.distance(FEEDS["chunks_at_block_edges"], num_ranks) <= TOLERANCE
 
 
 def test_without_an_all_reduce_the_logits_differ(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +77,25 @@ def test_without_an_all_reduce_the_logits_differ(case: Case, monkeypatch: pytest
     assert case.distance(WHOLE) > MUTANT_DISTANCE
 
 
-def test_every_decoder_is_split() -> None:
-    whole = {name for name, model in ARCHITECTURES.items() if not model.supports_ranks}
-    assert whole == {"GPT2LMHeadModel", "OPTForCausalLM"}
+def test_every_architecture_is_split() -> None:
+    assert all(model.supports_ranks for model in ARCHITECTURES.values())
+
+
+UNEVEN = {"num_attention_heads": 6, "hidden_size": 96}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kv_heads", "num_ranks"), [("llama", 1, 4), pytest.param("olmoe", 2, 4, marks=pytest.mark.slow)]
+)
+def test_ranks_with_uneven_query_heads_of_copied_kv_heads(
+    name: str, num_kv_heads: int, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks have one or two of a KV head's query heads. OLMoE norms all heads together."""
+    config = TINY[name].config | UNEVEN | {"num_key_value_heads": num_kv_heads}
+    monkeypatch.setitem(TINY, name, replace(TINY[name], config=config))
+    folder = make_tiny(name, tmp_path)
+    case = Case(name, resolve_model(str(folder)), *expected_logits(folder))
+    assert case.distance(FEEDS["chunks_at_block_edges"], num_ranks) <= TOLERANCE
 
 
 QUANTISED = [("llama_biased_tied", "Q8_0"), ("phi3", "Q4_1"), ("qwen2_moe", "Q8_0")]

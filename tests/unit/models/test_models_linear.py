@@ -110,7 +110,7 @@ def test_input_shards_sum_to_the_whole() -> None:
     whole, x = Linear(spec(Shard()), BUILD), torch.randn(3, 12)
     weights = weights_of(whole)
     groups = [Group(rank, 3) for rank in range(3)]
-    shards = [split_inputs(group, group.share(12, 5), unit=5, adds_up=False) for group in groups]
+    shards = [split_inputs(group, group.share(12, 5), adds_up=False) for group in groups]
     assert [shard.inputs for shard in shards] == [range(5), range(5, 10), range(10, 12)]
     parts = [filled(Linear(spec(shard), BUILD), weights) for shard in shards]
     total = sum(part(piece) for part, piece in zip(parts, x.split_with_sizes([5, 5, 2], -1), strict=True))
@@ -131,7 +131,7 @@ def test_shards_of_blocks_have_the_bits_of_the_whole(name: str, names: tuple[str
     weights = {slot.name: random_tensor(slot) for slot in Linear(whole, build).weight_slots()}
     expected = ready(whole, build, weights)(x).unflatten(-1, (2, 64))[..., 16:48].flatten(-2)
     assert torch.equal(ready(part, build, weights)(x), expected)
-    half = replace(whole, shard=split_inputs(Group(1, 2), range(size // 2, size), unit=size // 2, adds_up=False))
+    half = replace(whole, shard=split_inputs(Group(1, 2), range(size // 2, size), adds_up=False))
     zeroed = x.clone()
     zeroed[:, : size // 2] = 0
     bias = weights[f"{names[0]}.bias"] if len(names) == 1 else torch.cat([weights[f"{n}.bias"] for n in names])
@@ -140,20 +140,9 @@ def test_shards_of_blocks_have_the_bits_of_the_whole(name: str, names: tuple[str
 
 
 @pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
-def test_a_cut_through_a_block_is_refused() -> None:
-    build = replace(BLOCK_BUILD, block_formats={"o.weight": BLOCK_FORMATS["Q4_K"]})
-    group = Group(0, 4)  # of 8 units of 192 values, as many ranks as cut blocks of 256
-    spec = LinearSpec(
-        in_features=1536, outs=(8,), names=("o",), shard=split_inputs(group, group.share(1536, 192), unit=192)
-    )
-    with pytest.raises(StartupError, match=r"'o.weight'.*Q4_K blocks of 256.*use one of 1, 2, or"):
-        Linear(spec, build)
-
-
-@pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
 def test_inputs_in_another_order_are_not_split() -> None:
     build = replace(BLOCK_BUILD, block_formats={"o.weight": BLOCK_FORMATS["Q8_0"]})
-    spec = LinearSpec(in_features=64, outs=(8,), names=("o",), shard=split_inputs(Group(0, 2), range(32), unit=32))
+    spec = LinearSpec(in_features=64, outs=(8,), names=("o",), shard=split_inputs(Group(0, 2), range(32)))
     (slot,) = Linear(spec, build).weight_slots()
     tensor = replace(random_tensor(slot), order=torch.arange(64).flip(0))
     with pytest.raises(StartupError, match="act-order"):

@@ -71,7 +71,19 @@ def test_uneven_ranks_have_the_blocks_of_the_largest(model: tuple[Path, ModelCon
     assert [plan.kv.num_blocks for plan in plans] == [MIB // sizes[1]] * 2
 
 
+def test_ranks_that_copy_kv_heads_have_the_blocks_of_a_whole_head(model: tuple[Path, ModelConfig]) -> None:
+    """Each of the two KV heads is on two of four ranks."""
+    two, four = (plan_ranks(settings(size, kv_cache_memory_bytes=MIB), Host(16 * GIB), model[1]) for size in (2, 4))
+    assert len({(each.model.bytes_per_block, each.kv.num_blocks) for each in (*two.ranks, *four.ranks)}) == 1
+    assert sum(each.kv.kv_bytes for each in four.ranks) == 2 * sum(each.kv.kv_bytes for each in two.ranks)
+
+
 def test_a_rank_that_does_not_fit_is_named(model: tuple[Path, ModelConfig]) -> None:
     with pytest.raises(StartupError, match=r"rank 1 of 2, with its part of the memory: .*--max-model-len") as caught:
         plan_ranks(settings(2, num_gpu_blocks_override=3, max_model_len=100), Host(16 * GIB), model[1])
     assert caught.value.code == "OutOfMemory"
+
+
+def test_an_error_of_the_model_names_no_rank(model: tuple[Path, ModelConfig]) -> None:
+    with pytest.raises(StartupError, match=r"^--tensor-parallel-size 3 cannot divide"):
+        plan_ranks(settings(3), Host(16 * GIB), model[1])

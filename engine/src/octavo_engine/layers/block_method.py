@@ -9,7 +9,6 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
 from octavo_engine.ops.activation import Activation
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight, native_blocks
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.quantise import quantised_slices
@@ -27,35 +26,14 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | BlockWei
 
 
 def part_formats(spec: LinearSpec, build: BuildContext) -> list[BlockFormat] | None:
-    """Return the formats of the parts; None if one has none. Raises StartupError if a rank's inputs cut blocks.
+    """Return the formats of the parts; None if one has none.
 
     A wide layer, which is a logits head or a router of experts, is not quantised.
     """
     other = None if spec.wide else build.quantised_format(spec.in_features)
     formats = [build.block_format(f"{name}.weight", spec.in_features) or other for name in spec.names]
     known = [block_format for block_format in formats if block_format is not None]
-    if len(known) < len(formats):
-        return None
-    for name, block_format in zip(spec.names, known, strict=True):
-        _check_whole_blocks(name, block_format, spec)
-    return known
-
-
-def _check_whole_blocks(name: str, block_format: BlockFormat, spec: LinearSpec) -> None:
-    inputs, size = spec.shard.inputs, block_format.num_values
-    if inputs is None or not (inputs.start % size or inputs.stop % size):
-        return
-    ranks, units = spec.shard.group.size, spec.in_features // spec.shard.unit
-    works = [n for n in range(1, units + 1) if not any(r.start % size for r in _shares(spec, n))]
-    raise StartupError(
-        f"tensor '{name}.weight': its {spec.in_features} inputs are in {block_format.name} blocks of {size}, which "
-        f"--tensor-parallel-size {ranks} would cut: use one of {', '.join(map(str, works))}, or a checkpoint in "
-        "another format."
-    )
-
-
-def _shares(spec: LinearSpec, num_ranks: int) -> list[range]:
-    return Group(0, num_ranks).shares(spec.in_features, spec.shard.unit)
+    return known if len(known) == len(formats) else None
 
 
 def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[BlockFormat]) -> list[BlockWeight]:

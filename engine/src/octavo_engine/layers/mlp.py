@@ -6,7 +6,7 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.shard import split_inputs, split_outputs
+from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
 from octavo_engine.ops.activation import ACTIVATIONS, Activation
 from octavo_engine.ops.native_blocks import PANEL
 from octavo_engine.wire.errors import StartupError
@@ -44,8 +44,7 @@ def gated_mlp(
     `adds_up`: the block adds its outputs up over the ranks, each of which has some of the inner values.
     """
     *gate_up, down = (f"{prefix}.{name}" for name in names)
-    unit = _inner_unit(f"{down}.weight", inner_size, build)
-    inner = build.group.share(inner_size, unit)
+    inner = _inner_share(f"{down}.weight", inner_size, build)
     wide = LinearSpec(
         in_features=size,
         outs=(inner_size, inner_size),
@@ -59,19 +58,19 @@ def gated_mlp(
         outs=(size,),
         names=(down,),
         bias=bias,
-        shard=split_inputs(build.group, inner, unit=unit, adds_up=adds_up),
+        shard=split_inputs(build.group, inner, adds_up=adds_up),
     )
     return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
 
 
-def _inner_unit(down: str, inner_size: int, build: BuildContext) -> int:
-    """Return the number of inner values that one rank has together: a block of the second layer's weight, or a panel.
+def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
+    """Return the inner values of this rank: whole blocks of the second layer's weight, or whole panels.
 
     Raises StartupError if there are fewer blocks than ranks.
     """
     block_format, ranks = build.linear_format(down, inner_size), build.group.size
     if block_format is None:
-        return PANEL if inner_size >= PANEL * ranks else 1
+        return build.group.share(inner_size, PANEL if inner_size >= PANEL * ranks else 1)
     num_blocks = inner_size // block_format.num_values
     if num_blocks < ranks:
         raise StartupError(
@@ -79,7 +78,7 @@ def _inner_unit(down: str, inner_size: int, build: BuildContext) -> int:
             f"{block_format.num_values}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or a "
             "checkpoint in another format."
         )
-    return block_format.num_values
+    return build.group.share(inner_size, block_format.num_values)
 
 
 class PlainMLP(Layer):
@@ -90,3 +89,26 @@ class PlainMLP(Layer):
 
     def __call__(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
         return self.down(self.activation(self.up(x)))
+
+
+def plain_mlp(
+    names: tuple[str, str],
+    sizes: tuple[int, int],
+    activation: str,
+    build: BuildContext,
+    *,
+    bias: bool,
+    transposed: bool,
+) -> PlainMLP:
+    """Build a plain block. `names`: up and down. `sizes`: of its inputs and outputs, and of its inner values."""
+    (up, down), (size, inner_size), group = names, sizes, build.group
+    inner = _inner_share(f"{down}.weight", inner_size, build)
+
+    def linear(name: str, in_features: int, out: int, shard: Shard) -> Linear:
+        spec = LinearSpec(
+            in_features=in_features, outs=(out,), names=(name,), bias=bias, transposed=transposed, shard=shard
+        )
+        return Linear(spec, build)
+
+    wide = linear(up, size, inner_size, split_outputs(group, inner))
+    return PlainMLP(wide, linear(down, inner_size, size, split_inputs(group, inner)), activation)

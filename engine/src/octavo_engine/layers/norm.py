@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from octavo_engine.layers.attention_heads import RankHeads
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.ops.norm import RMSWeight, add_rms_norm, layer_norm, rms_norm, rms_weight
 
@@ -55,20 +56,12 @@ class HeadNorm(Layer):
 
     prepared: RMSWeight
 
-    def __init__(
-        self,
-        prefix: str,
-        heads: tuple[int, int],
-        head_dim: int,
-        build: BuildContext,
-        *,
-        eps: float,
-        offset: float = 0.0,
-    ) -> None:
+    def __init__(self, prefix: str, heads: RankHeads, build: BuildContext, *, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.prefix, self.eps, self.offset = prefix, eps, offset
-        self.weight = build.empty(sum(heads), head_dim, dtype=torch.float32)
-        self.query, self.key = self.weight.split_with_sizes(heads)
+        num_queries, num_keys = len(heads.queries), len(heads.keys)
+        self.weight = build.empty(num_queries + num_keys, heads.dim, dtype=torch.float32)
+        self.query, self.key = self.weight.split_with_sizes((num_queries, num_keys))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         shape = (self.weight.shape[-1],)
@@ -85,20 +78,19 @@ class HeadNorm(Layer):
 class ProjectionNorm(Layer):
     """RMS norm of the whole query and of the whole key, over all heads together (OLMoE).
 
-    `heads`: the numbers of query and key heads in the checkpoint. A rank has some of them, and its squares are added up
-    over the ranks.
+    `num_heads`: of query and key in the checkpoint, of which a rank has `heads`. Squares are added up over the ranks;
+    a key head counts once for each of its copies, in the sum as in the number of values.
     """
 
-    def __init__(self, prefix: str, heads: tuple[int, int], head_dim: int, build: BuildContext, *, eps: float) -> None:
+    def __init__(
+        self, prefix: str, num_heads: tuple[int, int], heads: RankHeads, build: BuildContext, *, eps: float
+    ) -> None:
         super().__init__()
-        self.group, self.eps, self.sizes = build.group, eps, tuple(each * head_dim for each in heads)
-        kv_heads = build.group.share(heads[1])
-        self.heads = tuple(len(kv_heads) * each // heads[1] for each in heads)
-        parts = [range(kv_heads.start * size // heads[1], kv_heads.stop * size // heads[1]) for size in self.sizes]
-        self.query, self.key = (
-            RMSNorm(f"{prefix}.{name}", size, build, eps=eps, part=part)
-            for name, size, part in zip(("q_norm", "k_norm"), self.sizes, parts, strict=True)
-        )
+        self.group, self.eps, self.heads = build.group, eps, (len(heads.queries), len(heads.keys))
+        query_size, key_size = (each * heads.dim for each in num_heads)
+        self.query = RMSNorm(f"{prefix}.q_norm", query_size, build, eps=eps, part=heads.query_values)
+        self.key = RMSNorm(f"{prefix}.k_norm", key_size, build, eps=eps, part=heads.key_values)
+        self.sizes = query_size, key_size * heads.copies
 
     def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
         query, key = (part.flatten(1) for part in x.split_with_sizes(self.heads, 1))

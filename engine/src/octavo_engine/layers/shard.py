@@ -11,14 +11,13 @@ from octavo_engine.ops.group import Group
 class Shard:
     """A split along outputs or inputs. `outs`: the rank's outputs of each part of the layer; empty: all.
 
-    `inputs`: the rank's inputs, in whole units of `unit`; None: all. Split inputs give partial sums, of which that of
-    rank 0 includes the bias; `adds_up`: the layer adds them up over the ranks, else its caller does.
+    `inputs`: the rank's inputs; None: all. Split inputs give partial sums, of which that of rank 0 includes the bias;
+    `adds_up`: the layer adds them up over the ranks, else its caller does.
     """
 
     group: Group = field(default_factory=Group)
     outs: tuple[range, ...] = ()
     inputs: range | None = None
-    unit: int = 1
     adds_up: bool = False
 
     @property
@@ -41,5 +40,5 @@ def split_outputs(group: Group, *outs: range) -> Shard:
     return Shard(group=group, outs=outs)
 
 
-def split_inputs(group: Group, inputs: range, *, unit: int, adds_up: bool = True) -> Shard:
-    return Shard(group=group, inputs=inputs, unit=unit, adds_up=adds_up)
+def split_inputs(group: Group, inputs: range, *, adds_up: bool = True) -> Shard:
+    return Shard(group=group, inputs=inputs, adds_up=adds_up)

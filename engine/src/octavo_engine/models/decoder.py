@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
+from octavo_engine.layers.attention_heads import rank_heads
 from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
@@ -23,7 +24,6 @@ from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from octavo_engine.layers.rope import RotaryEmbedding
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
-from octavo_engine.layers.shard import split_inputs, split_outputs
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
@@ -145,40 +145,36 @@ def _norm(name: str, spec: DecoderSpec, config: ModelConfig, build: BuildContext
 def _attention(
     prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, build: BuildContext
 ) -> SelfAttention:
-    heads, kv_heads, dim, group = config.num_heads, config.num_kv_heads, config.head_dim, build.group
-    kv_unit, q_unit = dim, heads // kv_heads * dim  # values of a KV head, and of its query heads
-    kept = group.share(kv_heads)  # whole KV heads, each with its query heads
-    q_values, kv_values = (range(kept.start * unit, kept.stop * unit) for unit in (q_unit, kv_unit))
+    num_heads, num_kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     names = ("qkv_proj",) if spec.fused else ("q_proj", "k_proj", "v_proj")
+    heads = rank_heads(f"{prefix}.o_proj.weight", num_heads, num_kv_heads, dim, build)
     qkv = LinearSpec(
         in_features=config.hidden_size,
-        outs=(heads * dim, kv_heads * dim, kv_heads * dim),
+        outs=(num_heads * dim, num_kv_heads * dim, num_kv_heads * dim),
         names=tuple(f"{prefix}.{name}" for name in names),
         bias=spec.qkv_bias,
-        shard=split_outputs(group, q_values, kv_values, kv_values),
+        shard=heads.split_qkv(build.group),
     )
     out = LinearSpec(
-        in_features=heads * dim,
+        in_features=num_heads * dim,
         outs=(config.hidden_size,),
         names=(f"{prefix}.o_proj",),
         bias=spec.out_bias,
-        shard=split_inputs(group, q_values, unit=q_unit),
+        shard=heads.split_out(build.group),
     )
-    num_heads, num_kv_heads = len(q_values) // dim, len(kept)
-    kv = LayerKVSpec(num_kv_heads=num_kv_heads, head_dim=dim, window=spec.windows[layer_idx] if spec.windows else None)
+    window = spec.windows[layer_idx] if spec.windows else None
     attention = AttentionSpec(
         layer_idx=layer_idx,
-        num_heads=num_heads,
-        kv=kv,
+        num_heads=len(heads.queries),
+        kv=LayerKVSpec(num_kv_heads=len(heads.keys), head_dim=dim, window=window),
         scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,
         softcap=spec.attention_softcap,
     )
     norms: dict[str, Any] = {}
     if spec.projection_norm:
-        norms["projection_norm"] = ProjectionNorm(prefix, (heads, kv_heads), dim, build, eps=spec.norm_eps)
+        norms["projection_norm"] = ProjectionNorm(prefix, (num_heads, num_kv_heads), heads, build, eps=spec.norm_eps)
     if spec.head_norm:
-        rank_heads = num_heads, num_kv_heads
-        norms["head_norm"] = HeadNorm(prefix, rank_heads, dim, build, eps=spec.norm_eps, offset=spec.norm_offset)
+        norms["head_norm"] = HeadNorm(prefix, heads, build, eps=spec.norm_eps, offset=spec.norm_offset)
     return SelfAttention(attention, qkv=Linear(qkv, build), out=Linear(out, build), **norms)
 
 

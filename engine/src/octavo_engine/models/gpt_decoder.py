@@ -7,12 +7,14 @@ from torch import Tensor, nn
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
+from octavo_engine.layers.attention_heads import rank_heads
 from octavo_engine.layers.embedding import LearnedPositions
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.mlp import PlainMLP
+from octavo_engine.layers.mlp import plain_mlp
 from octavo_engine.layers.norm import LayerNorm
+from octavo_engine.layers.shard import Shard
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 
@@ -42,27 +44,38 @@ class GPTDecoderLayer(Layer):
         self, prefix: str, layer_idx: int, spec: GPTDecoderSpec, config: ModelConfig, build: BuildContext
     ) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, spec.inner_size
+        hidden, num_heads, dim = config.hidden_size, config.num_heads, config.head_dim
+        heads = rank_heads(f"{prefix}.{spec.out}.weight", num_heads, num_heads, dim, build)
 
-        def linear(names: tuple[str, ...], in_features: int, *outs: int) -> Linear:
+        def linear(names: tuple[str, ...], *outs: int, shard: Shard) -> Linear:
             full = tuple(f"{prefix}.{name}" for name in names)
-            return Linear(
-                LinearSpec(in_features=in_features, outs=outs, names=full, bias=spec.bias, transposed=spec.transposed),
-                build,
+            described = LinearSpec(
+                in_features=hidden, outs=outs, names=full, bias=spec.bias, transposed=spec.transposed, shard=shard
             )
+            return Linear(described, build)
 
         def norm(name: str) -> LayerNorm:
             return LayerNorm(f"{prefix}.{name}", hidden, build, eps=spec.norm_eps, affine=spec.affine)
 
         attention = AttentionSpec(
             layer_idx=layer_idx,
-            num_heads=config.num_heads,
-            kv=LayerKVSpec(num_kv_heads=config.num_heads, head_dim=config.head_dim),
+            num_heads=len(heads.queries),
+            kv=LayerKVSpec(num_kv_heads=len(heads.keys), head_dim=dim),
             scale=spec.scales[layer_idx],
         )
-        qkv, out = linear(spec.qkv, hidden, hidden, hidden, hidden), linear((spec.out,), hidden, hidden)
-        self.attention = SelfAttention(attention, qkv=qkv, out=out)
-        self.mlp = PlainMLP(linear((spec.up,), hidden, inner), linear((spec.down,), inner, hidden), spec.activation)
+        self.attention = SelfAttention(
+            attention,
+            qkv=linear(spec.qkv, hidden, hidden, hidden, shard=heads.split_qkv(build.group)),
+            out=linear((spec.out,), hidden, shard=heads.split_out(build.group)),
+        )
+        self.mlp = plain_mlp(
+            (f"{prefix}.{spec.up}", f"{prefix}.{spec.down}"),
+            (hidden, spec.inner_size),
+            spec.activation,
+            build,
+            bias=spec.bias,
+            transposed=spec.transposed,
+        )
         self.attention_norm, self.mlp_norm = norm(spec.attention_norm), norm(spec.mlp_norm)
         self.norm_first = spec.norm_first
 
@@ -76,6 +89,8 @@ class GPTDecoderLayer(Layer):
 
 class GPTDecoder(Model):
     """A subclass creates `embedding`, `positions`, `layers` and `head`, and overrides `before` and `after`."""
+
+    supports_ranks = True
 
     positions: LearnedPositions
     layers: nn.ModuleList

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from octavo_engine.config import ModelConfig, ModelImpl
+from octavo_engine.layers.attention_heads import check_heads
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
 from octavo_engine.models.gemma3 import Gemma3
@@ -103,11 +104,7 @@ def _check_ranks(config: ModelConfig, group: Group, own: type[Model] | None) -> 
             f"--tensor-parallel-size {group.size} is not supported where {runs}: use 1, or a model of one of "
             f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
         )
-    if group.size > config.num_kv_heads:
-        raise StartupError(
-            f"--tensor-parallel-size {group.size} exceeds the {config.num_kv_heads} KV heads of {config.name}, of "
-            f"which each rank needs at least one: use at most {config.num_kv_heads}."
-        )
+    check_heads(config.name, config.num_heads, config.num_kv_heads, group.size)
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:

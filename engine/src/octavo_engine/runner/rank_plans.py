@@ -64,6 +64,8 @@ def plan_ranks(
         try:
             return plan_memory(settings, device, model_config, stored, group=Group(rank, size), memory=memory)
         except StartupError as error:
+            if error.code != "OutOfMemory":
+                raise
             raise StartupError(
                 f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
             ) from error
