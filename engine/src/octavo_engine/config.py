@@ -188,6 +188,7 @@ class EngineConfig:
     grammar_compile_timeout: float = 10.0  # seconds
     num_threads: int | None = None  # of all ranks together
     tensor_parallel_size: int = 1  # ranks, each a process with a part of every layer
+    distributed_timeout_seconds: int = 60  # after which ranks fail that wait for another one during a step
     enforce_eager: bool = False
     async_scheduling: bool | None = None  # None: on a GPU, without drafts
     cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs

@@ -41,6 +41,7 @@ QUANTIZATION_ALIASES = {"gptq_marlin": "gptq", "awq_marlin": "awq"}
 #: name -> (smallest, largest) accepted value
 _RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1024),
+    "distributed_timeout_seconds": (1, 86400),
     "gpu_memory_utilization": (0.01, 1.0),
     "kv_cache_memory_bytes": (1, float("inf")),
     "kv_cache_metrics_sample": (1e-6, 1.0),

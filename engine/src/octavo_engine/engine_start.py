@@ -39,9 +39,9 @@ def find_loader(name: str) -> Loader:
     return loader
 
 
-def find_rank() -> Callable[..., None]:
-    """Import the function that runs a rank other than rank 0. Raises StartupError as `find_loader` does."""
-    found: Callable[..., None] = _import_compute("octavo_engine.runner.rank_loading:run_rank")
+def find_rank_loader() -> Callable[..., tuple["Executor", int]]:
+    """Import the function that loads a rank other than rank 0. Raises StartupError as `find_loader` does."""
+    found: Callable[..., tuple[Executor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
     return found
 
 

@@ -60,7 +60,7 @@ _TUNING = (
     *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
     *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
     *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port", "master_addr", "master_port"),
-    *("distributed_timeout_seconds", "cpu_distributed_timeout_seconds"),
+    "cpu_distributed_timeout_seconds",
 )
 _TUNING_SWITCHES = (
     *("aggregate_engine_logging", "cudagraph_metrics", "data_parallel_external_lb"),

@@ -37,3 +37,9 @@ def test_drafts_from_the_prompt_are_supported() -> None:
 def test_a_number_of_ranks_out_of_range_is_refused(size: int) -> None:
     with pytest.raises(StartupError, match=f"tensor_parallel_size must be between 1 and 1024, got {size}"):
         resolve_config(tensor_parallel_size=size)
+
+
+@pytest.mark.parametrize("seconds", [0, 86401])
+def test_a_timeout_out_of_range_is_refused(seconds: int) -> None:
+    with pytest.raises(StartupError, match=f"distributed_timeout_seconds must be between 1 and 86400, got {seconds}"):
+        resolve_config(distributed_timeout_seconds=seconds)

@@ -38,7 +38,9 @@ PLAN = StepPlan(
 
 
 def test_plans_are_the_same_without_grammars() -> None:
-    received = messages.decode_plan(messages.encode(_without_grammars(PLAN)))
+    message = messages.decode_to_rank(messages.encode(messages.RunPlan(_without_grammars(PLAN))))
+    assert isinstance(message, messages.RunPlan)
+    received = message.plan
     assert received.new_seqs[0].grammar is None
     received.new_seqs[0].grammar = PLAN.new_seqs[0].grammar
     assert received == PLAN

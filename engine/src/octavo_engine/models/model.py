@@ -4,7 +4,7 @@ Each layer lists the checkpoint tensors that it loads, with shapes, as weight sl
 another shape, or missing from the checkpoint raises StartupError, which names the tensor.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import ClassVar
 
@@ -99,9 +99,11 @@ class Model(nn.Module):
                 f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
             )
 
-    def finish_loading(self) -> None:
+    def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
+        """Prepare the layers for their first step. `check`: called before each layer."""
         with torch.no_grad():
             for layer in self._layers():
+                check()
                 layer.finish_loading()
 
     def weights_bytes(self) -> int:

@@ -17,26 +17,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octavo_engine.ops.recording import recordable
-from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.errors import GroupBroken
 
-#: Time after which a collective operation fails because a rank does not take part in it.
-TIMEOUT = timedelta(seconds=60)
-
-
-class GroupBroken(EngineDead):
-    """A collective operation has failed, as another rank is gone or late."""
+#: Time in which all ranks must have connected. A rank that has imported its packages waits for slower ones.
+MEETING_TIMEOUT = timedelta(minutes=10)
 
 
 class Group:
     """Rank `rank` of `size`. `collectives` is None in a group of one, whose operations do nothing, and in a group that
-    only plans the parts of the ranks.
+    only plans the parts of the ranks. `timeout`: of each operation.
 
     All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone, or late.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, collectives: Any = None) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, collectives: Any = None, timeout: timedelta = MEETING_TIMEOUT
+    ) -> None:
         self.rank, self.size = rank, size
-        self._collectives = collectives
+        self._collectives, self._timeout = collectives, timeout
         self._add_up = recordable(self._add_up_memory)
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
@@ -60,7 +58,7 @@ class Group:
         if self.size == 1:
             return [x]
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
-        options = dist.GatherOptions()
+        options = self._options(dist.GatherOptions())
         options.rootRank = 0
         self._run("gather", lambda: self._collectives.gather([parts] if parts else [], [x.contiguous()], options))
         return parts
@@ -68,7 +66,7 @@ class Group:
     def broadcast(self, x: Tensor) -> Tensor:
         """Replace `x`, contiguous, by that of rank 0, in place."""
         if self.size > 1:
-            options = dist.BroadcastOptions()
+            options = self._options(dist.BroadcastOptions())
             options.rootRank = options.rootTensor = 0
             self._run("broadcast", lambda: self._collectives.broadcast([x], options))
         return x
@@ -76,25 +74,39 @@ class Group:
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
         """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""
         x = torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=dtype)
-        self._run("all-reduce", lambda: self._collectives.allreduce([x]))
+        options = self._options(dist.AllreduceOptions())
+        self._run("all-reduce", lambda: self._collectives.allreduce([x], options))
+
+    def close(self) -> None:
+        """Close the connections to the other ranks, so that their operations with this one fail at once."""
+        self._collectives = None
+
+    def _options(self, options: Any) -> Any:
+        options.timeout = self._timeout
+        return options
 
     def _run(self, name: str, start: Callable[[], Any]) -> None:
-        assert self._collectives is not None, "this group only plans"
+        assert self._collectives is not None, "this group only plans, or is closed"
         try:
             start().wait()
         except RuntimeError as error:
             raise GroupBroken(f"rank {self.rank} of {self.size}: the {name} of the ranks failed: {error}") from error
 
 
-def open_group(meeting_file: Path, rank: int, size: int, timeout: timedelta = TIMEOUT) -> Group:
-    """Connect to the other ranks, which open the same file. Raises GroupBroken if they do not come in time."""
+def open_group(
+    meeting_file: Path, rank: int, size: int, timeout: timedelta, meeting_timeout: timedelta = MEETING_TIMEOUT
+) -> Group:
+    """Connect to the other ranks, which open the same file. `timeout`: of each operation.
+
+    Raises GroupBroken if a rank does not come within `meeting_timeout`.
+    """
     gloo, files = cast("Any", dist.ProcessGroupGloo), cast("Any", dist).FileStore  # torch's types lack both
     options = gloo._Options()
     options._devices = [gloo.create_device(interface="lo")]
-    options._timeout = timeout
+    options._timeout = meeting_timeout
     store = files(str(meeting_file), size)
-    store.set_timeout(timeout)
+    store.set_timeout(meeting_timeout)
     try:
-        return Group(rank, size, gloo(store, rank, size, options))
+        return Group(rank, size, gloo(store, rank, size, options), timeout)
     except RuntimeError as error:
         raise GroupBroken(f"rank {rank} of {size} cannot connect to the other ranks: {error}") from error

@@ -73,13 +73,12 @@ class CoreProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all threads of the process so far; 0 after it has exited."""
+        """Return the CPU seconds of the process and of its ranks so far; 0 after it has exited."""
         try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return 0.0
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / CLOCK_TICKS_PER_S
+            ranks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        except OSError:  # also of a kernel that lists no children
+            ranks = []
+        return sum(map(_cpu_s, [str(self.pid), *ranks]))
 
     async def ready(self) -> ReadyInfo:
         """Wait until the core is ready. Raises StartupError with the core's message, or with its exit code."""
@@ -201,3 +200,12 @@ class CoreProcess:
         if code is None:
             return "stopped answering"
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+
+
+def _cpu_s(pid: str) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / CLOCK_TICKS_PER_S

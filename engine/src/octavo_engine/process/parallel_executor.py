@@ -9,12 +9,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.ops.group import GroupBroken
-from octavo_engine.process.rank_messages import encode
+from octavo_engine.process.rank_messages import RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner import model_loading
 from octavo_engine.runner.executor import Executor, LocalExecutor
-from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.errors import EngineDead, GroupBroken
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -23,7 +22,7 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     """Load the model on `tensor_parallel_size` ranks. Raises StartupError."""
     if config.tensor_parallel_size == 1:
         return model_loading.load_executor(config)
-    ranks = RankProcesses(config.tensor_parallel_size)
+    ranks = RankProcesses(config.tensor_parallel_size, config.distributed_timeout_seconds)
     try:
         local, ready = model_loading.load_executor(config, other_ranks=ranks)
     except BaseException:
@@ -40,7 +39,7 @@ class ParallelExecutor:
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Run a plan on all ranks. Raises EngineDead with the cause if a rank is gone."""
-        self._ranks.send(encode(_without_grammars(plan)))
+        self._ranks.send(RunPlan(_without_grammars(plan)))
         try:
             return self._local.submit(plan)
         except GroupBroken as error:

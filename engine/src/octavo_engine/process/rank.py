@@ -8,11 +8,12 @@ import logging
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
 from octavo_engine.engine import freeze_gc
-from octavo_engine.engine_start import find_rank
+from octavo_engine.engine_start import find_rank_loader
 from octavo_engine.log_format import configure_logging
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
@@ -20,28 +21,35 @@ from octavo_engine.process.ipc_sockets import remove_folder
 from octavo_engine.process.main import IGNORED_SIGNALS
 from octavo_engine.process.messages import Failed, Hello
 from octavo_engine.process.pipes import framed, read_message
-from octavo_engine.wire.errors import EngineDead, StartupError
-from octavo_engine.wire.plan import StepPlan
+from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
+
+if TYPE_CHECKING:
+    from octavo_engine.runner.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") -> int:
+def serve(executor: "Executor", plans: "zmq.Socket[bytes]") -> NoReturn:
+    """Run plans until another rank is gone or late, which raises GroupBroken."""
+    while True:
+        match messages.decode_to_rank(plans.recv()):
+            case messages.RunPlan(plan):
+                executor.submit(plan).result()
+            case messages.Leave():
+                raise GroupBroken("rank 0 has lost another rank.")
+
+
+def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") -> None:
+    """Load the part of the model and run plans. The last report has the reason of the end."""
+
     def report(message: messages.FromRank) -> None:
         os.write(reports_fd, framed(messages.encode(message)))
 
-    def report_ready(weights_bytes: int) -> None:
-        freeze_gc()
-        report(messages.RankReady(weights_bytes))
-
-    def next_plan() -> StepPlan:
-        return messages.decode_plan(plans.recv())
-
     try:
-        run_rank = find_rank()
+        load = find_rank_loader()
         plans.connect(messages.plans_address(start.folder, start.rank))
         report(Hello())
-        run_rank(
+        executor, weights_bytes = load(
             start.config,
             start.files,
             start.memory,
@@ -49,9 +57,12 @@ def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") 
             messages.meeting_file(start.folder),
             num_blocks=start.num_blocks,
             num_host_blocks=start.num_host_blocks,
-            report_ready=report_ready,
-            next_plan=next_plan,
         )
+        freeze_gc()
+        report(messages.RankReady(weights_bytes))
+        serve(executor, plans)
+    except GroupBroken:  # the cause is in another rank
+        report(messages.Left())
     except StartupError as error:
         report(Failed(str(error), error.code))
     except EngineDead as error:  # of a step, which the runner has logged
@@ -59,9 +70,6 @@ def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") 
     except Exception as error:
         _LOGGER.exception("rank %d failed", start.rank)
         report(Failed(f"{type(error).__name__}: {error}"))
-    else:
-        return messages.GROUP_BROKEN
-    return 1
 
 
 def main() -> int:
@@ -79,7 +87,8 @@ def main() -> int:
     exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
     with zmq.Context() as context, context.socket(zmq.PULL) as plans:
         plans.set_hwm(0)
-        return run(start, reports_fd, plans)
+        run(start, reports_fd, plans)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Messages between rank 0 of a model, which is in the engine core, and the process of another rank.
 
-The rank reads `RankStart` from its standard input, then plans from an ipc socket, as msgpack. It reports on its
-standard output: `Hello` once it can load, then `RankReady`, or `Failed`, after which it exits.
+The rank reads `RankStart` from its standard input, then plans from an ipc socket, as msgpack; `Leave` is the last
+message. It reports on its standard output: `Hello` once it can load, then `RankReady`. `Failed` or `Left` is its last
+report.
 """
 
 from pathlib import Path
@@ -35,10 +36,20 @@ class RankReady(msgspec.Struct, tag=True):
     weights_bytes: int
 
 
-#: Exit code of a rank that ended because another one is gone.
-GROUP_BROKEN = 3
+class RunPlan(msgspec.Struct, tag=True):
+    plan: StepPlan
 
-FromRank = Hello | RankReady | Failed
+
+class Leave(msgspec.Struct, tag=True):
+    """Another rank is gone or late: end."""
+
+
+class Left(msgspec.Struct, tag=True):
+    """The rank ends because another one is gone or late."""
+
+
+ToRank = RunPlan | Leave
+FromRank = Hello | RankReady | Failed | Left
 
 
 def _encode_path(value: Any) -> str:
@@ -54,7 +65,7 @@ def _decode_path(kind: type, value: Any) -> Any:
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
-decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 
 
 def meeting_file(folder: str) -> Path:

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,11 +45,19 @@ from octavo_engine.wire.hashing import root_hash
 _LOGGER = logging.getLogger(__name__)
 
 
+def _ignore() -> None:
+    """Do nothing: there are no other ranks to check."""
+
+
 class OtherRanks(Protocol):
-    """The ranks of a model other than rank 0. Both functions raise StartupError if a rank cannot start."""
+    """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
     def start(self, files: ModelFiles, plans: RankPlans) -> Group:
         """Start loading them; return the group of all ranks."""
+        ...
+
+    def check(self) -> None:
+        """Check that all ranks still run."""
         ...
 
     def wait_ready(self) -> int:
@@ -75,8 +83,9 @@ def load_executor(
     plans = plan_ranks(config, device, model_config, stored, draft)
     config, plan = plans.config, plans.ranks[0]
     group = Group() if other_ranks is None else other_ranks.start(files, plans)
+    check = _ignore if other_ranks is None else other_ranks.check
     with as_startup_error(config, plan):
-        model = load_model(device, files, model_config, plan, progress, group)
+        model = load_model(device, files, model_config, plan, progress, group, check=check)
         drafting = None if draft is None else load_draft(device, draft, plan, progress)
     log_ranks(plans)
     log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
@@ -162,8 +171,11 @@ def load_model(
     plan: MemoryPlan,
     progress: Progress | None = None,
     group: Group | None = None,
+    *,
+    check: Callable[[], None] = _ignore,
 ) -> Model:
-    """Load a model, or the part of it of one rank of `group`."""
+    """Load a model, or the part of it of one rank of `group`. `check`: called before each tensor and layer; an error
+    that it raises ends the loading."""
     dtype = plan.dtype
     model = build_model(
         model_config,
@@ -176,17 +188,24 @@ def load_model(
         group=group,
     )
     if files.load_format == "dummy":
-        model.load_weights(dummy_weights(model.named_shapes().items(), dtype=dtype))
+        model.load_weights(_checked(dummy_weights(model.named_shapes().items(), dtype=dtype), check))
     else:
         with nullcontext(progress) if progress is not None else loading_bar() as show:
-            model.load_weights(
+            weights = (
                 lazy_weights(files, progress=show)
                 if model.loads_lazily
                 else iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show)
             )
-    model.finish_loading()
+            model.load_weights(_checked(weights, check))
+    model.finish_loading(check)
     device.synchronize()
     return model
+
+
+def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> Iterator[tuple[str, Any]]:
+    for each in weights:
+        check()
+        yield each
 
 
 def load_draft(device: Device, draft: DraftSource, plan: MemoryPlan, progress: Progress | None = None) -> LoadedDraft:

@@ -1,26 +1,24 @@
-"""Loads the part of a model that a rank other than rank 0 computes, and runs the plans of rank 0 on it."""
+"""Loads the part of a model that a rank other than rank 0 computes."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 from octavo_engine.config import EngineConfig
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
-from octavo_engine.ops.group import Group, GroupBroken, open_group
+from octavo_engine.ops.group import open_group
 from octavo_engine.runner.device import open_device
+from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.rank_plans import with_blocks
-from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.weights.stored_tensors import stored_tensors
-from octavo_engine.wire.plan import StepPlan
 
 
-def run_rank(
+def load_rank(
     config: EngineConfig,
     files: ModelFiles,
     memory: MemoryInfo,
@@ -29,24 +27,13 @@ def run_rank(
     *,
     num_blocks: int,
     num_host_blocks: int,
-    report_ready: Callable[[int], None],
-    next_plan: Callable[[], StepPlan],
-) -> None:
-    """Load the part of a rank and run plans until another rank is gone. `config`, `memory`: of `RankPlans`.
+) -> tuple[LocalExecutor, int]:
+    """Load the part of a rank; return its executor and the bytes of its weights. `config`, `memory`: of `RankPlans`.
 
-    `report_ready`: called with the bytes of the weights. Raises StartupError, and the error of a step as EngineDead.
+    Raises StartupError, and GroupBroken if another rank does not connect.
     """
-    with suppress(GroupBroken):  # the cause is in another rank
-        group = open_group(meeting_file, rank, config.tensor_parallel_size)
-        runner, weights_bytes = _load(config, files, memory, group, num_blocks, num_host_blocks)
-        report_ready(weights_bytes)
-        while True:
-            runner.run(next_plan())
-
-
-def _load(
-    config: EngineConfig, files: ModelFiles, memory: MemoryInfo, group: Group, num_blocks: int, num_host_blocks: int
-) -> tuple[Runner, int]:
+    timeout = timedelta(seconds=config.distributed_timeout_seconds)
+    group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout)
     device = open_device(config.device)
     device.prepare(config)
     model_config = load_served_model(config, files)
@@ -58,5 +45,5 @@ def _load(
 
     model = load_part()
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))  # plans for ranks have no grammars
-    runner, _ = make_runner(config, device, model, plan, compiler, reload_model=load_part)
-    return runner, model.weights_bytes()
+    runner, engine_memory = make_runner(config, device, model, plan, compiler, reload_model=load_part)
+    return LocalExecutor(runner, compiler, engine_memory), model.weights_bytes()

@@ -7,6 +7,7 @@ OctavoError
 ├── Overloaded(retry_after_s)      429
 ├── Unavailable(retry_after_s)     503  the server accepts no requests now, or the request waited too long
 ├── EngineDead                     503  the engine core process has ended
+│   └── GroupBroken                     a rank of the model is gone or late, and another one detects it
 └── StartupError(code)             exit code 1: bad weights, too little memory, port in use, bad flag
 """
 
@@ -57,6 +58,10 @@ class Unavailable(OctavoError):
 
 class EngineDead(OctavoError):
     pass
+
+
+class GroupBroken(EngineDead):
+    """A collective operation has failed, as another rank is gone or late. The cause is in that rank."""
 
 
 #: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.

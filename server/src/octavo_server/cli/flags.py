@@ -45,6 +45,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
         "tensor_parallel_size": "Number of processes (ranks) that divide each layer of the model among them, on a CPU.",
+        "distributed_timeout_seconds": "Seconds after which a rank that does not answer during a step ends the engine.",
         "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording or CUDA graph.",
         "cudagraph_capture_sizes": "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
     },
