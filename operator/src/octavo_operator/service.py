@@ -69,6 +69,11 @@ class InferenceService:
         return self.spec.model.served_names or (self.name,)
 
     @property
+    def num_ranks(self) -> int:
+        """Number of processes that compute one replica's model together."""
+        return self.spec.parallelism.tensor or 1
+
+    @property
     def adapter_names(self) -> tuple[str, ...]:
         return tuple(adapter.name for adapter in self.spec.adapters or ())
 

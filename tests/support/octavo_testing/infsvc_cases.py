@@ -96,6 +96,8 @@ ACCEPTED = (
     Case("the CPU of a node with a GPU", {"engine": {"device": "cpu"}, "resources": {"limits": {"nvidia.com/gpu": 1}}}),
     Case("a part of a GPU", {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1000m", "memory": "1e9"}}}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
+    Case("several ranks", {"parallelism": {"tensor": 2, "pipeline": 1}}),
+    Case("several GPUs", {"parallelism": {"tensor": 8}, "resources": {"limits": {"nvidia.com/gpu": 8}}}),
     Case("shared router", {"router": {"ref": {"name": "other"}}}),
     Case("open to the cluster on a shared router", {"router": {"ref": {"name": "other"}}, "auth": OPEN}),
     Case("a router for some services", {"router": {"allowFrom": ["a", "b"]}}),
@@ -195,6 +197,9 @@ REFUSED = (
             "--ssl-certfile=/tmp/x",
             "--shutdown-timeout=1",
             "--api_key=a\nb",
+            "--tensor-parallel-size=2",
+            "--tensor_parallel_size",
+            *("-tp", "-tp=2", "-t"),
         )
     ),
     Case("the operator's variable", {"engine": {"env": [{"name": "OCTAVO_X", "value": "1"}]}}, "are reserved for"),
@@ -214,7 +219,12 @@ REFUSED = (
         _engine_container(resources={"limits": {"cpu": "two"}}),
         "resources.limits.cpu",
     ),
-    Case("two devices", {"parallelism": {"tensor": 2}}, "one device to a replica"),
+    Case("pipeline", {"parallelism": {"pipeline": 2}}, "parallelism.pipeline above 1 is not supported yet"),
+    *(
+        Case(f"{value!r} ranks", {"parallelism": {"tensor": value}}, "parallelism.tensor")
+        for value in (0, -1, 65, "2", 1.5, True)
+    ),
+    Case("ranks of adapters", {"parallelism": {"tensor": 2}, "adapters": []}, "adapters are not supported with"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
     Case("no largest number", {"autoscaling": {"minReplicas": 1}}, "maxReplicas"),
     Case("more than the most", {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "lower it, or raise maxReplicas"),

@@ -55,26 +55,69 @@ def test_gpus_of_all_kinds_are_counted(limits: dict[str, Any], count: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "engine", "reason"),
+    ("limits", "ranks", "engine", "reason", "remedy"),
     [
-        ({"nvidia.com/gpu": 1}, {}, "Valid"),
-        ({"nvidia.com/gpu": 4}, {}, "UnusedGpus"),
-        ({"nvidia.com/mig-1g.10gb": "2"}, {}, "UnusedGpus"),
-        ({"nvidia.com/gpu": 1, "nvidia.com/hostdev": 1}, {}, "Valid"),
-        ({"nvidia.com/gpu": 4}, {"device": "cuda"}, "UnusedGpus"),
-        ({"nvidia.com/gpu": 4}, {"device": "cpu"}, "Valid"),
+        ({"nvidia.com/gpu": 1}, 1, {}, "Valid", ""),
+        ({"nvidia.com/gpu": 4}, 1, {}, "UnusedGpus", "computes on 1: request 1, or set parallelism.tensor to 4"),
+        ({"nvidia.com/mig-1g.10gb": "2"}, 1, {}, "UnusedGpus", "computes on 1: request 1"),
+        ({"nvidia.com/gpu": 1, "nvidia.com/hostdev": 1}, 1, {}, "Valid", ""),
+        ({"nvidia.com/gpu": 4}, 1, {"device": "cuda"}, "UnusedGpus", "request 1"),
+        ({"nvidia.com/gpu": 4}, 1, {"device": "cpu"}, "Valid", ""),
+        ({"nvidia.com/gpu": 2}, 2, {}, "Valid", ""),
+        ({"nvidia.com/gpu": 3}, 2, {}, "UnusedGpus", "computes on 2: request 2, or set parallelism.tensor to 3"),
+        ({"nvidia.com/gpu": 1}, 2, {}, "TooFewGpus", "requests 1: set nvidia.com/gpu to 2"),
+        ({"nvidia.com/gpu": "1500m"}, 4, {}, "TooFewGpus", "requests 2: set nvidia.com/gpu to 4"),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2, {}, "TooFewGpus", "needs a whole GPU, but each replica requests 0"),
+        ({"nvidia.com/gpu.shared": 2}, 2, {}, "TooFewGpus", "needs a whole GPU, but each replica requests 0"),
+        ({"nvidia.com/gpu": 1}, 2, {"device": "cpu"}, "Valid", ""),
+        ({}, 2, {"device": "cuda"}, "Valid", ""),
+        ({"nvidia.com/gpu": 2, "cpu": 1}, 2, {}, "Valid", ""),
     ],
     ids=str,
 )
-def test_a_service_holds_no_gpu_that_its_engine_leaves_unused(
-    limits: dict[str, Any], engine: dict[str, Any], reason: str
+def test_a_service_requests_one_gpu_for_each_rank(
+    limits: dict[str, Any], ranks: int, engine: dict[str, Any], reason: str, remedy: str
 ) -> None:
-    service = _service(limits, engine=engine)
+    _assert_accepted(_service(limits, parallelism={"tensor": ranks}, engine=engine), reason, remedy)
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks", "engine", "reason"),
+    [
+        ({"cpu": 2}, 2, {}, "Valid"),
+        ({"cpu": "1001m"}, 2, {}, "Valid"),
+        ({"cpu": 1}, 2, {}, "TooFewCpus"),
+        ({"cpu": "500m"}, 2, {}, "TooFewCpus"),
+        ({"cpu": "500m"}, 1, {}, "Valid"),
+        ({"cpu": 3, "nvidia.com/gpu": 1}, 4, {"device": "cpu"}, "TooFewCpus"),
+        ({"cpu": 0}, 2, {}, "Valid"),
+        ({"memory": "8Gi"}, 2, {}, "Valid"),
+        ({"cpu": 1}, 2, {"extraArgs": ["--num_threads=2"]}, "Valid"),
+        ({"cpu": 1}, 2, {"env": [{"name": "OMP_NUM_THREADS", "value": "2"}]}, "Valid"),
+    ],
+    ids=str,
+)
+def test_a_limit_of_cpu_has_a_core_for_each_rank(
+    limits: dict[str, Any], ranks: int, engine: dict[str, Any], reason: str
+) -> None:
+    service = _service(limits, parallelism={"tensor": ranks}, engine=engine)
+    _assert_accepted(service, reason, f"raise it to {ranks} or more, or lower parallelism.tensor")
+
+
+def _assert_accepted(service: InferenceService, reason: str, remedy: str) -> None:
+    """Assert that the condition Accepted has this reason, and that there are no pods if it is not Valid."""
     found = conditions_of(service, Observed(), SETTINGS, wanted=engine_revision(service, SETTINGS))[0]
     assert (found.type, found.reason) == ("Accepted", reason)
-    assert reason == "Valid" or "computes on 1" in found.message
+    assert reason == "Valid" or remedy in found.message
     actions = plan(service, Observed(), SETTINGS, now="t", new_secrets=SECRETS).actions
     assert bool(actions) is (reason == "Valid")
+
+
+@pytest.mark.parametrize(("tensor", "flags"), [(None, []), (1, []), (2, ["--tensor-parallel-size=2"])])
+def test_only_several_ranks_change_the_arguments(tensor: int | None, flags: list[str]) -> None:
+    service, without = _service(parallelism={} if tensor is None else {"tensor": tensor}), _service()
+    found, others = (_pod(each)["containers"][0]["args"] for each in (service, without))
+    assert [arg for arg in found if arg not in others] == flags
 
 
 @pytest.mark.parametrize(
@@ -140,6 +183,9 @@ def test_only_engines_that_compute_on_cuda_cache_kernels_and_users_may_choose_wh
         ({}, {"sharedMemory": "2Gi"}, "2Gi"),
         (GPU, {}, "1Gi"),
         (GPU, {"sharedMemory": "64Mi"}, "64Mi"),
+        ({"nvidia.com/gpu": 2}, {"parallelism": {"tensor": 2}}, "16Gi"),
+        ({}, {"engine": {"device": "cuda"}, "parallelism": {"tensor": 2}}, "16Gi"),
+        ({}, {"parallelism": {"tensor": 2}}, None),
         ({"nvidia.com/gpu": 2}, {"engine": {"device": "cpu"}}, "16Gi"),
         ({"nvidia.com/gpu": 8}, {"engine": {"device": "cpu"}, "sharedMemory": "4Gi"}, "4Gi"),
         ({"amd.com/gpu": 1}, {}, None),

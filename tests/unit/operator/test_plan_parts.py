@@ -448,3 +448,11 @@ def test_a_spec_that_cannot_fit_is_too_large_before_the_start(resources: dict[st
     assert found.reason == reason
     assert reason != "TooLarge" or "take 2,048 MiB, and the container's memory limit" in found.message
     assert reason != "TooLarge" or "1,024 MiB" in found.message
+
+
+@pytest.mark.parametrize(("tensor", "reason"), [(1, "NotChecked"), (2, "TooLarge")])
+def test_the_kv_cache_of_every_rank_counts(tensor: int, reason: str) -> None:
+    spec = {"parallelism": {"tensor": tensor}, "resources": {"limits": {"memory": "3Gi"}}}
+    found = _of("FitsHardware", _service(engine={"kvCacheMemory": "2Gi"}, **spec), Observed())
+    assert found.reason == reason
+    assert reason != "TooLarge" or "kvCacheMemory 2Gi for each of 2 ranks take 4,096 MiB" in found.message

@@ -7,6 +7,7 @@ from typing import Literal
 from octavo_operator.desired.objects import CONTAINER_SECURITY, Manifest
 from octavo_operator.desired.weights import CACHE_PATH
 from octavo_operator.service import InferenceService
+from octavo_operator.spec.engine import sets_any
 from octavo_operator.spec.quantity import parse_quantity
 
 Device = Literal["cpu", "cuda"]
@@ -19,6 +20,8 @@ KERNEL_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "induc
 #: Size of /dev/shm for one GPU, and for several, between which NCCL exchanges data there. Both are limits: memory is
 #: only taken as it is used.
 SHARED_MEMORY, SHARED_MEMORY_OF_SEVERAL = "1Gi", "16Gi"
+#: Variables by which users set the number of an engine's CPU threads.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
 #: Prefixes of other vendors' accelerators, on which no engine can compute.
 OTHER_VENDORS = ("amd.com/gpu", "gpu.intel.com/", "habana.ai/", "google.com/tpu", "aws.amazon.com/neuron")
 
@@ -45,11 +48,19 @@ def num_gpus(service: InferenceService) -> int:
     )
 
 
-def num_unused_gpus(service: InferenceService) -> int:
-    """Number of requested GPUs on which an engine with device cuda would not compute."""
-    parallelism = service.spec.parallelism
-    used = (parallelism.tensor or 1) * (parallelism.pipeline or 1)
-    return max(0, num_gpus(service) - used) if device_of(service) == "cuda" else 0
+def num_whole_gpus(service: InferenceService) -> int:
+    """Number of NVIDIA GPUs that one replica requests for itself. Several ranks need such GPUs: NCCL connects neither
+    partitions nor processes that share a GPU."""
+    return math.ceil(parse_quantity(_requested(service).get("nvidia.com/gpu", 0)) or 0)
+
+
+def max_threads(service: InferenceService) -> int | None:
+    """Number of CPU threads that an engine starts under the limit of its container, as the engine computes it. None
+    without a limit, and where the user has set the number."""
+    engine, found = service.spec.engine, service.spec.resources
+    limit = None if found is None else parse_quantity(found.limits.get("cpu", 0))
+    is_set = sets_any(engine.extra_args, "--num-threads") or any(v.name in _THREAD_VARIABLES for v in engine.env)
+    return math.ceil(limit) if limit and not is_set else None
 
 
 def device_environment(service: InferenceService) -> list[Manifest]:
@@ -74,7 +85,8 @@ def container_security(service: InferenceService) -> Manifest:
 
 def shared_memory_volume(service: InferenceService) -> list[Manifest]:
     """The volume for /dev/shm; none for the container runtime's own, which has 64 MiB."""
-    default = SHARED_MEMORY_OF_SEVERAL if num_gpus(service) > 1 else SHARED_MEMORY
+    has_several = num_gpus(service) > 1 or service.num_ranks > 1
+    default = SHARED_MEMORY_OF_SEVERAL if has_several else SHARED_MEMORY
     size = service.spec.shared_memory or (default if _gets_nvidia(service) else None)
     return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
 

@@ -167,7 +167,7 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
 
 def engine_flags(service: InferenceService) -> Iterator[str]:
     """Flags of a service's engines, the same on Kubernetes and on one machine; `engine.extraArgs` come last."""
-    model, engine = service.spec.model, service.spec.engine
+    model, engine, ranks = service.spec.model, service.spec.engine, service.num_ranks
     yield NAMES_FLAG
     yield from service.served_names
     pairs = {
@@ -176,6 +176,7 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         "chat-template": model.chat_template,
         "dtype": model.dtype,
         "device": engine.device,
+        "tensor-parallel-size": ranks if ranks > 1 else None,
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,

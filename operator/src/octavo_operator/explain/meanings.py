@@ -66,8 +66,20 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Leave the fields out that the message names, or let the administrator set `podTemplates: any`.",
         ),
         "UnusedGpus": Meaning(
-            "Each replica requests more GPUs than its engine computes on. Without `parallelism` this is one.",
-            "Request one GPU (`nvidia.com/gpu: 1`), and raise `replicas` to use more.",
+            "Each replica requests more GPUs than its engine computes on: one, or as many as `parallelism.tensor`.",
+            "Request that number, and raise `replicas` to use more, or divide the model among them: "
+            "`parallelism.tensor`.",
+        ),
+        "TooFewGpus": Meaning(
+            "`parallelism.tensor` is above the number of whole GPUs that each replica requests. Partitions and shared "
+            "GPUs do not count, as ranks on them cannot exchange data. Pods that run stay as they are.",
+            "Request as many GPUs (`nvidia.com/gpu`), or lower `parallelism.tensor`. `engine.device: cpu` divides the "
+            "CPU cores instead.",
+        ),
+        "TooFewCpus": Meaning(
+            "`resources.limits.cpu` is less than one core for each rank of `parallelism.tensor`. Pods that run stay as "
+            "they are.",
+            "Raise the limit, or lower `parallelism.tensor`.",
         ),
     },
     "ChildrenApplied": {

@@ -26,6 +26,8 @@ REASONS: dict[str, dict[str, Status]] = {
         "PodTemplateConflict": "False",
         "PodTemplateRefused": "False",
         "UnusedGpus": "False",
+        "TooFewGpus": "False",
+        "TooFewCpus": "False",
     },
     "ChildrenApplied": {
         "Applied": "True",

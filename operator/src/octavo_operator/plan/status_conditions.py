@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo_operator.desired.devices import device_of, num_gpus, num_unused_gpus, unsupported_accelerators
+from octavo_operator.desired.devices import device_of, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.privileges import privileges
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
+from octavo_operator.plan.device_conditions import device_fault
 from octavo_operator.plan.pace import STEADY, Pace
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.plan.scaling import scaling_condition
@@ -99,10 +100,8 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"{', '.join(fields)}: this installation refuses fields that give a pod rights on its node"
         remedy = "leave them out, or let the administrator set podTemplates of the chart to any"
         return Condition("Accepted", "PodTemplateRefused", f"{what}; {remedy}")
-    if unused := num_unused_gpus(service):
-        requested = num_gpus(service)
-        what = f"each replica requests {requested} GPUs, but its engine computes on {requested - unused}"
-        return Condition("Accepted", "UnusedGpus", f"{what}: request {requested - unused}")
+    if (fault := device_fault(service)) is not None:
+        return fault
     claim = live_claim(service, observed)
     most = max(service.spec.replicas, service.spec.autoscaling.max_replicas if service.spec.autoscaling else 0)
     if most > 1 and is_for_one_node(service, claim):
@@ -175,8 +174,9 @@ def _beyond_limit(service: InferenceService) -> str:
     engine, resources = service.spec.engine, service.spec.resources
     limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
-    parts = [f"engine.{name} {size}" for name, size in asked.items() if size is not None]
-    total = sum(num_bytes(size) for size in asked.values() if size is not None)
+    each = f" for each of {service.num_ranks} ranks" if service.num_ranks > 1 else ""
+    parts = [f"engine.{name} {size}{each}" for name, size in asked.items() if size is not None]
+    total = service.num_ranks * sum(num_bytes(size) for size in asked.values() if size is not None)
     if limit is None or device_of(service) == "cuda" or total < limit:
         return ""
     return (

@@ -19,8 +19,8 @@ from octavo_operator.spec.pod_template import PodTemplate
 
 #: Pattern of flags that `router.extraArgs` may not contain: the operator sets them, or the spec has fields for them.
 ROUTER_FLAGS = (
-    "host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
-    "api-key-file|router-secret|router-secret-file|admin-secret"
+    "--(no-)?(host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
+    "api-key-file|router-secret|router-secret-file|admin-secret)"
 )
 
 

@@ -14,17 +14,17 @@ ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Pattern of flags that `extraArgs` may not contain: a field of the spec stands for them, or the operator sets them.
 RESERVED_FLAGS = (
-    "model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
+    "--(no-)?(model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
-    "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+"
+    "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?"
 )
 
 
 def sets_any(args: Iterable[str], flags: str) -> bool:
     """Return whether an argument sets one of these flags, in any spelling that `octavo` accepts. `flags`: a pattern."""
     names = (arg.partition("=")[0].replace("_", "-") for arg in args)
-    return any(re.fullmatch(f"--(no-)?({flags})", name) for name in names)
+    return any(re.fullmatch(flags, name) for name in names)
 
 
 class KeyRef(SpecPart):
@@ -99,9 +99,9 @@ class Parallelism(SpecPart):
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
-        if (self.tensor or 1) * (self.pipeline or 1) != 1:
+        if (self.pipeline or 1) != 1:
             raise ValueError(
-                "this version of the engine runs one device to a replica: set parallelism.tensor and "
-                "parallelism.pipeline to 1, or leave them out"
+                "parallelism.pipeline above 1 is not supported yet: leave it out, and divide each layer with "
+                "parallelism.tensor"
             )
         return self
