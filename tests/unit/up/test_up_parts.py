@@ -49,7 +49,22 @@ def machine(env=None, *, cpus=8, limits=None):
     ],
 )
 def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, expected):
-    assert split_resources(given, around, num) == expected
+    assert split_resources(given, around, [1] * num) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "value", "expected"),
+    [
+        ([2, 2], "0|1|2|3", ("0|1", "2|3")),
+        ([1, 2], "0|1|2-3", ("0", "1|2-3")),
+        ([2, 2], "0-1|2-3", ("0-1", "2-3")),
+        ([2, 2], "0|1|2", None),
+        ([2], "0|1", None),  # the engine itself divides it
+    ],
+)
+def test_each_rank_gets_its_cpus(ranks, value, expected):
+    around = machine({"VLLM_CPU_OMP_THREADS_BIND": value})
+    assert split_resources(ResourceSettings(), around, ranks).bind == expected
 
 
 @pytest.mark.parametrize(
@@ -64,10 +79,27 @@ def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, ex
 )
 def test_each_engine_gets_a_gpu(given, gpus, expected):
     resources = MachineResources(env={}, affinity=frozenset({0}), limits=CgroupLimits(), gpus=gpus)
-    share = split_resources(given, resources, 3)
+    share = split_resources(given, resources, [1] * 3)
     found = [share.env(i) for i in range(3)]
     assert [(env.get("CUDA_VISIBLE_DEVICES"), env.get("OCTAVO_ENGINES_PER_GPU")) for env in found] == expected
     assert {env["OCTAVO_NUM_ENGINES"] for env in found} == {"3"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "num_gpus", "expected"),
+    [
+        ([2, 2], 4, [("0,1", "1"), ("2,3", "1")]),
+        ([2, 1, 2], 4, [("0,1", "2"), ("2", "1"), ("3,0", "2")]),
+        ([2, 2], 2, [("0,1", "2"), ("0,1", "2")]),
+        ([4], 2, [("0,1", "1")]),  # the engine refuses to start
+    ],
+)
+def test_each_rank_gets_a_gpu(ranks, num_gpus, expected):
+    gpus = tuple(map(str, range(num_gpus)))
+    resources = MachineResources(env={}, affinity=frozenset({0}), limits=CgroupLimits(), gpus=gpus)
+    share = split_resources(ResourceSettings(), resources, ranks)
+    found = [share.env(i) for i in range(len(ranks))]
+    assert [(env["CUDA_VISIBLE_DEVICES"], env["OCTAVO_ENGINES_PER_GPU"]) for env in found] == expected
 
 
 def test_gpus_are_those_that_cuda_sees(tmp_path):

@@ -104,7 +104,7 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
 def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
     """Options for `octavo up MODEL`. The ports are reserved here, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
-    share = split_resources(_resource_settings(args), this_machine(), args.replicas)
+    share = split_resources(_resource_settings(args), this_machine(), [args.tensor_parallel_size] * args.replicas)
     engines = tuple(
         EngineOptions(
             name=f"replica-{position}",
@@ -133,7 +133,7 @@ def _options_from_manifest(
     needs_key = bool(key_flags or args.api_key_file)
     port = ports.reserve(args.host, args.port)
     options = UpOptions(
-        engines=tuple(_engines(fleet, args.log_format, ports)),
+        engines=tuple(manifest_engines(fleet, this_machine(), args.log_format, ports)),
         route_args=(*route_args(args), *key_flags, *args.router_args),
         host=args.host,
         port=port,
@@ -143,10 +143,14 @@ def _options_from_manifest(
     return options, StartupSummary(names, needs_key, fleet.notes)
 
 
-def _engines(fleet: ManifestServices, log_format: str, ports: ReservedPorts) -> Iterator[EngineOptions]:
-    machine, positions = this_machine(), count()
-    for service in fleet.services:
-        share = split_resources(_resource_settings(parse_service(service)), machine, fleet.num_engines)
+def manifest_engines(
+    fleet: ManifestServices, machine: MachineResources, log_format: str, ports: ReservedPorts
+) -> Iterator[EngineOptions]:
+    positions = count()
+    services = [(service, parse_service(service)) for service in fleet.services]
+    ranks = [args.tensor_parallel_size for service, args in services for _ in range(service.replicas)]
+    for service, args in services:
+        share = split_resources(_resource_settings(args), machine, ranks)
         for number in range(service.replicas):
             yield EngineOptions(
                 name=f"{service.name}-{number}",

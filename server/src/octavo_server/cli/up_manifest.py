@@ -55,7 +55,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if rest := own.parse_known_args(args.typed)[1]:
         raise StartupError(
             f"{rest[0]} can't be combined with -f, as the manifest sets the flags of engines: set it in spec.model, "
-            "spec.engine or spec.replicas."
+            "spec.engine, spec.parallelism or spec.replicas."
         )
 
 

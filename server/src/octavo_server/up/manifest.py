@@ -23,7 +23,3 @@ class ManifestServices:
     keys: dict[str, str] | None = field(repr=False)
     drain_timeout_s: float
     notes: tuple[str, ...]
-
-    @property
-    def num_engines(self) -> int:
-        return sum(service.replicas for service in self.services)

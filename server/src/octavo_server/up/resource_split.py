@@ -2,11 +2,12 @@
 
 Each engine gets an equal part of the threads and of the memory that one engine would use for its KV cache, unless the
 user has set the value for each engine. An engine computes its part itself from the number of engines, because only the
-engine knows the size of its weights. Each engine gets one GPU; engines share GPUs if there are fewer of them.
+engine knows the size of its weights. Each rank of an engine gets one GPU, and engines share GPUs if there are too few.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.runner.cpu_threads import BIND_VARIABLES, plan_threads
@@ -44,7 +45,7 @@ class ResourceShare:
     num_threads: int | None
     num_engines: int = 1
     bind: tuple[str, ...] | None = None  # CPUs of each engine, such as "0-3"
-    gpus: tuple[str, ...] | None = None  # GPU of each engine, such as "0"
+    gpus: tuple[tuple[str, ...], ...] | None = None  # GPUs of each engine, such as ("0", "1")
 
     def env(self, position: int) -> dict[str, str]:
         variables = {}
@@ -53,18 +54,21 @@ class ResourceShare:
         if self.bind is not None:
             variables[BIND_VARIABLES[0]] = self.bind[position]
         if self.gpus is not None:
-            variables[GPU_VARIABLE] = self.gpus[position]
-            variables[ENGINES_PER_GPU_VARIABLE] = str(self.gpus.count(self.gpus[position]))
+            own = self.gpus[position]
+            variables[GPU_VARIABLE] = ",".join(own)
+            variables[ENGINES_PER_GPU_VARIABLE] = str(max(sum(gpu in other for other in self.gpus) for gpu in own))
         return variables
 
 
-def split_resources(given: ResourceSettings, machine: MachineResources, num_engines: int) -> ResourceShare:
-    """Compute the share of each engine. Raises StartupError for an environment variable with an invalid value."""
+def split_resources(given: ResourceSettings, machine: MachineResources, ranks: Sequence[int]) -> ResourceShare:
+    """Compute the share of each engine. `ranks`: the number of ranks of each engine. Raises StartupError for an
+    environment variable with an invalid value."""
+    num_engines = len(ranks)
     return ResourceShare(
         num_threads=_threads(given, machine, num_engines),
         num_engines=num_engines if given.gpu_memory_utilization is None else 1,
-        bind=_bind(machine, num_engines),
-        gpus=_gpus(given, machine, num_engines),
+        bind=_bind(machine, ranks),
+        gpus=_gpus(given, machine, ranks),
     )
 
 
@@ -76,15 +80,25 @@ def _threads(given: ResourceSettings, machine: MachineResources, num_engines: in
     return max(1, all_threads // num_engines)
 
 
-def _bind(machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
-    """Split a variable such as `0-3|4-7`, the CPUs of each engine, which vLLM uses for its ranks; None if it is not set
-    or has another number of parts than there are engines."""
+def _bind(machine: MachineResources, ranks: Sequence[int]) -> tuple[str, ...] | None:
+    """Split a variable such as `0-3|4-7`, the CPUs of each engine or, as in vLLM, of each rank; None if it is not set,
+    has another number of parts, or concerns one engine."""
     value = next((machine.env[name] for name in BIND_VARIABLES if machine.env.get(name)), "")
     parts = tuple(value.split("|"))
-    return parts if len(parts) == num_engines > 1 else None
+    if len(ranks) == 1 or len(parts) not in (len(ranks), sum(ranks)):
+        return None
+    return parts if len(parts) == len(ranks) else tuple("|".join(parts[i] for i in own) for own in _positions(ranks))
 
 
-def _gpus(given: ResourceSettings, machine: MachineResources, num_engines: int) -> tuple[str, ...] | None:
+def _gpus(
+    given: ResourceSettings, machine: MachineResources, ranks: Sequence[int]
+) -> tuple[tuple[str, ...], ...] | None:
+    """Choose the GPUs of each engine: none twice, so an engine with more ranks than there are GPUs gets too few."""
     if given.device == "cpu" or not machine.gpus:
         return None
-    return tuple(machine.gpus[i % len(machine.gpus)] for i in range(num_engines))
+    return tuple(tuple(dict.fromkeys(machine.gpus[i % len(machine.gpus)] for i in own)) for own in _positions(ranks))
+
+
+def _positions(ranks: Sequence[int]) -> Iterator[range]:
+    """Positions of each engine's ranks among all ranks of the machine."""
+    return (range(end - size, end) for size, end in zip(ranks, accumulate(ranks), strict=True))
