@@ -20,7 +20,7 @@ from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.loaded_adapters import LoadedAdapters, Reply
 from octavo_engine.pending_grammars import PendingGrammars
 from octavo_engine.queue_deadlines import QueueDeadlines
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, Unavailable
+from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
@@ -241,7 +241,9 @@ class EngineCore:
             if tag in self._released:
                 try:
                     self._executor.restore(tag)
-                except (OctavoError, OSError, RuntimeError, MemoryError) as error:
+                except EngineDead:
+                    raise
+                except CALL_ERRORS as error:
                     logger.error("waking up failed: %s: %s", tag, error)
                     message = f"The engine still sleeps, as its {tag} could not be restored: {error} Remove the cause, "
                     raise Unavailable(message + "then call wake_up again.", retry_after_s=WAKE_RETRY_S) from error

@@ -12,7 +12,6 @@ def check_parallel(config: EngineConfig) -> None:
     unsupported = {
         "async_scheduling": bool(config.async_scheduling),
         "enable_lora": config.enable_lora,
-        "enable_sleep_mode": config.enable_sleep_mode,
         "speculative_config with a draft model": drafts,
     }
     for name, is_set in unsupported.items():

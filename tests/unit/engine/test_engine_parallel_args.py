@@ -14,7 +14,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
     "arguments",
     [
         {"enable_lora": True},
-        {"enable_sleep_mode": True},
         {"async_scheduling": True},
         {"speculative_config": DRAFT_MODEL},
     ],

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.process.rank_messages import RunPlan
+from octavo_engine.process.rank_messages import Release, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner import model_loading
 from octavo_engine.runner.executor import Executor, LocalExecutor
-from octavo_engine.wire.errors import EngineDead, GroupBroken
+from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -32,7 +32,7 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
 
 
 class ParallelExecutor:
-    """`local`: runs rank 0's part of each plan. It has no adapters and releases no memory, which are refused."""
+    """`local`: runs rank 0's part of each plan. It has no adapters, which are refused."""
 
     def __init__(self, local: LocalExecutor, ranks: RankProcesses) -> None:
         self._local, self._ranks = local, ranks
@@ -61,10 +61,27 @@ class ParallelExecutor:
         self._local.remove_adapter(adapter)
 
     def release(self, tag: MemoryTag) -> None:
-        raise AssertionError("sleep mode is refused with several ranks")
+        """Release a part of the memory of all ranks. Raises EngineDead if a rank ends or cannot release it."""
+        self._ranks.send(Release(tag))
+        self._local.release(tag)
+        for error in self._ranks.collect_answers():
+            raise EngineDead(str(error))
 
     def restore(self, tag: MemoryTag) -> None:
-        raise AssertionError("sleep mode is refused with several ranks")
+        """Restore a part of the memory of all ranks, or of none: then the error of the first rank without it is raised.
+
+        Raises EngineDead if a rank ends.
+        """
+        self._ranks.send(Restore(tag))
+        errors: list[Exception] = []
+        try:
+            self._local.restore(tag)
+        except CALL_ERRORS as error:
+            errors.append(error)
+        errors += self._ranks.collect_answers()
+        if errors:
+            self.release(tag)
+            raise errors[0]
 
     def shutdown(self) -> None:
         self._local.shutdown()

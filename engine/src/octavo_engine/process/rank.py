@@ -1,13 +1,14 @@
 """The process of a rank other than rank 0: `python -m octavo_engine.process.rank`, started by `parallel_executor`.
 
-It runs the plans that rank 0 sends. It ends with the engine core, whose signals it ignores as the core does; an error
-ends it, and rank 0 detects the exit.
+It runs the plans and answers the calls that rank 0 sends. It ends with the engine core, whose signals it ignores as the
+core does. An error in a plan ends it.
 """
 
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
@@ -21,33 +22,48 @@ from octavo_engine.process.ipc_sockets import remove_folder
 from octavo_engine.process.main import IGNORED_SIGNALS
 from octavo_engine.process.messages import Failed, Hello
 from octavo_engine.process.pipes import framed, read_message
-from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
+from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 
 if TYPE_CHECKING:
     from octavo_engine.runner.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
+Report = Callable[[messages.FromRank], None]
 
 
-def serve(executor: "Executor", plans: "zmq.Socket[bytes]") -> NoReturn:
-    """Run plans until another rank is gone or late, which raises GroupBroken."""
+def serve(executor: "Executor", inbox: "zmq.Socket[bytes]", report: Report) -> NoReturn:
+    """Run plans and answer calls until another rank is gone or late, which raises GroupBroken."""
     while True:
-        match messages.decode_to_rank(plans.recv()):
+        match messages.decode_to_rank(inbox.recv()):
             case messages.RunPlan(plan):
                 executor.submit(plan).result()
             case messages.Leave():
                 raise GroupBroken("rank 0 has lost another rank.")
+            case call:
+                report(answer(executor, call))
 
 
-def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") -> None:
-    """Load the part of the model and run plans. The last report has the reason of the end."""
+def answer(executor: "Executor", call: messages.Call) -> messages.Answer:
+    try:
+        match call:
+            case messages.Release(tag):
+                executor.release(tag)
+            case messages.Restore(tag):
+                executor.restore(tag)
+    except CALL_ERRORS as error:
+        return messages.Answer(str(error) or type(error).__name__)
+    return messages.Answer()
+
+
+def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") -> None:
+    """Load the part of the model, then run plans and answer calls. The last report has the reason of the end."""
 
     def report(message: messages.FromRank) -> None:
         os.write(reports_fd, framed(messages.encode(message)))
 
     try:
         load = find_rank_loader()
-        plans.connect(messages.plans_address(start.folder, start.rank))
+        inbox.connect(messages.inbox_address(start.folder, start.rank))
         report(Hello())
         executor, weights_bytes = load(
             start.config,
@@ -60,7 +76,7 @@ def run(start: messages.RankStart, reports_fd: int, plans: "zmq.Socket[bytes]") 
         )
         freeze_gc()
         report(messages.RankReady(weights_bytes))
-        serve(executor, plans)
+        serve(executor, inbox, report)
     except GroupBroken:  # the cause is in another rank
         report(messages.Left())
     except StartupError as error:
@@ -85,9 +101,9 @@ def main() -> int:
     configure_logging(start.log_format, process=f"rank {start.rank}")
     logging.disable(logging.INFO)  # rank 0 logs the same
     exit_with_parent(pipe_fd, start.parent_pid, lambda: remove_folder(start.folder))
-    with zmq.Context() as context, context.socket(zmq.PULL) as plans:
-        plans.set_hwm(0)
-        run(start, reports_fd, plans)
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox:
+        inbox.set_hwm(0)
+        run(start, reports_fd, inbox)
     return 1
 
 

@@ -1,8 +1,8 @@
 """Messages between rank 0 of a model, which is in the engine core, and the process of another rank.
 
-The rank reads `RankStart` from its standard input, then plans from an ipc socket, as msgpack; `Leave` is the last
-message. It reports on its standard output: `Hello` once it can load, then `RankReady`. `Failed` or `Left` is its last
-report.
+The rank reads `RankStart` from its standard input, then messages from an ipc socket, as msgpack, which it handles in
+order: plans, and calls between them; `Leave` is the last one. It reports on its standard output: `Hello` once it can
+load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report.
 """
 
 from pathlib import Path
@@ -16,6 +16,7 @@ from octavo_engine.process.messages import Failed, Hello
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.plan import StepPlan
+from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
@@ -40,16 +41,31 @@ class RunPlan(msgspec.Struct, tag=True):
     plan: StepPlan
 
 
+class Release(msgspec.Struct, tag=True):
+    tag: MemoryTag
+
+
+class Restore(msgspec.Struct, tag=True):
+    tag: MemoryTag
+
+
 class Leave(msgspec.Struct, tag=True):
     """Another rank is gone or late: end."""
+
+
+class Answer(msgspec.Struct, tag=True):
+    """A call is done. `error`: why it has changed nothing, for the user; None without an error."""
+
+    error: str | None = None
 
 
 class Left(msgspec.Struct, tag=True):
     """The rank ends because another one is gone or late."""
 
 
-ToRank = RunPlan | Leave
-FromRank = Hello | RankReady | Failed | Left
+Call = Release | Restore
+ToRank = RunPlan | Call | Leave
+FromRank = Hello | RankReady | Answer | Failed | Left
 
 
 def _encode_path(value: Any) -> str:
@@ -72,5 +88,5 @@ def meeting_file(folder: str) -> Path:
     return Path(folder) / "ranks"
 
 
-def plans_address(folder: str, rank: int) -> str:
-    return f"ipc://{Path(folder) / f'plans-{rank}'}"
+def inbox_address(folder: str, rank: int) -> str:
+    return f"ipc://{Path(folder) / f'rank-{rank}'}"

@@ -31,14 +31,14 @@ class RankProcess:
     def __init__(
         self,
         start: messages.RankStart,
-        plans: "zmq.Socket[bytes]",
+        outbox: "zmq.Socket[bytes]",
         reports: "queue.SimpleQueue[Report]",
         on_failed: Callable[[int, Failed], None],
     ) -> None:
-        self.rank, self._plans, self._reports, self._on_failed = start.rank, plans, reports, on_failed
-        plans.set_hwm(0)
-        plans.linger = 0
-        plans.bind(messages.plans_address(start.folder, start.rank))
+        self.rank, self._outbox, self._reports, self._on_failed = start.rank, outbox, reports, on_failed
+        outbox.set_hwm(0)
+        outbox.linger = 0
+        outbox.bind(messages.inbox_address(start.folder, start.rank))
         command = (sys.executable, "-P", "-m", "octavo_engine.process.rank")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._write(framed(messages.encode(start)))
@@ -46,7 +46,7 @@ class RankProcess:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        self._plans.send(message, zmq.NOBLOCK)
+        self._outbox.send(message, zmq.NOBLOCK)
 
     def kill(self) -> None:
         """Kill the process, also while it is stopped."""
@@ -66,7 +66,7 @@ class RankProcess:
             self._process.kill()
         self._thread.join()
         self._process.stdout.close()
-        self._plans.close()
+        self._outbox.close()
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None

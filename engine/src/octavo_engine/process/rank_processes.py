@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CAUSE_TIMEOUT_S = 1.0
 #: Time in which the ranks connect, of which all have imported their packages.
 _MEETING_TIMEOUT = timedelta(minutes=1)
-Message = TypeVar("Message", Hello, messages.RankReady)
+Message = TypeVar("Message", Hello, messages.RankReady, messages.Answer)
 
 
 def without_text(files: "ModelFiles") -> "ModelFiles":
@@ -91,7 +91,7 @@ class RankProcesses:
         """Wait until the ranks have loaded their parts; return the bytes of their weights. Raises StartupError."""
         ready = self._wait_for_all(messages.RankReady)
         remove_folder(self._folder)
-        return sum(report.weights_bytes for report in ready)
+        return sum(report.weights_bytes for report in ready.values())
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
         """Set a function that is called, on another thread, when a rank has failed or ended that was not stopped."""
@@ -104,6 +104,14 @@ class RankProcesses:
         data = messages.encode(message)
         for each in self._ranks:
             each.send(data)
+
+    def collect_answers(self) -> list[StartupError]:
+        """Wait for the answer of each rank to a call; return the errors. Raises EngineDead if a rank has ended."""
+        try:
+            answers = self._wait_for_all(messages.Answer)
+        except StartupError as error:
+            raise EngineDead(str(error)) from error
+        return [StartupError(f"rank {rank}: {each.error}") for rank, each in answers.items() if each.error is not None]
 
     def find_cause(self, error: GroupBroken) -> EngineDead:
         """Return the cause of a failed collective operation, within a second: the rank that has failed, or is late.
@@ -141,15 +149,15 @@ class RankProcesses:
         self._context.destroy(linger=0)
         remove_folder(self._folder)
 
-    def _wait_for_all(self, kind: type[Message]) -> list[Message]:
+    def _wait_for_all(self, kind: type[Message]) -> dict[int, Message]:
         """Wait for a report of each rank. Raises StartupError as soon as one of them has failed or ended instead."""
-        found: list[Message] = []
+        found: dict[int, Message] = {}
         while len(found) < len(self._ranks):
             rank, report = self._next_report()
             self.check()
             if not isinstance(report, kind):
-                raise StartupError(f"rank {rank}: it has lost another rank while starting.")
-            found.append(report)
+                raise StartupError(f"rank {rank}: it has lost another rank.")
+            found[rank] = report
         return found
 
     def _next_report(self, timeout_s: float | None = None) -> Report:

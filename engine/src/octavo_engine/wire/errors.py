@@ -64,6 +64,9 @@ class GroupBroken(EngineDead):
     """A collective operation has failed, as another rank is gone or late. The cause is in that rank."""
 
 
+#: Errors of a call to an engine, such as waking up, that change nothing.
+CALL_ERRORS = (OctavoError, OSError, RuntimeError, MemoryError)
+
 #: Causes of a failed start, for programs: the operator derives the reasons of its conditions from them.
 StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound", "NoDevice"]
 

@@ -1,0 +1,83 @@
+"""Calls to all ranks: each rank does its part, and all of them keep it or none."""
+
+from typing import Any
+
+import pytest
+from octavo_engine.process.parallel_executor import ParallelExecutor
+from octavo_engine.process.rank import answer
+from octavo_engine.process.rank_messages import Answer, Release, Restore, decode_from_rank, decode_to_rank, encode
+from octavo_engine.wire.errors import EngineDead, StartupError
+
+CALLS = [Release("kv_cache"), Release("weights"), Restore("weights"), Restore("kv_cache")]
+
+
+class Memory:
+    """The memory of one rank. `lost`: the error of restoring it."""
+
+    def __init__(self, lost: Exception | None = None) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.lost = lost
+
+    def release(self, tag: str) -> None:
+        self.calls.append(("release", tag))
+
+    def restore(self, tag: str) -> None:
+        self.calls.append(("restore", tag))
+        if self.lost is not None:
+            raise self.lost
+
+
+class Rank1:
+    """`RankProcesses` of one rank, which answers when rank 0 waits for it."""
+
+    def __init__(self, memory: Memory, *, has_ended: bool = False) -> None:
+        self.memory, self.has_ended = memory, has_ended
+        self.answers: list[Answer] = []
+
+    def send(self, call: Any) -> None:
+        self.answers.append(answer(self.memory, call))  # type: ignore[arg-type]
+
+    def collect_answers(self) -> list[StartupError]:
+        if self.has_ended:
+            raise EngineDead("rank 1: its process was killed by signal 9.")
+        answers, self.answers = self.answers, []
+        return [StartupError(f"rank 1: {each.error}") for each in answers if each.error is not None]
+
+
+def executor(memory: Memory, rank: Rank1) -> ParallelExecutor:
+    return ParallelExecutor(memory, rank)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=repr)
+def test_calls_and_answers_survive_the_way(call: Release | Restore) -> None:
+    assert decode_to_rank(encode(call)) == call
+    assert decode_from_rank(encode(Answer("no file"))) == Answer("no file")
+
+
+def test_all_ranks_release_and_restore() -> None:
+    memory, other = Memory(), Memory()
+    ranks = executor(memory, Rank1(other))
+    ranks.release("kv_cache")
+    ranks.restore("kv_cache")
+    assert memory.calls == other.calls == [("release", "kv_cache"), ("restore", "kv_cache")]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("error", [StartupError("m.gguf: cannot be read"), MemoryError()], ids=["file", "memory"])
+def test_memory_that_one_rank_cannot_restore_is_released_on_all(lost: int, error: Exception) -> None:
+    memories = [Memory(error if rank == lost else None) for rank in (0, 1)]
+    ranks = executor(memories[0], Rank1(memories[1]))
+    with pytest.raises(type(error) if lost == 0 else StartupError) as caught:
+        ranks.restore("weights")
+    assert lost == 0 or str(caught.value) == f"rank 1: {str(error) or 'MemoryError'}"
+    for memory in memories:
+        assert memory.calls == [("restore", "weights"), ("release", "weights")]
+    memories[lost].lost = None
+    ranks.restore("weights")
+
+
+def test_a_rank_that_ends_while_it_restores_ends_the_engine() -> None:
+    memory = Memory()
+    with pytest.raises(EngineDead, match=r"rank 1: .* killed"):
+        executor(memory, Rank1(Memory(), has_ended=True)).restore("weights")
+    assert memory.calls == [("restore", "weights")]
