@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo_engine.layers.embedding import Embedding
-from octavo_engine.layers.head import LogitsHead, head_shares
+from octavo_engine.layers.head import LogitsHead
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
@@ -12,6 +12,7 @@ from octavo_engine.ops import native_linear
 from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS
 from octavo_engine.ops.quantise import quantised_slices
+from octavo_engine.ops.recording import Pool, record
 from octavo_testing.onednn import install_other_onednn
 from octavo_testing.ranks import run_ranks
 from torch import Tensor
@@ -70,30 +71,58 @@ def test_an_adapter_adds_to_logits_that_were_not_rounded() -> None:
     assert head(torch.tensor([[1.0, 0.25]], dtype=torch.bfloat16)).tolist() == [[16.265625, 16.28125]]
 
 
-@pytest.mark.parametrize("blocks", [False, True], ids=["dense", "blocks"])
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_have_the_logits_of_their_rows_of_a_tied_table(num_ranks: int, blocks: bool) -> None:
-    vocab, size = 259, 64
-    formats = {"embed.weight": BLOCK_FORMATS["Q8_0"]} if blocks else {}
-    build = BuildContext(dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=8, block_formats=formats)
+VALUES = torch.randn(259, 64, generator=torch.Generator().manual_seed(0))
+
+
+def part_of_table(group: Group, blocks: bool) -> Embedding:
     if blocks and native_linear.native_library() is None:
         pytest.skip("the kernels are not available")
-    table = Embedding("embed", vocab, size, build)
+    formats = {"embed.weight": BLOCK_FORMATS["Q8_0"]} if blocks else {}
+    cpu = torch.device("cpu")
+    build = BuildContext(dtype=torch.bfloat16, device=cpu, max_model_len=8, block_formats=formats, group=group)
+    table = Embedding("embed", *VALUES.shape, build, scale=3.0)
     (slot,) = table.weight_slots()
-    values = torch.randn(vocab, size, generator=torch.Generator().manual_seed(0))
-    slot.load(next(iter(quantised_slices(values, BLOCK_FORMATS["Q8_0"])))[1] if blocks else values)
-    hidden = torch.randn(5, size).bfloat16()
+    slot.load(next(iter(quantised_slices(VALUES, BLOCK_FORMATS["Q8_0"])))[1] if blocks else VALUES)
+    table.finish_loading()
+    return table
 
-    def logits(group: Group) -> Tensor:
-        rows = head_shares(group, vocab)[group.rank]
-        spec = LinearSpec(
-            in_features=size, outs=(vocab,), names=("lm_head",), wide=True, shard=split_outputs(group, rows)
-        )
-        linear = Linear(spec, build, tied=table.rows(rows))
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["dense", "blocks"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_divide_a_table_and_its_tied_head(num_ranks: int, blocks: bool) -> None:
+    hidden, ids = torch.randn(5, 64).bfloat16(), torch.tensor([0, 258, 31, 32, 128, 5])
+    build = BuildContext(dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=8)
+
+    def run(group: Group) -> tuple[int, Tensor, Tensor]:
+        table = part_of_table(group, blocks)
+        shard = split_outputs(group, table.rows)
+        spec = LinearSpec(in_features=64, outs=(259,), names=("lm_head",), wide=True, shard=shard)
+        linear = Linear(spec, build, tied=table.weight)
         linear.finish_loading()
-        return LogitsHead(linear, softcap=20.0)(hidden)
+        return table.weights_bytes(), table(ids), LogitsHead(linear, softcap=20.0)(hidden)
 
-    expected = logits(Group())
-    gathered, *others = run_ranks(num_ranks, logits)
-    assert torch.equal(gathered, expected)
-    assert [each.shape for each in others] == [(5, 0)] * (num_ranks - 1)
+    num_bytes, rows, logits = run(Group())
+    ranks = run_ranks(num_ranks, run)
+    assert sum(each[0] for each in ranks) == num_bytes
+    assert max(each[0] for each in ranks) <= num_bytes / num_ranks * 1.3
+    assert all(torch.equal(each[1], rows) for each in ranks)
+    assert torch.equal(ranks[0][2], logits)
+    assert [each[2].shape for each in ranks[1:]] == [(5, 0)] * (num_ranks - 1)
+
+
+@pytest.mark.skipif(native_linear.native_library() is None, reason="only kernels are recorded")
+@pytest.mark.parametrize("blocks", [False, True], ids=["dense", "blocks"])
+def test_a_replayed_recording_looks_up_and_adds_up_again(blocks: bool) -> None:
+    first, other = torch.tensor([0, 258, 31]), torch.tensor([200, 7, 128])
+
+    def run(group: Group) -> Tensor:
+        table, ids = part_of_table(group, blocks), first.clone()
+        with record(Pool(), ids) as recording:
+            rows = table(ids)
+        assert recording.refused is None
+        ids.copy_(other)
+        recording.replay()
+        return rows.clone()
+
+    expected = part_of_table(Group(), blocks)(other)
+    assert all(torch.equal(rows, expected) for rows in run_ranks(2, run))

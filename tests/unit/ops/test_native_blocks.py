@@ -11,6 +11,7 @@ from gguf.quants import dequantize
 from octavo_engine.ops import native_blocks as native_blocks_module
 from octavo_engine.ops import native_linear as native_linear_module
 from octavo_engine.ops.activation import ACTIVATIONS
+from octavo_engine.ops.gather import TablePart
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor, BlockWeight, gather_blocks, native_blocks
 from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_weight
@@ -143,6 +144,15 @@ def test_gathered_rows_are_expanded_and_scaled(name: str, scale: float) -> None:
     rows = gather_blocks(native_blocks([loaded(tensor)]), ids, scale)
     assert torch.equal(rows[:7], expanded(tensor)[ids[:7]] * scale)
     assert rows[7:].isnan().all()
+
+
+def test_rows_of_another_part_of_a_table_are_zero(name: str) -> None:
+    """The weight has rows 64 to 96 of 97."""
+    tensor = random_blocks(name, 33, BLOCK_FORMATS[name].num_values)
+    rows = gather_blocks(native_blocks([loaded(tensor)]), torch.tensor([64, 96, 63, 0, 97, -1]), 1.0, TablePart(64, 97))
+    assert torch.equal(rows[:2], expanded(tensor)[[0, 32]])
+    assert rows[2:4].count_nonzero() == 0
+    assert rows[4:].isnan().all()
 
 
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01], ids=["inf", "-inf", "nan"])

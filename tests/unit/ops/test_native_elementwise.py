@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo_engine.ops import activation, norm, rope
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul, act_mul_reference
-from octavo_engine.ops.gather import gather_rows
+from octavo_engine.ops.gather import TablePart, gather_rows
 from octavo_engine.ops.norm import add_rms_norm, rms_norm, rms_norm_reference, rms_weight
 from octavo_engine.ops.rope import rotate_, rotate_reference_
 from torch import Tensor
@@ -79,6 +79,19 @@ def test_gathered_rows_equal_torch(dtype: torch.dtype, rows: int, size: int, sca
     table = random(50, size, dtype=dtype)
     ids = torch.randint(50, (rows,), generator=torch.Generator().manual_seed(1))
     assert gather_rows(table, ids, scale).equal(table[ids].mul_(scale))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_parts_of_a_table_sum_to_its_rows(kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part has no rows. Only the kernel checks ids."""
+    if not kernels:
+        monkeypatch.setattr("octavo_engine.ops.gather.kernels_for", lambda x: None)
+    table, ids = random(50, 7, dtype=dtype), torch.tensor([0, 16, 17, 49, 16, *([50, -1] if kernels else [])])
+    shares = (range(17), range(17, 50), range(50, 50))
+    parts = [gather_rows(table[s.start : s.stop], ids, 3.0, TablePart(s.start, 50)) for s in shares]
+    assert parts[0][[2, 3]].count_nonzero() == 0
+    assert sum(parts)[:5].equal(table[ids[:5]] * 3.0)
+    assert all(part[5:].isnan().all() for part in parts)
 
 
 def test_an_id_without_a_row_gives_nan(dtype: torch.dtype) -> None:

@@ -151,11 +151,6 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def block_slot(name: str, weight: BlockWeight) -> WeightSlot:
-    """Return the slot of a whole weight."""
-    return WeightSlot(name, weight.shape, partial(load_blocks, name, weight), weight.format)
-
-
 def load_blocks(name: str, weight: BlockWeight, tensor: BlockTensor, output: int = 0, first_row: int = 0) -> None:
     """Load rows of a checkpoint's tensor from `first_row` as outputs from `output`."""
     bad_row = weight.load(output, tensor)

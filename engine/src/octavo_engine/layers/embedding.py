@@ -7,23 +7,29 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.layers.block_method import block_slot
+from octavo_engine.layers.block_method import load_blocks
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
-from octavo_engine.ops.gather import gather_rows
-from octavo_engine.ops.native_blocks import BlockWeight, gather_blocks, native_blocks
+from octavo_engine.layers.shard import vocabulary_shares
+from octavo_engine.ops.gather import TablePart, gather_rows
+from octavo_engine.ops.native_blocks import BlockTensor, BlockWeight, gather_blocks, native_blocks
 from octavo_engine.ops.native_linear import NativeWeight
 from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up."""
+    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up.
+
+    Each rank has the rows of its part of the head; a row that it does not have is zero until it is added up.
+    """
 
     def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:
         super().__init__()
-        self.name = name
-        block_format = build.block_format(f"{name}.weight", size)
+        self.name, self.shape, self.group = name, (rows, size), build.group
+        self.rows = vocabulary_shares(build.group, rows)[build.group.rank]
+        self.part = None if build.group.size == 1 else TablePart(self.rows.start, rows)
+        block_format, held = build.block_format(f"{name}.weight", size), len(self.rows)
         self.weight: Tensor | BlockWeight = (
-            build.empty(rows, size) if block_format is None else BlockWeight(block_format, rows, size, build.device)
+            build.empty(held, size) if block_format is None else BlockWeight(block_format, held, size, build.device)
         )
         self.blocks: NativeWeight | None = None
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
@@ -31,22 +37,23 @@ class Embedding(Layer):
     def __call__(self, ids: Int[Tensor, " tokens"]) -> Float[Tensor, "tokens size"]:
         """Return the embeddings of tokens in a new tensor, which the caller may change in place."""
         if self.blocks is not None:
-            return gather_blocks(self.blocks, ids, self.scale)
+            return self.group.all_reduce(gather_blocks(self.blocks, ids, self.scale, self.part))
         assert isinstance(self.weight, Tensor), "blocks are looked up only once loading has finished"
-        return gather_rows(self.weight, ids, self.scale)
-
-    def rows(self, rows: range) -> Tensor | BlockWeight:
-        """Return rows of the table in the same memory, for a tied head."""
-        if isinstance(self.weight, Tensor):
-            return self.weight[rows.start : rows.stop]
-        return self.weight.outputs(rows)
+        return self.group.all_reduce(gather_rows(self.weight, ids, self.scale, self.part))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        name = f"{self.name}.weight"
+        block_format = self.weight.format if isinstance(self.weight, BlockWeight) else None
+        yield WeightSlot(f"{self.name}.weight", self.shape, self._load, block_format)
+
+    def _load(self, table: Tensor | BlockTensor) -> None:
+        held = slice(self.rows.start, self.rows.stop)
         if isinstance(self.weight, BlockWeight):
-            yield block_slot(name, self.weight)
+            assert isinstance(table, BlockTensor)
+            rows = BlockTensor(table.format, table.rows[held])
+            load_blocks(f"{self.name}.weight", self.weight, rows, first_row=held.start)
         else:
-            yield WeightSlot(name, tuple(self.weight.shape), self.weight.copy_)
+            assert isinstance(table, Tensor)
+            self.weight.copy_(table[held])
 
     def finish_loading(self) -> None:
         if isinstance(self.weight, BlockWeight):

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from octavo_engine.layers.layer import Layer
 from octavo_engine.layers.linear import Linear
-from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import PANEL
+from octavo_engine.layers.shard import vocabulary_shares
 
 
 class LogitsHead(Layer):
@@ -28,13 +27,8 @@ class LogitsHead(Layer):
         return logits if self.group.size == 1 else self._gather(logits)
 
     def _gather(self, logits: Float[Tensor, "rows part"]) -> Float[Tensor, "rows vocab"]:
-        sizes = [len(share) for share in head_shares(self.group, self.linear.spec.outs[0])]
+        sizes = [len(share) for share in vocabulary_shares(self.group, self.linear.spec.outs[0])]
         parts = self.group.gather(F.pad(logits, (0, max(sizes) - logits.shape[1])))
         return (
             torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else logits[:, :0]
         )
-
-
-def head_shares(group: Group, vocab_size: int) -> list[range]:
-    """Return the rows of the matrix that each rank has: whole panels of the kernels, as a tied embedding may need."""
-    return group.shares(vocab_size, PANEL)

@@ -1,10 +1,11 @@
-"""The part of a linear layer's weight that a rank holds, for tensor parallelism."""
+"""The part of a weight that a rank holds, for tensor parallelism."""
 
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from octavo_engine.ops.group import Group
+from octavo_engine.ops.native_blocks import PANEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +43,8 @@ def split_outputs(group: Group, *outs: range) -> Shard:
 
 def split_inputs(group: Group, inputs: range, *, adds_up: bool = True) -> Shard:
     return Shard(group=group, inputs=inputs, adds_up=adds_up)
+
+
+def vocabulary_shares(group: Group, vocab_size: int) -> list[range]:
+    """Return the rows of the embedding and of the logits head that each rank has: whole panels of the kernels."""
+    return group.shares(vocab_size, PANEL)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
-from octavo_engine.layers.head import LogitsHead, head_shares
+from octavo_engine.layers.head import LogitsHead
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
@@ -118,12 +118,10 @@ class Model(nn.Module):
     ) -> LogitsHead | None:
         if self.config.pooling is not None:
             return None
-        vocab, size = embedding.weight.shape
-        group = self.build.group
-        rows = head_shares(group, vocab)[group.rank]
-        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True, shard=split_outputs(group, rows))
-        weight = embedding.rows(rows) if tied else None
-        return LogitsHead(Linear(spec, self.build, tied=weight), softcap=softcap)
+        vocab, size = embedding.shape
+        shard = split_outputs(self.build.group, embedding.rows)
+        spec = LinearSpec(in_features=size, outs=(vocab,), names=(name,), wide=True, shard=shard)
+        return LogitsHead(Linear(spec, self.build, tied=embedding.weight if tied else None), softcap=softcap)
 
     def _layers(self) -> Iterable[Layer]:
         return (module for module in self.modules() if isinstance(module, Layer))

@@ -6,13 +6,13 @@ is allocated once, and tensors are packed into it as they are read.
 
 import ctypes
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import BFloat16, Int, UInt8
 from torch import Tensor
 
+from octavo_engine.ops.gather import TablePart
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.native_linear import NativeWeight, Panels, can_gate, native_panels
 
@@ -88,16 +88,6 @@ class BlockWeight:
         self.panels = Panels(memory, self.shape, self.gated, block_format.kernel_format)
         self.nbytes = memory.nbytes
 
-    def outputs(self, outputs: range) -> "BlockWeight":
-        """Return the weight of some outputs in the same memory. They are whole panels, except for the last one."""
-        assert not self.gated, "gates and their other outputs alternate"
-        assert outputs.start % PANEL == 0
-        part, num_panels = copy(self), -(-self.shape[0] // PANEL)
-        panels = self.panels.memory.view(num_panels, -1)[outputs.start // PANEL : -(-outputs.stop // PANEL)]
-        part.shape, part.nbytes = (len(outputs), self.shape[1]), panels.nbytes
-        part.panels = replace(self.panels, memory=panels, shape=part.shape)
-        return part
-
     def load(self, first: int, tensor: BlockTensor) -> int | None:
         """Pack a tensor's rows as outputs from `first`; return the first row with an infinite or NaN scale, if any."""
         assert tensor.format == self.format
@@ -125,12 +115,14 @@ def kernels_expand_blocks(dtype: torch.dtype) -> bool:
 
 
 def gather_blocks(
-    table: NativeWeight, ids: Int[Tensor, " tokens"], scale: float = 1.0
+    table: NativeWeight, ids: Int[Tensor, " tokens"], scale: float = 1.0, part: TablePart | None = None
 ) -> BFloat16[Tensor, "tokens in_features"]:
-    """Return rows of a table in blocks times `scale` in a new tensor; an id without a row gives a row of NaN."""
+    """Return rows of a table in blocks times `scale` in a new tensor, as `gather_rows` does."""
+    part = part or TablePart(0, table.out_features)
     out = torch.empty((len(ids), table.in_features), dtype=torch.bfloat16)
     ids = ids.to(torch.int64).contiguous()
     table.library.octavo_gather_blocks(
-        *(table.address, ids.data_ptr(), len(ids), scale, out.data_ptr(), torch.get_num_threads())
+        *(table.address, part.first, part.num_rows, ids.data_ptr(), len(ids)),
+        *(scale, out.data_ptr(), torch.get_num_threads()),
     )
     return out

@@ -152,16 +152,18 @@ void octavo_pack_blocks(const Linear* l, const uint8_t* blocks, int64_t first, i
   *bad_row = kPackers[l->format](*l, const_cast<uint8_t*>(l->weight), blocks, first, rows, num_threads);
 }
 
-// out: bf16 [rows, in] = outputs `ids` of the weight * scale, NaN for an id without a row. ids and out are contiguous.
-void octavo_gather_blocks(const Linear* l, const int64_t* ids, int64_t rows, float scale, void* out,
-                          int32_t num_threads) {
+// out: bf16 [rows, in] = outputs `ids` * scale of a weight of `all_rows`, of which l has those from `first`; 0 for an
+// output that l does not have, NaN for an id without a row. ids and out are contiguous.
+void octavo_gather_blocks(const Linear* l, int64_t first, int64_t all_rows, const int64_t* ids, int64_t rows,
+                          float scale, void* out, int32_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (rows > 1 && num_threads > 1) schedule(static)
   for (int64_t r = 0; r < rows; r++) {
     BFloat16* to = static_cast<BFloat16*>(out) + r * l->in;
-    if (ids[r] >= 0 && ids[r] < l->out)
-      gather(*l, ids[r], scale, to);
+    const int64_t row = ids[r] - first;
+    if (row >= 0 && row < l->out)
+      gather(*l, row, scale, to);
     else
-      for (int64_t i = 0; i < l->in; i++) to[i].bits = 0x7fc0;
+      for (int64_t i = 0; i < l->in; i++) to[i].bits = ids[r] >= 0 && ids[r] < all_rows ? 0 : 0x7fc0;
   }
 }
 

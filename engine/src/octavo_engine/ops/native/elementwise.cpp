@@ -101,15 +101,17 @@ void gate(const T* x, int64_t x_stride, int64_t rows, int64_t size, T* out, int3
 }
 
 template <typename T>
-void gather(const T* table, int64_t table_rows, int64_t size, const int64_t* ids, int64_t rows, float scale, T* out,
-            int num_threads) {
+void gather(const T* table, int64_t table_rows, int64_t size, int64_t first, int64_t all_rows, const int64_t* ids,
+            int64_t rows, float scale, T* out, int num_threads) {
   for_rows(rows, size, num_threads, [&](int64_t r) {
     T* to = out + r * size;
-    if (ids[r] < 0 || ids[r] >= table_rows) {
-      for (int64_t i = 0; i < size; i++) from_float(std::nanf(""), to + i);
+    const int64_t row = ids[r] - first;
+    if (row < 0 || row >= table_rows) {
+      const float value = ids[r] >= 0 && ids[r] < all_rows ? 0.0f : std::nanf("");
+      for (int64_t i = 0; i < size; i++) from_float(value, to + i);
       return;
     }
-    const T* from = table + ids[r] * size;
+    const T* from = table + row * size;
     if (scale == 1.0f) {
       std::copy(from, from + size, to);
       return;
@@ -149,11 +151,13 @@ void octavo_gate(const void* x, int64_t x_stride, int64_t rows, int64_t size, vo
               : gate((const float*)x, x_stride, rows, size, (float*)out, activation, num_threads);
 }
 
-// table: [table_rows, size]; out: [rows, size] = table[ids] * scale, NaN for an id without a row. All are contiguous.
-void octavo_gather(const void* table, int64_t table_rows, int64_t size, const int64_t* ids, int64_t rows, float scale,
-                   void* out, int32_t is_bfloat16, int32_t num_threads) {
-  is_bfloat16 ? gather((const Half*)table, table_rows, size, ids, rows, scale, (Half*)out, num_threads)
-              : gather((const float*)table, table_rows, size, ids, rows, scale, (float*)out, num_threads);
+// table: [table_rows, size], the rows from `first` of a table of `all_rows`; out: [rows, size] = rows `ids` * scale, 0
+// for a row that is not in `table`, NaN for an id without a row. All are contiguous.
+void octavo_gather(const void* table, int64_t table_rows, int64_t size, int64_t first, int64_t all_rows,
+                   const int64_t* ids, int64_t rows, float scale, void* out, int32_t is_bfloat16, int32_t num_threads) {
+  is_bfloat16
+      ? gather((const Half*)table, table_rows, size, first, all_rows, ids, rows, scale, (Half*)out, num_threads)
+      : gather((const float*)table, table_rows, size, first, all_rows, ids, rows, scale, (float*)out, num_threads);
 }
 
 }  // extern "C"
