@@ -1,5 +1,8 @@
 """Threads, memory and KV defaults of the CPU device."""
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ THREADS = {
     "the flag wins": ({"OMP_NUM_THREADS": "3"}, 7, CgroupLimits(cpus=1.0), ThreadPlan(num_threads=7)),
     "OMP_NUM_THREADS": ({"OMP_NUM_THREADS": "3"}, None, CgroupLimits(cpus=1.0), ThreadPlan(num_threads=3)),
     "bind": ({BIND: "0-1,3"}, None, CgroupLimits(), ThreadPlan(num_threads=3, cpus=frozenset({0, 1, 3}))),
-    "bind by vLLM's name, two ranks": (
+    "bind by vLLM's name, parts of ranks": (
         {"VLLM_CPU_OMP_THREADS_BIND": "0-1|2-3"},
         None,
         CgroupLimits(),
@@ -34,6 +37,32 @@ THREADS = {
 def test_threads_follow_flags_affinity_and_quota(case: str, tmp_path: Path) -> None:
     env, wanted, limits, plan = THREADS[case]
     assert plan_threads(wanted, env=env, affinity={0, 1, 2, 3}, limits=limits, root=tmp_path) == plan
+
+
+def test_each_rank_gets_its_part_of_a_binding() -> None:
+    env = {BIND: "0-1|3|2"}
+
+    def plan(wanted: int | None, rank: int) -> ThreadPlan:
+        return plan_threads(wanted, env=env, affinity={0, 1, 2, 3}, limits=CgroupLimits(), rank=rank, num_ranks=2)
+
+    assert plan(None, 0) == ThreadPlan(num_threads=2, cpus=frozenset({0, 1}))
+    assert plan(None, 1) == ThreadPlan(num_threads=1, cpus=frozenset({3}))
+    assert plan(4, 1) == ThreadPlan(num_threads=4, cpus=frozenset({3}))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("0-3", "needs 3 lists of CPUs, separated by |, but there are 1: write one for each rank"),
+        ("0|1", "needs 3 lists of CPUs, separated by |, but there are 2"),
+        ("0|1|", "this is not a list of CPUs"),
+        ("0|1|2-4", r"CPUs [4] are not available; available CPUs: [0, 1, 2, 3]"),
+    ],
+)
+def test_all_parts_of_a_binding_are_checked_by_rank_0(value: str, text: str) -> None:
+    with pytest.raises(StartupError, match=re.escape(text)) as caught:
+        plan_threads(None, env={BIND: value}, affinity={0, 1, 2, 3}, limits=CgroupLimits(), num_ranks=3)
+    assert str(caught.value).startswith(f"{BIND}=")
 
 
 @pytest.mark.parametrize("value", ["a-b", "3-1", "9", "0-"])
@@ -108,6 +137,24 @@ def test_prepare_sets_the_number_of_threads() -> None:
     CpuDevice().prepare(EngineConfig(num_threads=1))
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("bind", "is_bound"), [("", True), ("auto", True), ("nobind", False)])
+def test_a_rank_runs_on_the_cpus_of_its_node(monkeypatch: pytest.MonkeyPatch, bind: str, is_bound: bool) -> None:
+    allowed = os.sched_getaffinity(0)
+    asked: list[tuple[int, int, int]] = []
+
+    def node_of_rank(rank: int, num_ranks: int, *, num_threads: int, affinity: set[int]) -> frozenset[int]:
+        asked.append((rank, num_ranks, num_threads))
+        return frozenset({min(affinity)})
+
+    monkeypatch.setattr("octavo_engine.runner.device.node_of_rank", node_of_rank)
+    monkeypatch.setenv(BIND, bind)
+    config = EngineConfig(num_threads=torch.get_num_threads(), tensor_parallel_size=2)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(CpuDevice(rank=1).prepare, config).result()
+        assert thread.submit(os.sched_getaffinity, 0).result() == ({min(allowed)} if is_bound else allowed)
+    assert asked == ([(1, 2, config.num_threads)] if is_bound else [])
 
 
 def test_a_missing_gpu_is_refused_with_a_code() -> None:

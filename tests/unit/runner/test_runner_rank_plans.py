@@ -39,6 +39,15 @@ def test_threads_are_divided() -> None:
     assert divide_threads(settings(1), CpuDevice()) == settings(1)
 
 
+def test_threads_of_a_binding_are_those_of_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3, 4})
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1|2-4")
+    assert divide_threads(settings(2), CpuDevice()).num_threads is None
+    assert divide_threads(settings(2, num_threads=4), CpuDevice()).num_threads == 2
+    with pytest.raises(StartupError, match="--tensor-parallel-size 3 needs 3 lists of CPUs"):
+        divide_threads(settings(3), CpuDevice())
+
+
 def test_fewer_threads_than_ranks_are_refused() -> None:
     with pytest.raises(StartupError, match=r"--tensor-parallel-size 4 needs .* but there are 3 .*use at most 3"):
         divide_threads(settings(4, num_threads=3), CpuDevice())

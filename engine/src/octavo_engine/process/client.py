@@ -74,10 +74,8 @@ class CoreProcess:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the process and of its ranks so far; 0 after it has exited."""
-        try:
-            ranks = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:  # also of a kernel that lists no children
-            ranks = []
+        threads = Path(f"/proc/{self.pid}/task").glob("*/children")  # each thread has children of its own
+        ranks = [pid for each in threads for pid in _read(each).split()]
         return sum(map(_cpu_s, [str(self.pid), *ranks]))
 
     async def ready(self) -> ReadyInfo:
@@ -203,9 +201,13 @@ class CoreProcess:
 
 
 def _cpu_s(pid: str) -> float:
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / CLOCK_TICKS_PER_S  # of user and system
+
+
+def _read(path: Path) -> str:
+    """Read a file of a process or thread; it is empty after the end of that."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return path.read_text()
     except OSError:
-        return 0.0
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / CLOCK_TICKS_PER_S
+        return ""

@@ -8,6 +8,7 @@ import os
 import queue
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -50,6 +51,10 @@ class RankProcesses:
         self._failed: tuple[int, Failed] | None = None  # the first rank that has failed; set on another thread
         self._group: Group | None = None
         self._folder = make_folder()
+        # This thread starts before rank 0 binds its own to CPUs and interleaves memory, which ranks must not inherit.
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch-ranks")
+        self._launcher.submit(os.getpid).result()
+        self._affinity = os.sched_getaffinity(0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._is_stopping = False
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
@@ -70,7 +75,9 @@ class RankProcesses:
                 parent_pid=os.getpid(),
                 log_format=current_format(),
             )
-            self._ranks.append(RankProcess(start, self._context.socket(zmq.PUSH), self._reports, self._fail))
+            outbox = self._context.socket(zmq.PUSH)
+            started = self._launcher.submit(RankProcess, start, outbox, self._reports, self._fail)
+            self._ranks.append(started.result())
             self._running.add(rank)
         self._wait_for_all(Hello)
         timeout = timedelta(seconds=self._timeout_s)
@@ -146,6 +153,8 @@ class RankProcesses:
         for each in self._ranks:
             each.stop()
         self._ranks = []
+        self._launcher.shutdown()
+        os.sched_setaffinity(0, self._affinity)  # for the next engine of a script
         self._context.destroy(linger=0)
         remove_folder(self._folder)
 

@@ -1,7 +1,7 @@
 """Chooses the number of compute threads and their CPUs from affinity, cgroup quota and environment variables.
 
-`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` is a list of CPUs ("0-3,8"; ranks are separated by "|", and
-the first part applies), "nobind" or "auto". By default there is one thread per physical core within affinity and quota.
+`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` is a list of CPUs ("0-3,8"; "0-3|4-7" has a part for each
+rank), "nobind" or "auto". By default there is one thread per physical core within affinity and quota.
 """
 
 import math
@@ -29,15 +29,16 @@ def plan_threads(
     affinity: set[int],
     limits: CgroupLimits,
     root: Path = Path("/"),
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> ThreadPlan:
-    """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs."""
-    name, value = next(((n, env[n]) for n in BIND_VARIABLES if env.get(n)), ("", "auto"))
+    """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs.
+
+    `rank`: takes its part of the CPUs that a variable binds; the parts of all `num_ranks` are checked.
+    """
+    name, value = bind_setting(env)
     if value not in ("auto", "nobind", "all"):
-        cpus = parse_cpu_list(value.split("|")[0], name)
-        if missing := cpus - affinity:
-            raise StartupError(
-                f"{name}={value}: CPUs {sorted(missing)} are not available; available CPUs: {sorted(affinity)}."
-            )
+        cpus = _parts(name, value, num_ranks, affinity)[rank]
         return ThreadPlan(num_threads=wanted or len(cpus), cpus=cpus)
     if wanted is None and env.get("OMP_NUM_THREADS", "").isdigit():
         wanted = int(env["OMP_NUM_THREADS"])
@@ -45,6 +46,26 @@ def plan_threads(
         quota = len(affinity) if limits.cpus is None else math.ceil(limits.cpus)
         wanted = max(1, min(len(physical_cores(affinity, root)), quota))
     return ThreadPlan(num_threads=wanted)
+
+
+def bind_setting(env: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variable that binds threads, and its value; "auto" if none is set."""
+    return next(((name, env[name]) for name in BIND_VARIABLES if env.get(name)), ("", "auto"))
+
+
+def _parts(name: str, value: str, num_ranks: int, affinity: set[int]) -> list[frozenset[int]]:
+    """Return the CPUs of each rank. Raises StartupError if there are too few parts, or CPUs that are not available."""
+    parts = [parse_cpu_list(part, name) for part in value.split("|")][:num_ranks]
+    if len(parts) < num_ranks:
+        raise StartupError(
+            f"{name}={value}: --tensor-parallel-size {num_ranks} needs {num_ranks} lists of CPUs, separated by |, but "
+            f"there are {len(parts)}: write one for each rank, for example 0-3|4-7, or unset it."
+        )
+    if missing := frozenset().union(*parts) - affinity:
+        raise StartupError(
+            f"{name}={value}: CPUs {sorted(missing)} are not available; available CPUs: {sorted(affinity)}."
+        )
+    return parts
 
 
 def parse_cpu_list(text: str, name: str) -> frozenset[int]:

@@ -6,6 +6,7 @@ a line in `open_device`.
 
 import logging
 import os
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -18,7 +19,7 @@ from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.cpu_threads import bind, plan_threads
+from octavo_engine.runner.cpu_threads import bind, bind_setting, plan_threads
 from octavo_engine.runner.cuda_device import CudaDevice, find_cuda_problem
 from octavo_engine.runner.dtype import choose_cpu_dtype
 from octavo_engine.runner.memory import (
@@ -29,7 +30,7 @@ from octavo_engine.runner.memory import (
     MemoryInfo,
     host_memory,
 )
-from octavo_engine.runner.numa import interleave_memory, nodes_to_interleave
+from octavo_engine.runner.numa import interleave_memory, node_of_rank, nodes_to_interleave
 from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
 from octavo_engine.runner.timers import HostTimer, Timer
 from octavo_engine.runner.transfers import Copy, Fetch, fetch_now
@@ -99,15 +100,26 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
         self.name = "cpu"
         self.torch_device = torch.device("cpu")
         self.packs_weights = True
         self.compiles_late = False
 
     def prepare(self, config: EngineConfig) -> None:
-        affinity = os.sched_getaffinity(0)
-        plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=read_limits())
+        affinity, size = os.sched_getaffinity(0), config.tensor_parallel_size
+        plan = plan_threads(
+            config.num_threads,
+            env=os.environ,
+            affinity=affinity,
+            limits=read_limits(),
+            rank=self._rank,
+            num_ranks=size,
+        )
+        if size > 1 and bind_setting(os.environ)[1] == "auto":
+            cpus = node_of_rank(self._rank, size, num_threads=plan.num_threads, affinity=affinity)
+            plan = replace(plan, cpus=cpus)
         bind(plan)
         interleave_memory(nodes_to_interleave(os.sched_getaffinity(0)))
         if torch.get_num_threads() != plan.num_threads:
@@ -162,14 +174,14 @@ class CpuDevice:
         return False
 
 
-def open_device(kind: str) -> Device:
-    """Open a device. `kind`: `EngineConfig.device`. Raises StartupError for "cuda" where CUDA does not work."""
+def open_device(kind: str, rank: int = 0) -> Device:
+    """Open the device of a rank. `kind`: `EngineConfig.device`. Raises StartupError for "cuda" where it fails."""
     if kind == "cpu":
-        return CpuDevice()
+        return CpuDevice(rank)
     problem = find_cuda_problem()
     if problem is None:
         return CudaDevice()
     if kind == "cuda":
         raise StartupError(f"--device cuda: {problem}, or use --device cpu.", code="NoDevice")
     _LOGGER.info("--device auto: computing on the CPU; no GPU is usable: %s", problem)
-    return CpuDevice()
+    return CpuDevice(rank)

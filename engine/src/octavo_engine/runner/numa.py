@@ -1,8 +1,9 @@
-"""Interleaves memory over the NUMA nodes of the compute threads, so that every node's memory channels serve each step.
+"""Gives each rank of a model a NUMA node of its own, or interleaves memory over the nodes of the compute threads.
 
-Linux places a page on the node of the thread that writes it first: one loading thread would place all weights on one
-node, and the threads of other nodes would read them over the link between the sockets. Threads inherit the policy from
-the thread that starts them. `root` is "/" in production; tests pass a tree of files.
+Linux places a page on the node of the thread that writes it first. So a rank that is bound to a node has its memory
+there. But one loading thread of several nodes would place all weights on one of them, and the threads of the others
+would read them over the link between the sockets: interleaved memory lets the channels of all nodes serve each step.
+Threads inherit the policy from the thread that starts them. `root` is "/" in production; tests pass a tree of files.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import platform
 from collections.abc import Set
 from pathlib import Path
 
-from octavo_engine.runner.cpu_threads import parse_cpu_list
+from octavo_engine.runner.cpu_threads import parse_cpu_list, physical_cores
 
 _LOGGER = logging.getLogger(__name__)
 _MPOL_DEFAULT, _MPOL_INTERLEAVE = 0, 3
@@ -23,13 +24,31 @@ _MOST_NODES = 1024  # of Linux
 
 def nodes_to_interleave(cpus: Set[int], root: Path = Path("/")) -> frozenset[int]:
     """Return the nodes of these CPUs whose memory the process may use; empty if they are fewer than two."""
+    found = frozenset(_nodes(cpus, root))
+    return found if len(found) > 1 else frozenset()
+
+
+def node_of_rank(
+    rank: int, num_ranks: int, *, num_threads: int, affinity: Set[int], root: Path = Path("/")
+) -> frozenset[int] | None:
+    """Return the CPUs of the node of a rank, within the affinity.
+
+    None unless there are nodes for all ranks, with a physical core for each thread, whose memory the process may use.
+    """
+    nodes = [cpus for _, cpus in sorted(_nodes(affinity, root).items())]
+    large = [cpus for cpus in nodes if len(physical_cores(set(cpus), root)) >= num_threads]
+    return large[rank] if len(large) >= num_ranks else None
+
+
+def _nodes(cpus: Set[int], root: Path) -> dict[int, frozenset[int]]:
+    """Return those of the CPUs that belong to each node whose memory the process may use."""
     allowed = _allowed_nodes(root)
-    found = set()
+    found = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
-        node, listed = int(folder.name.removeprefix("node")), _read_list(folder / "cpulist")
-        if listed & cpus and (allowed is None or node in allowed):
-            found.add(node)
-    return frozenset(found) if len(found) > 1 else frozenset()
+        node, own = int(folder.name.removeprefix("node")), _read_list(folder / "cpulist") & cpus
+        if own and (allowed is None or node in allowed):
+            found[node] = own
+    return found
 
 
 def interleave_memory(nodes: frozenset[int]) -> None:

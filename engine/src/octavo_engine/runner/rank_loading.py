@@ -34,7 +34,7 @@ def load_rank(
     """
     timeout = timedelta(seconds=config.distributed_timeout_seconds)
     group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout)
-    device = open_device(config.device)
+    device = open_device(config.device, rank)
     device.prepare(config)
     model_config = load_served_model(config, files)
     plan = plan_memory(config, device, model_config, stored_tensors(files), group=group, memory=memory)

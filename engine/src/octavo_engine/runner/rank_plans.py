@@ -28,7 +28,10 @@ class RankPlans:
 
 
 def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
-    """Return the settings with the threads of one rank. Raises StartupError without a thread for each rank."""
+    """Return the settings with the threads of one rank; None if each rank has those of its part of a variable.
+
+    Raises StartupError without a thread for each rank.
+    """
     size = config.tensor_parallel_size
     if size == 1:
         return config
@@ -37,7 +40,10 @@ def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
             f"--tensor-parallel-size {size} is not supported on {device.name} yet: use --device cpu, or 1."
         )
     limits, affinity = read_limits(), os.sched_getaffinity(0)
-    threads = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits).num_threads
+    plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits, num_ranks=size)
+    if config.num_threads is None and plan.cpus is not None:
+        return config
+    threads = plan.num_threads
     if threads < size:
         raise StartupError(
             f"--tensor-parallel-size {size} needs a CPU thread for each rank, but there are {threads} (--num-threads; "
