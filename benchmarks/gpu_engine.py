@@ -9,7 +9,7 @@ from typing import Any
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.engine import EngineCore
 from octavo_engine.engine_start import start_core
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.process.parallel_executor import load_executor
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 

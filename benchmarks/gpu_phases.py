@@ -1,4 +1,4 @@
-"""Phases of `gpu.sh`: the machine, kernels and tokens, attention, throughput, vLLM's, a profile; and their table.
+"""Phases of `gpu.sh`: machine, kernels and tokens, attention, throughput, vLLM's, a profile, two GPUs; and their table.
 
 `--device cpu` runs what needs no GPU in small sizes, which checks this script, not the engine's speed.
 """
@@ -215,6 +215,28 @@ def profile_decodes(folder: Path, device: str) -> Rows:
             yield f"{title}: {kernel}", microseconds, "us"
 
 
+def check_ranks(folder: Path, device: str) -> Rows:
+    """Compare two ranks with one, on two GPUs or, on a CPU, with a thread each."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        yield "skipped, as it needs two GPUs; GPUs", torch.cuda.device_count(), ""
+        return
+    sizes = [(n, 16) for n in (3, 40, 100)]
+    one = tokens_of("tiny-llama", folder, sizes, device)
+    two = tokens_of("tiny-llama", folder, sizes, device, tensor_parallel_size=2, num_threads=2)
+    equal = sum(a == b for a, b in zip(one, two, strict=True))
+    yield "tiny-llama on 2 ranks: outputs equal to one rank's", equal, "ok" if equal == 3 else "OF 3"
+    for name, loads in plans_of(device):
+        settings = {} if device == "cuda" else {"num_gpu_blocks_override": 100, "max_model_len": 256}
+        for ranks in (1, 2):
+            settings |= {"tensor_parallel_size": ranks, "num_threads": 2}
+            core, _ = open_engine(name, folder, device=device, dtype="bfloat16", **settings)
+            for title, sizes in loads:
+                generate(core, sizes[:1], SHAPES[name]["vocab_size"])
+                _, took = generate(core, sizes, SHAPES[name]["vocab_size"])
+                yield f"{name} {title}: {ranks} ranks", sum(num_out for _, num_out in sizes) / took, "tok/s"
+            core.shutdown()
+
+
 def floor_s(folder: Path, name: str, sizes: list[tuple[int, int]], weights_bytes: int) -> float:
     """Return the seconds to read weights and KV at the measured bandwidth and to multiply prompts at the GEMM rate."""
     model = SHAPES[name]
@@ -232,6 +254,7 @@ PHASES = {
     "3": measure_engine,
     "4": measure_vllm,
     "5": profile_decodes,
+    "6": check_ranks,
 }
 
 
