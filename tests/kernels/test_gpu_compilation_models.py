@@ -1,4 +1,4 @@
-"""All architectures compile for sm_80 and sm_90: without spills, and nothing is compiled after the first steps."""
+"""All architectures, and parts of ranks, compile for sm_80 and sm_90: without spills, and nothing compiles later."""
 
 import pytest
 from octavo_engine.models.registry import ARCHITECTURES
@@ -23,3 +23,23 @@ def test_a_model_compiles(model: str, sm: int, dtype: str) -> None:
     if not any(name in model for name in ("Moe", "Mixtral", "Olmoe")):
         assert all(len(launches) <= (12 if "Gemma" in model else 10) for launches in report.layer_launches)
     assert_fast(report, tensor_cores=dtype == "bfloat16")
+
+
+#: Heads of a rank: 16 and 4, 8 and 2, 16 and 2, 8 and 1, 14 and 2, 7 and 1, 8 and 1.
+PARTS = [
+    ("Llama-3-8B", 2),
+    ("Llama-3-8B", 4),
+    ("Llama-3-70B", 4),
+    ("Llama-3-70B", 8),
+    ("Qwen2.5-7B", 2),
+    ("Qwen2.5-7B", 4),
+    ("Qwen3-30B-A3B", 4),
+]
+
+
+@pytest.mark.parametrize(("model", "ranks"), PARTS)
+@pytest.mark.parametrize("sm", [80, 90])
+def test_the_part_of_a_rank_compiles(model: str, ranks: int, sm: int) -> None:
+    report = compile_steps(model, sm=sm, ranks=ranks)
+    assert report.later == 0
+    assert_fast(report)

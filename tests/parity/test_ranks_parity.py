@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from octavo_engine.models.model import Model
-from octavo_engine.models.registry import ARCHITECTURES, build_model
+from octavo_engine.models.registry import ARCHITECTURES
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, kernels_expand_blocks
-from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
 from octavo_testing.parity import BLOCK, FEEDS, WHOLE, all_logits, expected_logits
-from octavo_testing.ranks import run_ranks
+from octavo_testing.ranks import load_part, run_ranks
 from octavo_testing.tiny_models import LENGTH, TINY, make_tiny
 from torch import Tensor
 
@@ -46,17 +43,9 @@ class Case:
         return (logits[0] - self.expected).abs().max().item()
 
     def logits(self, group: Group, feed: Feed) -> Tensor:
-        model = load(self.files, group, max_model_len=TINY[self.name].max_model_len)
+        model = load_part(self.files, group, max_model_len=TINY[self.name].max_model_len)
         backend = CpuBackend(model.kv_specs(), BLOCK, torch.float32)
         return all_logits(PagedDriver(model, block_size=BLOCK, backend=backend), self.tokens, feed)
-
-
-def load(files: ModelFiles, group: Group, *, max_model_len: int = LENGTH, **build: Any) -> Model:
-    build = {"dtype": torch.float32, "max_model_len": max_model_len} | build
-    model = build_model(load_model_config(files), device="cpu", group=group, **build)
-    model.load_weights(iter_weights(files))
-    model.finish_loading()
-    return model
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -110,7 +99,7 @@ def test_weights_that_are_quantised_while_they_load_are_those_of_one_rank(
     files, tokens = resolve_model(str(make_tiny(name, tmp_path))), torch.arange(3, 3 + LENGTH).expand(2, -1)
 
     def logits(group: Group, **build: Any) -> Tensor:
-        model = load(files, group, **build)
+        model = load_part(files, group, **build)
         return all_logits(PagedDriver(model), tokens, WHOLE)
 
     quantised = {"dtype": torch.bfloat16, "quantise_to": BLOCK_FORMATS[block_format]}

@@ -190,7 +190,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # ranks, each a process with a part of every layer
     distributed_timeout_seconds: int = 60  # after which ranks fail that wait for another one during a step
     enforce_eager: bool = False
-    async_scheduling: bool | None = None  # None: on a GPU, without drafts
+    async_scheduling: bool | None = None  # None: on one GPU, without drafts
     cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
@@ -204,9 +204,9 @@ def batched_tokens(config: EngineConfig, device: str) -> int:
 
 
 def steps_ahead(config: EngineConfig, device: str) -> int:
-    """Return how many steps are planned before the tokens of the one in progress are known; none with drafts."""
+    """Return how many steps are planned before the tokens of the one in progress are known; 0 with drafts or ranks."""
     chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
-    return int(chosen and config.speculative_config is None)
+    return int(chosen and config.speculative_config is None and config.tensor_parallel_size == 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from octavo_engine.ops.group import Group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Shapes of checkpoints on the hub, where transformers' defaults for the architecture differ. Two layers compile all
@@ -37,6 +38,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
     "Qwen3ForCausalLM": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8}),
     "Qwen3MoeForCausalLM": ("qwen3_moe", {"head_dim": 128}),
+}
+#: Well-known models that several GPUs divide: architecture, and differences from transformers' defaults.
+DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama-3-8B": ("LlamaForCausalLM", {"intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256}),
+    "Llama-3-70B": (
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+    ),
+    "Qwen2.5-7B": (
+        "Qwen2ForCausalLM",
+        {
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 152064,
+        },
+    ),
+    "Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}),
 }
 #: What a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
 MAX_SHARED_BYTES = 99 << 10
@@ -68,11 +94,15 @@ class Report:
     layer_launches: list[list[str]]
 
 
-def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16") -> Report:
-    """Compile the steps of a model for compute capability `sm` (90: 9.0), in another process."""
+def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16", ranks: int = 1) -> Report:
+    """Compile the steps of a model for compute capability `sm` (90: 9.0), in another process.
+
+    `ranks`: compile what the first of several ranks computes.
+    """
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
         command = [sys.executable, "-m", "octavo_testing.gpu_compiler", model, "--sm", str(sm), "--dtype", dtype]
+        command += ["--ranks", str(ranks)]
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
@@ -185,16 +215,27 @@ def _cuobjdump(option: str, path: str) -> str:
     return subprocess.run([program, option, path], check=True, capture_output=True, text=True).stdout
 
 
-class MetaSteps:
-    """A model of an architecture on the `meta` device, with the CUDA backend, and its steps."""
+class FirstOfMany(Group):
+    """Rank 0 of several, whose collective operations leave its own values."""
 
-    def __init__(self, architecture: str, dtype: torch.dtype) -> None:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x] * self.size
+
+
+class MetaSteps:
+    """A model, or the part of one rank, on the `meta` device, with the CUDA backend, and its steps."""
+
+    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1) -> None:
         from octavo_engine.models.registry import build_model
         from octavo_engine.ops.cuda_backend import CudaBackend
 
-        config = _model_config(architecture)
+        config = _model_config(name)
         max_model_len = min(8192, config.max_position_embeddings)
-        self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len)
+        group = FirstOfMany(0, ranks)
+        self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len, group=group)
         self.model.finish_loading()
         self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400)
         self.backend.allocate(1000)
@@ -232,23 +273,25 @@ def even_counts(chosen: torch.Tensor, num_experts: int) -> list[int]:
     return [share + (expert < rest) for expert in range(num_experts)]
 
 
-def _model_config(architecture: str) -> Any:
+def _model_config(name: str) -> Any:
     from octavo_engine.sources.model_config import load_model_config
     from octavo_engine.sources.model_files import ModelFiles
     from transformers import AutoConfig
 
+    architecture, more = DIVIDED.get(name, (name, {}))
     model_type, differences = MODELS[architecture]
     layers = {} if model_type == "gpt2" else {"num_hidden_layers": 2}
-    config = AutoConfig.for_model(model_type, **{**layers, **differences}).to_dict()
+    config = AutoConfig.for_model(model_type, **{**layers, **differences, **more}).to_dict()
     config["architectures"] = [architecture]
     return load_model_config(ModelFiles(name=architecture, root=Path(), load_format="dummy", config=config))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", choices=[*MODELS, *DIVIDED])
     parser.add_argument("--sm", type=int, required=True)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--ranks", type=int, default=1)
     args = parser.parse_args()
 
     from octavo_engine.layers import moe
@@ -258,7 +301,7 @@ def main() -> None:
     triton_devices.DEVICES.add("meta")
     moe.count_rows = even_counts
     compiled = record_compilations(args.sm)
-    steps = MetaSteps(args.model, getattr(torch, args.dtype))
+    steps = MetaSteps(args.model, getattr(torch, args.dtype), args.ranks)
     layers = record_layer_launches(DecoderLayer)
     steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)
     layer_launches = list(layers)

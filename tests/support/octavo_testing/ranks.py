@@ -5,26 +5,44 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group import Group, open_group
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.weights.loader import iter_weights
 from octavo_engine.wire.errors import EngineDead
+
+from octavo_testing.tiny_models import LENGTH
 
 Result = TypeVar("Result")
 TIMEOUT = timedelta(seconds=30)
 
 
-def run_ranks(size: int, run: Callable[[Group], Result], timeout: timedelta = TIMEOUT) -> list[Result]:
+def run_ranks(
+    size: int, run: Callable[[Group], Result], timeout: timedelta = TIMEOUT, *, gpu: torch.device | None = None
+) -> list[Result]:
     """Call `run` on a thread for each rank; return the results. Raises the first error that no other rank caused."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor(size) as pool:
 
         def run_rank(rank: int) -> Result:
             torch.set_num_threads(1)
-            return run(open_group(Path(folder) / "ranks", rank, size, timeout))
+            return run(open_group(Path(folder) / "ranks", rank, size, timeout, gpu=gpu))
 
         started = [pool.submit(run_rank, rank) for rank in range(size)]
         errors = [error for each in started if (error := each.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, EngineDead)), errors[0])
         return [each.result() for each in started]
+
+
+def load_part(files: ModelFiles, group: Group, *, max_model_len: int = LENGTH, **build: Any) -> Model:
+    """Load the part of a tiny model that one rank computes."""
+    build = {"dtype": torch.float32, "max_model_len": max_model_len} | build
+    model = build_model(load_model_config(files), device="cpu", group=group, **build)
+    model.load_weights(iter_weights(files))
+    model.finish_loading()
+    return model

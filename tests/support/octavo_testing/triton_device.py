@@ -1,10 +1,13 @@
 """The GPU's kernels on CPU tensors, in Triton's interpreter."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+import triton.runtime.interpreter as interpreter
 from octavo_engine.ops import triton_devices
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
@@ -21,4 +24,18 @@ def triton_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuDevice, "attention_backend", backend)
         patch.setattr(triton_devices, "DEVICES", {"cpu"})
+        yield
+
+
+@contextmanager
+def one_launch_at_a_time() -> Iterator[None]:
+    """Let threads take turns with kernels, as the interpreter has global state."""
+    lock, launch = threading.Lock(), interpreter.GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **options: Any) -> None:
+        with lock:
+            launch(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.GridExecutor, "__call__", call)
         yield

@@ -73,7 +73,7 @@ def test_a_machine_that_has_everything_has_no_problem() -> None:
 
 
 def test_the_reason_of_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> None:
+    def no_driver(index: int) -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check that you have one.")
 
     monkeypatch.setattr(torch.version, "cuda", "12.6")
@@ -86,7 +86,7 @@ def test_the_reason_of_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_machine_is_examined_through_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.6")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device=None: (79 * GIB, 80 * GIB))
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
@@ -159,7 +159,7 @@ def test_the_default_number_of_tokens_depends_on_the_device() -> None:
 class DryGpu(CudaDevice):
     """A GPU of which only the figures exist; its KV cache has the sizes of the CPU's."""
 
-    def memory(self) -> MemoryInfo:
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
         return gpu()
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:

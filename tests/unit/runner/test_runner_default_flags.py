@@ -38,7 +38,7 @@ class Machine(CpuDevice):
         self._memory = MemoryInfo(total_bytes=int(total_gib * GIB), available_bytes=int(free_gib * GIB))
         self._dtype = dtype
 
-    def memory(self) -> MemoryInfo:
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
         return self._memory
 
     def default_dtype(self, model: Any) -> torch.dtype:

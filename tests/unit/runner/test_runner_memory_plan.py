@@ -27,7 +27,7 @@ class LimitedDevice(CpuDevice):
     def default_dtype(self, model: Any) -> torch.dtype:
         return torch.float32
 
-    def memory(self) -> MemoryInfo:
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
         return MemoryInfo(total_bytes=self.total_bytes, available_bytes=1 << 40)
 
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 from octavo_engine.config import EngineConfig
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.runner.rank_plans import RankPlans
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.plan import StepPlan
 from octavo_testing.tiny_models import make_tiny
 
 
@@ -18,7 +20,7 @@ class FailingRank:
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
-    def start(self, files: ModelFiles, plans: RankPlans) -> Group:
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
         return Group(0, 2)
 
     def check(self) -> None:
@@ -27,6 +29,9 @@ class FailingRank:
             raise StartupError("rank 1: it has failed.")
 
     def wait_ready(self) -> int:
+        raise AssertionError("rank 0 has loaded its part to the end")
+
+    def run(self, plans: list[StepPlan]) -> None:
         raise AssertionError("rank 0 has loaded its part to the end")
 
 

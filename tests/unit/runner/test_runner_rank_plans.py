@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.runner import device
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory import GIB, MIB, MemoryInfo
 from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
@@ -20,8 +21,11 @@ class Host(CpuDevice):
         super().__init__()
         self.total_bytes = total_bytes
 
-    def memory(self) -> MemoryInfo:
-        return MemoryInfo(total_bytes=self.total_bytes, available_bytes=self.total_bytes)
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
+        host = MemoryInfo(total_bytes=self.total_bytes, available_bytes=self.total_bytes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device, "host_memory", lambda limits, num_engines: host)
+            return super().memory(num_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +55,6 @@ def test_threads_of_a_binding_are_those_of_each_rank(monkeypatch: pytest.MonkeyP
 def test_fewer_threads_than_ranks_are_refused() -> None:
     with pytest.raises(StartupError, match=r"--tensor-parallel-size 4 needs .* but there are 3 .*use at most 3"):
         divide_threads(settings(4, num_threads=3), CpuDevice())
-
-
-def test_ranks_on_a_gpu_are_refused() -> None:
-    device = CpuDevice()
-    device.name = "cuda"
-    with pytest.raises(StartupError, match="--tensor-parallel-size 2 is not supported on cuda yet"):
-        divide_threads(settings(2), device)
 
 
 def test_each_rank_gets_its_part_of_the_memory(model: tuple[Path, ModelConfig]) -> None:

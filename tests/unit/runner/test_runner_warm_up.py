@@ -40,11 +40,11 @@ def planned(config: EngineConfig) -> MemoryPlan:
 class LateCpu(CpuDevice):
     """A CPU whose kernels are said to compile late."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__(rank)
         self.compiles_late = True
 
-    def memory(self) -> MemoryInfo:
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
         return MemoryInfo(total_bytes=80 * GIB, available_bytes=79 * GIB, utilization=0.9)
 
 

@@ -2,12 +2,14 @@
 
 Ranks are processes or threads of one host, with one `ProcessGroupGloo` each, which is not registered in
 `torch.distributed`: a process may have any number of groups. gloo listens on the loopback interface only. The ranks
-meet in a file, as torch's TCP store listens on every interface.
+meet in a file, as torch's TCP store listens on every interface. On GPUs, NCCL takes the model's tensors, and gloo those
+of the host.
 """
 
 import ctypes
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octavo_engine.ops.gpu_collectives import GpuCollectives, connect_gpus
 from octavo_engine.ops.recording import recordable
 from octavo_engine.wire.errors import GroupBroken
 
@@ -25,16 +28,23 @@ MEETING_TIMEOUT = timedelta(minutes=10)
 
 class Group:
     """Rank `rank` of `size`. `collectives` is None in a group of one, whose operations do nothing, and in a group that
-    only plans the parts of the ranks. `timeout`: of each operation.
+    only plans the parts of the ranks. `timeout`: of each operation. `gpus`: takes the model's tensors, if they are on
+    GPUs.
 
-    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone, or late.
+    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone, or late; on GPUs,
+    `gather` and `wait` do, as the host is ahead of the GPU.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, collectives: Any = None, timeout: timedelta = MEETING_TIMEOUT
+        self,
+        rank: int = 0,
+        size: int = 1,
+        collectives: Any = None,
+        timeout: timedelta = MEETING_TIMEOUT,
+        gpus: GpuCollectives | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._collectives, self._timeout = collectives, timeout
+        self._collectives, self._timeout, self._gpus = collectives, timeout, gpus
         self._add_up = recordable(self._add_up_memory)
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
@@ -50,7 +60,10 @@ class Group:
         """Add `x`, contiguous, up over the ranks, in place; all ranks get the same bits."""
         if self.size > 1:
             assert x.is_contiguous()
-            self._add_up(x.data_ptr(), x.nbytes, x.dtype)
+            if self._gpus is None:
+                self._add_up(x.data_ptr(), x.nbytes, x.dtype)
+            else:
+                self._run("all-reduce", partial(self._gpus.add_up, x))
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
@@ -60,43 +73,65 @@ class Group:
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
         options = self._options(dist.GatherOptions())
         options.rootRank = 0
-        self._run("gather", lambda: self._collectives.gather([parts] if parts else [], [x.contiguous()], options))
+        x = x.contiguous()
+        if self._gpus is None:
+            self._run("gather", lambda: self._collectives.gather([parts] if parts else [], [x], options).wait())
+        else:
+            self._run("gather", partial(self._gpus.gather, parts, x, options))
         return parts
 
+    def wait(self) -> None:
+        """Wait until the GPU has done all operations; call it before any other wait for the results of a step."""
+        if self._gpus is not None:
+            self._run("all-reduce", self._gpus.wait)
+
+    def abort(self) -> None:
+        """End the operations that wait on the GPU for a rank that is gone. Any thread may call it."""
+        if self._gpus is not None:
+            self._gpus.abort()
+
     def broadcast(self, x: Tensor) -> Tensor:
-        """Replace `x`, contiguous, by that of rank 0, in place."""
+        """Replace `x`, contiguous and in host memory, by that of rank 0, in place."""
         if self.size > 1:
             options = self._options(dist.BroadcastOptions())
             options.rootRank = options.rootTensor = 0
-            self._run("broadcast", lambda: self._collectives.broadcast([x], options))
+            self._run("broadcast", lambda: self._collectives.broadcast([x], options).wait())
         return x
 
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
         """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""
         x = torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=dtype)
         options = self._options(dist.AllreduceOptions())
-        self._run("all-reduce", lambda: self._collectives.allreduce([x], options))
+        self._run("all-reduce", lambda: self._collectives.allreduce([x], options).wait())
 
     def close(self) -> None:
         """Close the connections to the other ranks, so that their operations with this one fail at once."""
+        self.abort()
         self._collectives = None
 
     def _options(self, options: Any) -> Any:
         options.timeout = self._timeout
         return options
 
-    def _run(self, name: str, start: Callable[[], Any]) -> None:
+    def _run(self, name: str, operation: Callable[[], Any]) -> None:
         assert self._collectives is not None, "this group only plans, or is closed"
         try:
-            start().wait()
+            operation()
         except RuntimeError as error:
             raise GroupBroken(f"rank {self.rank} of {self.size}: the {name} of the ranks failed: {error}") from error
 
 
 def open_group(
-    meeting_file: Path, rank: int, size: int, timeout: timedelta, meeting_timeout: timedelta = MEETING_TIMEOUT
+    meeting_file: Path,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    meeting_timeout: timedelta = MEETING_TIMEOUT,
+    *,
+    gpu: torch.device | None = None,
 ) -> Group:
-    """Connect to the other ranks, which open the same file. `timeout`: of each operation.
+    """Connect to the other ranks, which open the same file. `timeout`: of each operation. `gpu`: has the model's
+    tensors; None: they are in host memory.
 
     Raises GroupBroken if a rank does not come within `meeting_timeout`.
     """
@@ -107,6 +142,8 @@ def open_group(
     store = files(str(meeting_file), size)
     store.set_timeout(meeting_timeout)
     try:
-        return Group(rank, size, gloo(store, rank, size, options), timeout)
+        collectives = gloo(store, rank, size, options)
+        gpus = None if gpu is None else connect_gpus(store, rank, size, timeout, gpu)
+        return Group(rank, size, collectives, timeout, gpus)
     except RuntimeError as error:
         raise GroupBroken(f"rank {rank} of {size} cannot connect to the other ranks: {error}") from error

@@ -13,7 +13,7 @@ from octavo_engine.process.rank_messages import Release, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner import model_loading
 from octavo_engine.runner.executor import Executor, LocalExecutor
-from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken
+from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -25,6 +25,10 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     ranks = RankProcesses(config.tensor_parallel_size, config.distributed_timeout_seconds)
     try:
         local, ready = model_loading.load_executor(config, other_ranks=ranks)
+    except GroupBroken as error:
+        cause = ranks.find_cause(error)
+        ranks.stop()
+        raise StartupError(str(cause)) from error
     except BaseException:
         ranks.stop()
         raise
@@ -41,9 +45,11 @@ class ParallelExecutor:
         """Run a plan on all ranks. Raises EngineDead with the cause if a rank is gone."""
         self._ranks.send(RunPlan(_without_grammars(plan)))
         try:
-            return self._local.submit(plan)
+            future = self._local.submit(plan)
+            future.result()  # no step is ahead of another one, and this may fail as well
         except GroupBroken as error:
             raise self._ranks.find_cause(error) from error
+        return future
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
         self._ranks.on_lost(call)

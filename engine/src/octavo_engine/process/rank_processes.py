@@ -24,9 +24,12 @@ from octavo_engine.process.rank_process import RankProcess, Report
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 
 if TYPE_CHECKING:
+    import torch
+
     from octavo_engine.ops.group import Group
     from octavo_engine.runner.rank_plans import RankPlans
     from octavo_engine.sources.model_files import ModelFiles
+    from octavo_engine.wire.plan import StepPlan
 
 #: Time in which ranks that do not stand still leave, once a collective operation has failed.
 _CAUSE_TIMEOUT_S = 1.0
@@ -59,7 +62,7 @@ class RankProcesses:
         self._is_stopping = False
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
 
-    def start(self, files: "ModelFiles", plans: "RankPlans") -> "Group":
+    def start(self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None) -> "Group":
         """Start the processes; return the group of all ranks. Raises StartupError if one of them cannot start."""
         from octavo_engine.ops.group import open_group  # it needs torch, which the rest of this module does not
 
@@ -82,7 +85,8 @@ class RankProcesses:
         self._wait_for_all(Hello)
         timeout = timedelta(seconds=self._timeout_s)
         try:
-            self._group = open_group(messages.meeting_file(self._folder), 0, self._size, timeout, _MEETING_TIMEOUT)
+            meeting_file = messages.meeting_file(self._folder)
+            self._group = open_group(meeting_file, 0, self._size, timeout, _MEETING_TIMEOUT, gpu=gpu)
         except GroupBroken as error:
             self.check()
             raise StartupError(str(error)) from error
@@ -99,6 +103,10 @@ class RankProcesses:
         ready = self._wait_for_all(messages.RankReady)
         remove_folder(self._folder)
         return sum(report.weights_bytes for report in ready.values())
+
+    def run(self, plans: "list[StepPlan]") -> None:
+        for plan in plans:
+            self.send(messages.RunPlan(plan))
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
         """Set a function that is called, on another thread, when a rank has failed or ended that was not stopped."""
@@ -148,6 +156,7 @@ class RankProcesses:
     def stop(self) -> None:
         """End all processes. A second call does nothing."""
         self._is_stopping = True
+        self._abort()
         for each in self._ranks:
             each.request_stop()
         for each in self._ranks:
@@ -180,6 +189,11 @@ class RankProcesses:
         if not self._is_stopping and self._failed is None:
             self._failed = rank, failed
             self._on_lost(_describe(rank, failed))
+            self._abort()
+
+    def _abort(self) -> None:
+        if self._group is not None:
+            self._group.abort()
 
 
 def _describe(rank: int, failed: Failed) -> EngineDead:

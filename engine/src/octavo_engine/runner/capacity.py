@@ -70,7 +70,7 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
     model_config = load_served_model(config, files)
     draft = find_draft(config, device, files, model_config)
     ranks = plan_ranks(config, device, model_config, stored_tensors(files), draft).ranks
-    plan, memory = ranks[0], device.memory()
+    plan, memory = ranks[0], device.memory(len(ranks))
     weights = tuple(each.model.weights_bytes - each.model.adapters_bytes for each in ranks)
     kv = tuple(each.kv.kv_bytes for each in ranks)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
@@ -89,8 +89,8 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
         num_host_blocks=plan.kv.num_host_blocks,
         bytes_per_block=sum(each.model.bytes_per_block for each in ranks),
         kv_bytes=sum(kv),
-        total_bytes=memory.total_bytes,
-        available_bytes=memory.available_bytes,
+        total_bytes=memory.total_bytes * len(ranks),
+        available_bytes=memory.available_bytes * len(ranks),
         rank_weights_bytes=weights,
         rank_kv_bytes=kv,
     )

@@ -32,6 +32,7 @@ from octavo_engine.runner.memory import (
 from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.runner.timers import Timer
 from octavo_engine.runner.transfers import Copy, Fetch
+from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
@@ -40,6 +41,7 @@ _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
 _GRAPH_PARTS = MOST_KEYS // 512 + MAX_GRAPH_ROWS  # of decode attention
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
+_GROUP_BYTES = 1024 * MIB  # buffers of NCCL, and contexts of the processes that use the GPU; an estimate
 _PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -86,12 +88,12 @@ def describe_problem(facts: CudaFacts) -> str | None:
     return next((text for is_true, text in problems if is_true), None)
 
 
-def find_cuda_problem() -> str | None:
-    """Return why CUDA can't be used on this machine, with the remedy; None if it can."""
+def find_cuda_problem(index: int = 0) -> str | None:
+    """Return why CUDA can't be used on a GPU of this machine, with the remedy; None if it can."""
     if torch.version.cuda is None:
         return describe_problem(CudaFacts(is_cuda_build=False))
     try:
-        capability, free = torch.cuda.get_device_capability(), torch.cuda.mem_get_info()[0]
+        capability, free = torch.cuda.get_device_capability(index), torch.cuda.mem_get_info(index)[0]
     except (RuntimeError, AssertionError) as error:  # no driver, no device, or no memory for a context
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return describe_problem(CudaFacts(device_error=lines[0].rstrip(".")))
@@ -144,15 +146,17 @@ def is_cuda_failure(error: Exception) -> bool:
 
 
 class CudaDevice:
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self.name = "cuda"
-        self.torch_device = torch.device("cuda", 0)
+        self.torch_device = torch.device("cuda", rank)
         self.packs_weights = False
         self.compiles_late = True
+        self.group_gpu: torch.device | None = self.torch_device
         self.capture_sizes: tuple[int, ...] = ()
+        self.num_ranks = 1
 
     def prepare(self, config: EngineConfig) -> None:
-        self.capture_sizes = config.cudagraph_capture_sizes
+        self.capture_sizes, self.num_ranks = config.cudagraph_capture_sizes, config.tensor_parallel_size
         torch.cuda.set_device(self.torch_device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -168,18 +172,30 @@ class CudaDevice:
             specs, block_size, dtype, self.torch_device, num_programs=_PROGRAMS_PER_PROCESSOR * processors
         )
 
-    def memory(self) -> MemoryInfo:
-        free, total = torch.cuda.mem_get_info(self.torch_device)
+    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
+        found = torch.cuda.device_count()
+        if found < num_ranks:
+            raise StartupError(
+                f"--tensor-parallel-size {num_ranks} needs a GPU for each rank, but {found} "
+                f"{'is' if found == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES): use at most {found}, or --device cpu."
+            )
+        if not torch.distributed.is_nccl_available():
+            raise StartupError(f"--tensor-parallel-size {num_ranks} needs torch with NCCL on GPUs: use 1.")
+
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
+        """Read the memory of the GPUs; on those of other ranks, this process needs some hundred MiB from then on."""
+        first = self.torch_device.index
+        figures = [torch.cuda.mem_get_info(index) for index in range(first, first + num_ranks)]
         return MemoryInfo(
-            total_bytes=total,
-            available_bytes=free,
+            total_bytes=min(total for _, total in figures),
+            available_bytes=min(free for free, _ in figures),
             num_engines=int(os.environ.get(ENGINES_PER_GPU_VARIABLE) or os.environ.get(NUM_ENGINES_VARIABLE, "1")),
             utilization=UTILIZATION,
-            host_available_bytes=host_memory(read_limits()).available_bytes,
+            host_available_bytes=host_memory(read_limits()).available_bytes // num_ranks,
         )
 
     def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-        return step_bytes(config, model, dtype)
+        return step_bytes(config, model, dtype) + (_GROUP_BYTES if config.tensor_parallel_size > 1 else 0)
 
     def kv_space_bytes(self) -> int | None:
         """Return None: the variables that set it are for CPUs."""
@@ -198,6 +214,9 @@ class CudaDevice:
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
         if model.waits_for_device:
             _LOGGER.info("decode steps run without CUDA graphs: this model reads values from the GPU in each layer")
+            return None
+        if self.num_ranks > 1:
+            _LOGGER.info("decode steps run without CUDA graphs: they are not supported with several ranks yet")
             return None
         sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
         return GraphedSteps(model.forward, limits, sizes, GraphCapture(), self.torch_device)

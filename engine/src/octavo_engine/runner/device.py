@@ -41,12 +41,13 @@ _LOGGER = logging.getLogger(__name__)
 
 class Device(Protocol):
     """`packs_weights`: linears are stored in a layout of this device. `compiles_late`: kernels compile when a step
-    first needs them."""
+    first needs them. `group_gpu`: the GPU whose tensors ranks exchange by NCCL; None: gloo exchanges host memory."""
 
     name: str
     torch_device: torch.device
     packs_weights: bool
     compiles_late: bool
+    group_gpu: torch.device | None
 
     def prepare(self, config: EngineConfig) -> None:
         """Set up compute threads, device context and kernels; call it once per process, before any computation."""
@@ -56,7 +57,13 @@ class Device(Protocol):
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend: ...
 
-    def memory(self) -> MemoryInfo: ...
+    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
+        """Raise StartupError if the host has no room for these ranks. `num_threads`: CPU threads of all of them."""
+        ...
+
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
+        """Return the memory of each of `num_ranks` ranks, of the one that has the least."""
+        ...
 
     def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
         """Return the memory that an engine needs beside weights, KV cache and swap space."""
@@ -106,6 +113,7 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self.packs_weights = True
         self.compiles_late = False
+        self.group_gpu: torch.device | None = None
 
     def prepare(self, config: EngineConfig) -> None:
         affinity, size = os.sched_getaffinity(0), config.tensor_parallel_size
@@ -132,8 +140,17 @@ class CpuDevice:
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return cpu_backend(specs, block_size, dtype)
 
-    def memory(self) -> MemoryInfo:
-        return host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
+    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
+        if num_threads < num_ranks:
+            raise StartupError(
+                f"--tensor-parallel-size {num_ranks} needs a CPU thread for each rank, but there are {num_threads} "
+                f"(--num-threads; by default, one per CPU core): use at most {num_threads}."
+            )
+
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
+        found = host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
+        total, available = found.total_bytes // num_ranks, found.available_bytes // num_ranks
+        return replace(found, total_bytes=total, available_bytes=available)
 
     def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
         return PROCESS_BYTES
@@ -178,9 +195,9 @@ def open_device(kind: str, rank: int = 0) -> Device:
     """Open the device of a rank. `kind`: `EngineConfig.device`. Raises StartupError for "cuda" where it fails."""
     if kind == "cpu":
         return CpuDevice(rank)
-    problem = find_cuda_problem()
+    problem = find_cuda_problem(rank)
     if problem is None:
-        return CudaDevice()
+        return CudaDevice(rank)
     if kind == "cuda":
         raise StartupError(f"--device cuda: {problem}, or use --device cpu.", code="NoDevice")
     _LOGGER.info("--device auto: computing on the CPU; no GPU is usable: %s", problem)

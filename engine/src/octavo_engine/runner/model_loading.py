@@ -41,6 +41,7 @@ from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, l
 from octavo_engine.weights.stored_tensors import stored_tensors
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
+from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ def _ignore() -> None:
 class OtherRanks(Protocol):
     """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
-    def start(self, files: ModelFiles, plans: RankPlans) -> Group:
-        """Start loading them; return the group of all ranks."""
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
+        """Start loading them; return the group of all ranks. `gpu`: rank 0's `Device.group_gpu`."""
         ...
 
     def check(self) -> None:
@@ -62,6 +63,10 @@ class OtherRanks(Protocol):
 
     def wait_ready(self) -> int:
         """Wait until they are loaded; return the bytes of their weights."""
+        ...
+
+    def run(self, plans: list[StepPlan]) -> None:
+        """Start plans on them, which they run in step with rank 0."""
         ...
 
 
@@ -82,7 +87,7 @@ def load_executor(
     draft = find_draft(config, device, files, model_config)
     plans = plan_ranks(config, device, model_config, stored, draft)
     config, plan = plans.config, plans.ranks[0]
-    group = Group() if other_ranks is None else other_ranks.start(files, plans)
+    group = Group() if other_ranks is None else other_ranks.start(files, plans, device.group_gpu)
     check = _ignore if other_ranks is None else other_ranks.check
     with as_startup_error(config, plan):
         model = load_model(device, files, model_config, plan, progress, group, check=check)
@@ -111,7 +116,10 @@ def load_executor(
         )
         other_weights_bytes = 0 if other_ranks is None else other_ranks.wait_ready()
         if device.compiles_late:
-            runner.warm_up(warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name)))
+            warming = warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name))
+            if other_ranks is not None:
+                other_ranks.run(warming)
+            runner.warm_up(warming)
     ready_s = time.perf_counter()
     own_weights_bytes = model.weights_bytes() + (0 if drafting is None else drafting.model.weights_bytes())
     info = replace(

@@ -11,7 +11,7 @@ from octavo_engine.runner.device import open_device
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import plan_memory
-from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
+from octavo_engine.runner.model_loading import as_startup_error, load_model, load_vocabulary, make_runner
 from octavo_engine.runner.rank_plans import with_blocks
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
@@ -32,10 +32,10 @@ def load_rank(
 
     Raises StartupError, and GroupBroken if another rank does not connect.
     """
-    timeout = timedelta(seconds=config.distributed_timeout_seconds)
-    group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout)
     device = open_device(config.device, rank)
     device.prepare(config)
+    timeout = timedelta(seconds=config.distributed_timeout_seconds)
+    group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
     model_config = load_served_model(config, files)
     plan = plan_memory(config, device, model_config, stored_tensors(files), group=group, memory=memory)
     plan = with_blocks(plan, num_blocks, num_host_blocks)
@@ -43,7 +43,8 @@ def load_rank(
     def load_part() -> Model:
         return load_model(device, files, model_config, plan, lambda done, total: None, group)
 
-    model = load_part()
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))  # plans for ranks have no grammars
-    runner, engine_memory = make_runner(config, device, model, plan, compiler, reload_model=load_part)
+    with as_startup_error(config, plan):
+        model = load_part()
+        runner, engine_memory = make_runner(config, device, model, plan, compiler, reload_model=load_part)
     return LocalExecutor(runner, compiler, engine_memory), model.weights_bytes()

@@ -17,7 +17,8 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlans:
-    """`config`: the settings of each rank; with several ranks, type and length are resolved. `memory`: of each rank.
+    """`config`: the settings of each rank; with several ranks, device, type and length are resolved. `memory`: of each
+    rank, of the one that has the least.
 
     `ranks`: plans with equal numbers of blocks. A rank with these settings and memory makes its plan again.
     """
@@ -30,26 +31,18 @@ class RankPlans:
 def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
     """Return the settings with the threads of one rank; None if each rank has those of its part of a variable.
 
-    Raises StartupError without a thread for each rank.
+    Raises StartupError without room for all ranks.
     """
     size = config.tensor_parallel_size
     if size == 1:
         return config
-    if device.name != "cpu":
-        raise StartupError(
-            f"--tensor-parallel-size {size} is not supported on {device.name} yet: use --device cpu, or 1."
-        )
     limits, affinity = read_limits(), os.sched_getaffinity(0)
-    plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits, num_ranks=size)
-    if config.num_threads is None and plan.cpus is not None:
+    parts = size if device.name == "cpu" else 1  # the variable binds no threads of a GPU's ranks
+    plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits, num_ranks=parts)
+    if parts > 1 and config.num_threads is None and plan.cpus is not None:
         return config
-    threads = plan.num_threads
-    if threads < size:
-        raise StartupError(
-            f"--tensor-parallel-size {size} needs a CPU thread for each rank, but there are {threads} (--num-threads; "
-            f"by default, one per CPU core): use at most {threads}."
-        )
-    return replace(config, num_threads=threads // size)
+    device.check_ranks(size, plan.num_threads)
+    return replace(config, num_threads=max(1, plan.num_threads // size))
 
 
 def plan_ranks(
@@ -60,11 +53,11 @@ def plan_ranks(
     draft: DraftSource | None = None,
 ) -> RankPlans:
     """Plan the memory of all ranks. Raises StartupError if one of them does not fit into its part of the memory."""
-    size, memory = config.tensor_parallel_size, device.memory()
+    size = config.tensor_parallel_size
+    memory = device.memory(size)
     if size == 1:
         plan = plan_memory(config, device, model_config, stored, draft, memory=memory)
         return RankPlans(config=config, memory=memory, ranks=[plan])
-    memory = replace(memory, total_bytes=memory.total_bytes // size, available_bytes=memory.available_bytes // size)
 
     def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
         try:
@@ -78,7 +71,8 @@ def plan_ranks(
 
     largest = plan_rank(size - 1, config)  # the last rank has the most KV heads
     dtype = str(largest.dtype).removeprefix("torch.")
-    config = replace(config, dtype=dtype, max_model_len=largest.max_model_len)  # type: ignore[arg-type]
+    resolved = {"dtype": dtype, "max_model_len": largest.max_model_len, "device": device.name}
+    config = replace(config, **resolved)  # type: ignore[arg-type]
     ranks = [plan_rank(rank, config) for rank in range(size)]
     num_blocks = min(each.kv.num_blocks for each in ranks)
     num_host_blocks = min(each.kv.num_host_blocks for each in ranks)

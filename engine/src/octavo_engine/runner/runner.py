@@ -162,12 +162,14 @@ class Runner:
         if self._pooler is None:
             wait_for_results = self._sample(plan, inputs, hidden)
         else:
+            self._group.wait()
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
             wait_for_results = lambda: pooled  # noqa: E731
         prompt_logprobs = self._prompt_logprobs(inputs, hidden)
         timer.stop()
 
         def collect() -> list[SeqResult]:
+            self._group.wait()
             results = wait_for_results()
             if self._drafter is not None:
                 self._drafter.record_accepted(plan, results)

@@ -44,7 +44,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
         "num_threads": "Number of CPU threads that run the model.",
-        "tensor_parallel_size": "Number of processes (ranks) that divide each layer of the model among them, on a CPU.",
+        "tensor_parallel_size": "Number of processes (ranks) that divide each layer of the model among them.",
         "distributed_timeout_seconds": "Seconds after which a rank that does not answer during a step ends the engine.",
         "enforce_eager": "Decode steps that always run the model's Python code, instead of a recording or CUDA graph.",
         "cudagraph_capture_sizes": "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
@@ -222,7 +222,7 @@ def _metavar(kind: Any) -> str:
 
 #: Field whose default is None -> text of the default in the help.
 _UNSET = {
-    "async_scheduling": "on a GPU, without speculative decoding",
+    "async_scheduling": "on one GPU, without speculative decoding",
     "chat_template": "the model's",
     "download_dir": "the cache of the hub",
     "gpu_memory_utilization": "0.9 on a GPU, else see --kv-cache-memory-bytes",

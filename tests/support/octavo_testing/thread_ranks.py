@@ -1,0 +1,108 @@
+"""The ranks of an engine as threads of its process, each with a device that stands for a GPU."""
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from octavo_engine.ops.group import Group, open_group
+from octavo_engine.process import parallel_executor
+from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode
+from octavo_engine.runner import model_loading, rank_loading
+from octavo_engine.runner.batch import StepLimits
+from octavo_engine.runner.cuda_device import CudaDevice
+from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.rank_plans import RankPlans
+from octavo_engine.runner.step_graphs import RunnableModel, StepGraphs
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.plan import StepPlan
+
+
+class GpuStandIn(CpuDevice):
+    """A device that engines take for a GPU, except that its tensors are the CPU's."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.name, self.rank = "cuda", rank
+        self.packs_weights, self.compiles_late = False, True
+        self.group_gpu = torch.device("cpu")
+
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:  # type: ignore[override]
+        gpu = CudaDevice(self.rank)
+        gpu.num_ranks = 2
+        return gpu.step_graphs(model, limits)
+
+
+class ThreadRanks:
+    """Takes the place of `RankProcesses`."""
+
+    def __init__(self, size: int, timeout_s: int) -> None:
+        self._size, self._folder, self._pool = size, TemporaryDirectory(), ThreadPoolExecutor(size - 1)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._plans = [queue.SimpleQueue[StepPlan | None]() for _ in range(size)]
+        self._ready = queue.SimpleQueue[int]()
+        self.ended: list[Future[None]] = []
+
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
+        meeting_file = Path(self._folder.name) / "ranks"
+
+        def run(rank: int) -> None:
+            kv = plans.ranks[rank].kv
+            blocks = {"num_blocks": kv.num_blocks, "num_host_blocks": kv.num_host_blocks}
+            executor, weights_bytes = rank_loading.load_rank(
+                plans.config, files, plans.memory, rank, meeting_file, **blocks
+            )
+            self._ready.put(weights_bytes)
+            while (plan := self._plans[rank].get()) is not None:
+                executor.submit(plan).result()
+
+        self.ended = [self._pool.submit(run, rank) for rank in range(1, self._size)]
+        return open_group(meeting_file, 0, self._size, self._timeout, gpu=gpu)
+
+    def check(self) -> None:
+        """Do nothing: a rank that fails is an error of `stop`."""
+
+    def wait_ready(self) -> int:
+        return sum(self._ready.get() for _ in self.ended)
+
+    def run(self, plans: list[StepPlan]) -> None:
+        for plan in plans:
+            self.send(RunPlan(plan))
+
+    def send(self, message: RunPlan) -> None:
+        """Send a plan as a process gets it."""
+        sent = decode_to_rank(encode(message))
+        assert isinstance(sent, RunPlan)
+        for plans in self._plans[1:]:
+            plans.put(sent.plan)
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Do nothing: threads do not end by themselves."""
+
+    def find_cause(self, error: EngineDead) -> EngineDead:
+        return error
+
+    def stop(self) -> None:
+        """End the threads. Raises the error of a rank that has failed."""
+        for plans in self._plans:
+            plans.put(None)
+        for each in self.ended:
+            each.result()
+        self._pool.shutdown()
+        self._folder.cleanup()
+
+
+@contextmanager
+def ranks_on_gpu_stand_ins() -> Iterator[None]:
+    """Let engines that start meanwhile use such ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_executor, "RankProcesses", ThreadRanks)
+        for module in (model_loading, rank_loading):
+            patch.setattr(module, "open_device", lambda kind, rank=0: GpuStandIn(rank))
+        yield
