@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
-from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, tile_keys
+from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
 
 PART_KEYS = 512
 
@@ -84,21 +84,6 @@ def decode_attention(
     )
 
 
-@triton.jit
-@no_type_check
-def find_part(starts_ptr, num_seqs, part):
-    """Find the sequence of a part: the last one whose first part is at most `part`."""
-    low = 0
-    high = num_seqs
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(starts_ptr + middle) <= part:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
 @triton.jit(
     do_not_specialize=["num_seqs", "table_width"],
     do_not_specialize_on_alignment=["tables_ptr", "seq_lens_ptr", "query_starts_ptr", "starts_ptr"],
@@ -134,7 +119,7 @@ def decode_parts_kernel(
     num_items = tl.load(starts_ptr + num_seqs) * KV_HEADS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         part, kv_head = item // KV_HEADS, item % KV_HEADS
-        seq = find_part(starts_ptr, num_seqs, part)
+        seq = find_sequence(starts_ptr, num_seqs, part, 0)
         length = tl.load(seq_lens_ptr + seq)
         first = (part - tl.load(starts_ptr + seq)) * PART
         end = tl.minimum(first + PART, length)

@@ -1,4 +1,4 @@
-"""Tiles of keys of a paged KV cache: the part of attention that the Triton kernels of prompts and of decodes share.
+"""Tiles of keys of a paged KV cache: the parts of attention that the Triton kernels of prompts and of decodes share.
 
 The rows of a tile of queries are query heads that share one KV head, of one or several queries. The softmax is computed
 online (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023).
@@ -20,6 +20,25 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     """Return how many keys a tile of K has."""
     row_bytes: int = triton.next_power_of_2(head_dim) * dtype.itemsize
     return max(MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
+
+
+@triton.jit
+@no_type_check
+def find_sequence(starts_ptr, num_seqs, item, QUERIES: tl.constexpr):
+    """Find the last sequence whose first item is at most `item`. The first item of sequence i is starts[i]; with
+    QUERIES, whose tiles have so many, it is starts[i] // QUERIES + i."""
+    low = 0
+    high = num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first = tl.load(starts_ptr + middle)
+        if QUERIES > 0:
+            first = first // QUERIES + middle
+        if first <= item:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
-from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, tile_keys
+from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +81,6 @@ def paged_attention(
         num_warps=tile.num_warps,
         num_stages=3,
     )
-
-
-@triton.jit
-@no_type_check
-def find_sequence(starts_ptr, num_seqs, tile, QUERIES: tl.constexpr):
-    """Find the sequence of a tile: the last one whose first tile, starts[i] // QUERIES + i, is at most `tile`."""
-    low = 0
-    high = num_seqs
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(starts_ptr + middle) // QUERIES + middle <= tile:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
 
 
 @triton.jit(
