@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import octavo_engine.draft_model_proposer
 import octavo_engine.ngram
 import pytest
 import torch
@@ -43,6 +44,23 @@ def test_requests_of_many_kinds_under_pressure(tmp_path: Path, monkeypatch: pyte
             assert sum(llm.stats.accepted_draft_tokens) > 0
     assert found[1] == found[0]
     assert found[2] == found[0]
+
+
+@pytest.mark.parametrize("draft", ["llama", "qwen3"])
+def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
+    """A whole model as draft of its parts is right where the likeliest token is chosen, another model hardly ever."""
+    monkeypatch.setattr(octavo_engine.draft_model_proposer, "least_share", lambda num_seqs, costs: 0.0)
+    speculation = {"model": str(make_tiny(draft, tmp_path)), "num_speculative_tokens": 4}
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 96, "num_gpu_blocks_override": 8}
+    settings |= {"swap_space": 0.01, "preemption_mode": "swap"}
+    found = []
+    for size, drafts in ((1, None), (2, speculation)):
+        with started(str(make_tiny("llama", tmp_path)), size, **settings, speculative_config=drafts) as llm:
+            found.append(answers(llm, TEXTS[:4], 24))
+            stats = llm.stats
+    assert found[1] == found[0]
+    assert stats.preemptions_swap
+    assert (sum(stats.accepted_draft_tokens) > stats.draft_tokens / 5) == (draft == "llama")
 
 
 def test_embeddings_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ def check_parallel(config: EngineConfig) -> None:
     """Raise StartupError for an argument that is not supported with several ranks."""
     if config.tensor_parallel_size == 1:
         return
-    drafts = config.speculative_config is not None and config.speculative_config.method == "draft_model"
     unsupported = {
         "async_scheduling": bool(config.async_scheduling),
         "enable_lora": config.enable_lora,
-        "speculative_config with a draft model": drafts,
     }
     for name, is_set in unsupported.items():
         if is_set:

@@ -70,8 +70,8 @@ def _draft_model(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig
     size = given.get("draft_tensor_parallel_size")
     if size not in (None, 1):
         raise StartupError(
-            f"speculative_config.draft_tensor_parallel_size must be 1, got {size!r}: leave it out, as a model runs on "
-            "one device."
+            f"speculative_config.draft_tensor_parallel_size must be 1, got {size!r}: leave it out, as a draft model "
+            "is not divided."
         )
     return SpeculativeConfig(
         num_speculative_tokens=num_tokens, method="draft_model", model=given["model"], revision=given.get("revision")

@@ -15,7 +15,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
     [
         {"enable_lora": True},
         {"async_scheduling": True},
-        {"speculative_config": DRAFT_MODEL},
     ],
     ids=str,
 )
@@ -28,8 +27,9 @@ def test_an_argument_that_ranks_do_not_support_is_refused(arguments: dict[str, A
     assert resolve_config(tensor_parallel_size=1, **arguments).tensor_parallel_size == 1
 
 
-def test_drafts_from_the_prompt_are_supported() -> None:
-    assert resolve_config(tensor_parallel_size=2, speculative_config=NGRAM).tensor_parallel_size == 2
+@pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft model"])
+def test_drafts_are_supported(speculation: dict[str, Any]) -> None:
+    assert resolve_config(tensor_parallel_size=2, speculative_config=speculation).tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize("size", [0, -1, 4096])

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.lockstep import LockstepSampler, share_drafts
@@ -53,10 +54,15 @@ def test_tokens_of_rank_0_are_those_of_all_ranks() -> None:
     assert [each.error is None for each in second] == [True, False, False]
 
 
-def test_ranks_compute_the_drafts_that_rank_0_allows() -> None:
+@pytest.mark.parametrize(
+    "drafts",
+    [[[], [7], [7, 8], [7]], [[], [], [5, 6], [4, 5, 6]], [[], [], [], []]],
+    ids=["a grammar forbids some", "a draft model makes some", "a draft model makes none"],
+)
+def test_ranks_compute_the_drafts_of_rank_0(drafts: list[list[int]]) -> None:
     steps = [SeqStep(seq_id=i, start=3, num_tokens=1, sample=True, draft_token_ids=[7, 8, 9][:i]) for i in range(4)]
     plan = StepPlan(step_id=1, seqs=steps)
-    allowed = replace(plan, seqs=[*steps[:3], replace(steps[3], draft_token_ids=[7])])
+    allowed = replace(plan, seqs=[replace(s, draft_token_ids=own) for s, own in zip(steps, drafts, strict=True)])
 
     def run(group: Group) -> StepPlan:
         return share_drafts(group, plan, plan if group.rank else allowed)

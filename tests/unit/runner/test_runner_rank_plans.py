@@ -8,6 +8,7 @@ import pytest
 from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.runner import device
 from octavo_engine.runner.device import CpuDevice
+from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.memory import GIB, MIB, MemoryInfo
 from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
 from octavo_engine.sources.model_config import load_model_config
@@ -82,6 +83,30 @@ def test_ranks_that_copy_kv_heads_have_the_blocks_of_a_whole_head(model: tuple[P
     two, four = (plan_ranks(settings(size, kv_cache_memory_bytes=MIB), Host(16 * GIB), model[1]) for size in (2, 4))
     assert len({(each.model.bytes_per_block, each.kv.num_blocks) for each in (*two.ranks, *four.ranks)}) == 1
     assert sum(each.kv.kv_bytes for each in four.ranks) == 2 * sum(each.kv.kv_bytes for each in two.ranks)
+
+
+@pytest.mark.parametrize("max_model_len", [None, 64])
+def test_rank_0_alone_has_the_draft_model(model: tuple[Path, ModelConfig], max_model_len: int | None) -> None:
+    draft = DraftSource(files=resolve_model(str(model[0])), config=model[1], stored={})
+    config = settings(2, kv_cache_memory_bytes=MIB, max_model_len=max_model_len)
+    plain, drafting = (plan_ranks(config, Host(16 * GIB), model[1], draft=each).ranks for each in (None, draft))
+    (whole,) = plan_ranks(settings(1), Host(16 * GIB), model[1]).ranks
+    added = drafting[0].model.weights_bytes - plain[0].model.weights_bytes
+    assert max_model_len is not None or added == whole.model.weights_bytes
+    assert drafting[1].model == plain[1].model
+    per_block = plain[0].model.bytes_per_block + whole.model.bytes_per_block
+    assert [plan.model.bytes_per_block for plan in drafting] == [per_block, plain[1].model.bytes_per_block]
+    assert [plan.kv.num_blocks for plan in drafting] == [MIB // per_block] * 2
+    assert {plan.max_model_len for plan in drafting} == {max_model_len or whole.max_model_len}
+
+
+def test_a_length_that_rank_0_cannot_hold_with_its_draft_model_is_shortened(model: tuple[Path, ModelConfig]) -> None:
+    draft = DraftSource(files=resolve_model(str(model[0])), config=model[1], stored={})
+    config = settings(2, kv_cache_memory_bytes=96 << 10)
+    plain, drafting = (plan_ranks(config, Host(16 * GIB), model[1], draft=each) for each in (None, draft))
+    assert drafting.config.max_model_len is not None
+    assert plain.config.max_model_len is not None
+    assert drafting.config.max_model_len < plain.config.max_model_len
 
 
 def test_a_rank_that_does_not_fit_is_named(model: tuple[Path, ModelConfig]) -> None:

@@ -1,7 +1,7 @@
 """Keeps the ranks of a model in step: rank 0 alone samples, and all ranks append the tokens that it chooses.
 
 Every rank runs every plan, with the same calls of the model in the same order. What rank 0 decides during a step, it
-broadcasts: the drafts that grammars allow, and the chosen tokens.
+broadcasts: the drafts, which grammars limit and a draft model on rank 0 makes, and the chosen tokens.
 """
 
 from dataclasses import replace
@@ -36,9 +36,11 @@ class LockstepSampler:
 
 
 def share_drafts(group: Group, plan: StepPlan, allowed: StepPlan) -> StepPlan:
-    """Return the plan with the drafts that rank 0 has left in `allowed`: the first ones of each sequence of `plan`."""
-    if group.size == 1 or not any(step.draft_token_ids for step in plan.seqs):
+    """Return the plan with the drafts of rank 0's `allowed`. A sequence has at most as many as in `plan`."""
+    longest = max((len(step.draft_token_ids) for step in plan.seqs), default=0)
+    if group.size == 1 or longest == 0:
         return allowed
-    counts = group.broadcast(torch.tensor([len(step.draft_token_ids) for step in allowed.seqs])).tolist()
-    seqs = [replace(s, draft_token_ids=s.draft_token_ids[:n]) for s, n in zip(plan.seqs, counts, strict=True)]
-    return replace(plan, seqs=seqs)
+    drafts = [step.draft_token_ids for step in allowed.seqs]
+    table = torch.tensor([[len(own), *own, *[0] * (longest - len(own))] for own in drafts])
+    rows = zip(plan.seqs, group.broadcast(table).tolist(), strict=True)
+    return replace(plan, seqs=[replace(step, draft_token_ids=row[1 : 1 + row[0]]) for step, row in rows])

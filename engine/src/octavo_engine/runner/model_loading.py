@@ -91,7 +91,7 @@ def load_executor(
     check = _ignore if other_ranks is None else other_ranks.check
     with as_startup_error(config, plan):
         model = load_model(device, files, model_config, plan, progress, group, check=check)
-        drafting = None if draft is None else load_draft(device, draft, plan, progress)
+        drafting = None if draft is None else load_draft(device, draft, plan, progress, check)
     log_ranks(plans)
     log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
     log_quantised(model, plan.quantise_to)
@@ -216,10 +216,19 @@ def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> I
         yield each
 
 
-def load_draft(device: Device, draft: DraftSource, plan: MemoryPlan, progress: Progress | None = None) -> LoadedDraft:
-    """Load the draft model, in the type of the target model. `--quantization` does not apply to it."""
+def load_draft(
+    device: Device,
+    draft: DraftSource,
+    plan: MemoryPlan,
+    progress: Progress | None = None,
+    check: Callable[[], None] = _ignore,
+) -> LoadedDraft:
+    """Load the draft model, in the type of the target model. `--quantization` does not apply to it.
+
+    `check`: see `load_model`.
+    """
     plan = replace(plan, block_formats=kept_formats(draft.stored, device, plan.dtype), quantise_to=None)
-    model = load_model(device, draft.files, draft.config, plan, progress)
+    model = load_model(device, draft.files, draft.config, plan, progress, check=check)
     log_expanded(draft.stored, model.block_tensors(), device, plan.dtype)
     _LOGGER.info("draft model: %s, %s of weights", draft.files.name, size(model.weights_bytes()))
     fingerprint = weights_fingerprint(draft.files)

@@ -52,7 +52,10 @@ def plan_ranks(
     stored: StoredTensors | None = None,
     draft: DraftSource | None = None,
 ) -> RankPlans:
-    """Plan the memory of all ranks. Raises StartupError if one of them does not fit into its part of the memory."""
+    """Plan the memory of all ranks, of which rank 0 alone has a draft model.
+
+    Raises StartupError if one of them does not fit into its part of the memory.
+    """
     size = config.tensor_parallel_size
     memory = device.memory(size)
     if size == 1:
@@ -61,7 +64,8 @@ def plan_ranks(
 
     def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
         try:
-            return plan_memory(settings, device, model_config, stored, group=Group(rank, size), memory=memory)
+            own = draft if rank == 0 else None
+            return plan_memory(settings, device, model_config, stored, own, group=Group(rank, size), memory=memory)
         except StartupError as error:
             if error.code != "OutOfMemory":
                 raise
@@ -69,9 +73,12 @@ def plan_ranks(
                 f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
             ) from error
 
-    largest = plan_rank(size - 1, config)  # the last rank has the most KV heads
-    dtype = str(largest.dtype).removeprefix("torch.")
-    resolved = {"dtype": dtype, "max_model_len": largest.max_model_len, "device": device.name}
+    largest = [plan_rank(size - 1, config)]  # the last rank has the most KV heads
+    if draft is not None:
+        largest.append(plan_rank(0, config))
+    dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+    max_model_len = min(each.max_model_len for each in largest)
+    resolved = {"dtype": dtype, "max_model_len": max_model_len, "device": device.name}
     config = replace(config, **resolved)  # type: ignore[arg-type]
     ranks = [plan_rank(rank, config) for rank in range(size)]
     num_blocks = min(each.kv.num_blocks for each in ranks)

@@ -150,11 +150,10 @@ class Runner:
             self._grammars.add(new)
         self._batch.update_tables(plan)
         self._move_blocks(plan)
-        if self._drafter is not None:
-            plan = self._drafter.draft(plan)
-        timer = self._device.timer()
         plan = plan if self._adapters is None else self._batch.sort_by_adapter(plan)
-        plan = share_drafts(self._group, plan, self._begin_masks(plan))
+        drafted = plan if self._drafter is None else self._drafter.draft(plan)
+        timer = self._device.timer()
+        plan = share_drafts(self._group, plan, self._begin_masks(drafted))
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return list
