@@ -23,6 +23,7 @@ from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.core_process import collect, running, scripted_environment
 from octavo_testing.tiny_models import make_tiny
 
@@ -112,6 +113,23 @@ async def test_a_rank_that_stands_still_ends_the_engine_after_the_timeout(config
         errors = await asyncio.gather(*streams, return_exceptions=True)
         assert TIMEOUT_S - 1 <= time.monotonic() - stopped_s <= TIMEOUT_S + SOON_S
         assert [type(error) for error in errors] == [EngineDead] * 2
+        assert "rank 1 did not answer within 3 s (--distributed-timeout-seconds)" in str(llm.dead_error)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, [core, rank], timeout=60)
+        assert not alive
+    finally:
+        await llm.shutdown()
+
+
+async def test_a_rank_that_stands_still_ends_an_engine_that_loads_an_adapter(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    config = replace(config, distributed_timeout_seconds=TIMEOUT_S, enable_lora=True)
+    llm = await AsyncLLM.start(config, loader=DEFAULT_LOADER)
+    try:
+        core, rank = processes_of(llm)
+        rank.send_signal(signal.SIGSTOP)
+        with pytest.raises(EngineDead):
+            await llm.load_adapter("name", str(write_adapter(tmp_path, llama_pairs())))
         assert "rank 1 did not answer within 3 s (--distributed-timeout-seconds)" in str(llm.dead_error)
         _, alive = await asyncio.to_thread(psutil.wait_procs, [core, rank], timeout=60)
         assert not alive

@@ -6,6 +6,8 @@ import octavo_engine.draft_model_proposer
 import octavo_engine.ngram
 import pytest
 import torch
+from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
+from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.parallel_llm import TEXTS, answers, started
 from octavo_testing.tiny_models import make_tiny
 
@@ -69,3 +71,38 @@ def test_embeddings_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
         with started(str(make_tiny("qwen3", tmp_path)), size, runner="pooling", max_model_len=128) as llm:
             found.append(torch.tensor([each.outputs.embedding for each in llm.embed(TEXTS, use_tqdm=False)]))
     torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=0)
+
+
+def test_adapters_of_two_ranks_load_change_and_sleep(tmp_path: Path) -> None:
+    """One adapter is loaded at the start, another by a request."""
+    model = str(make_tiny("llama", tmp_path))
+    first, second, third = (write_adapter(tmp_path / str(seed), llama_pairs(seed=seed)) for seed in (1, 2, 3))
+    wrong = write_adapter(
+        tmp_path / "wrong", {"model.layers.0.self_attn.k_proj": (torch.ones(8, 64), torch.ones(9, 8))}
+    )
+    settings = {"enable_lora": True, "max_loras": 2, "lora_modules": [f"first={first}"], "enable_sleep_mode": True}
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    requests = [LoRARequest("first", 1, str(first)), None, LoRARequest("second", 2, str(second)), None]
+    found = []
+    for size in (1, 2):
+        with started(model, size, max_model_len=96, max_num_batched_tokens=32, **settings) as llm:
+
+            def tokens(asked: list[LoRARequest | None], llm: LLM = llm) -> list[list[int]]:
+                outputs = llm.generate(TEXTS[:4], params, use_tqdm=False, lora_request=asked)
+                return [list(each.outputs[0].token_ids) for each in outputs]
+
+            adapted = tokens(requests)
+            with pytest.raises(InvalidRequest, match="--max-loras 2"):
+                tokens([LoRARequest("third", 3, str(third))] * 4)
+            with pytest.raises(InvalidRequest, match="belongs to another base model"):
+                tokens([LoRARequest("wrong", 4, str(wrong))] * 4)
+            llm.sleep(level=2)
+            llm.wake_up()
+            assert tokens(requests) == adapted
+            base = tokens([None] * 4)
+            llm._core.unload_adapter(llm.ready_info.adapters["first"])
+            tokens([None] * 4)
+            assert tokens([LoRARequest("third", 3, str(third))] * 4) != base
+            assert [a == b for a, b in zip(adapted, base, strict=True)] == [False, True, False, True]
+            found.append(adapted)
+    assert found[0] == found[1]

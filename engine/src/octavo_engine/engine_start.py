@@ -21,7 +21,7 @@ from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
     from octavo_engine.runner.capacity import Capacity
-    from octavo_engine.runner.executor import Executor
+    from octavo_engine.runner.executor import Executor, LocalExecutor
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ def find_loader(name: str) -> Loader:
     return loader
 
 
-def find_rank_loader() -> Callable[..., tuple["Executor", int]]:
+def find_rank_loader() -> Callable[..., tuple["LocalExecutor", int]]:
     """Import the function that loads a rank other than rank 0. Raises StartupError as `find_loader` does."""
-    found: Callable[..., tuple[Executor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
+    found: Callable[..., tuple[LocalExecutor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
+from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LoadedAdapters:
         return adapter in self._loaded
 
     def load(self, location: str) -> str:
-        """Load an adapter and wait for it. Raises InvalidRequest."""
+        """Load an adapter and wait for it. Raises InvalidRequest, Unavailable and EngineDead."""
         found = self._add(self._prepare(location))
         if isinstance(found, OctavoError):
             raise found
@@ -80,6 +80,8 @@ class LoadedAdapters:
             adapter = self._executor.add_adapter(future.result())
         except StartupError as error:
             return InvalidRequest(str(error), param="lora_path")
+        except EngineDead:  # a rank has ended
+            raise
         except Exception as error:  # an adapter must not end the engine
             logger.exception("an adapter could not be loaded")
             return Unavailable(f"the adapter could not be loaded: {error!r}: see the log.", retry_after_s=WAKE_RETRY_S)

@@ -6,15 +6,8 @@ from octavo_engine.wire.errors import StartupError
 
 def check_parallel(config: EngineConfig) -> None:
     """Raise StartupError for an argument that is not supported with several ranks."""
-    if config.tensor_parallel_size == 1:
-        return
-    unsupported = {
-        "async_scheduling": bool(config.async_scheduling),
-        "enable_lora": config.enable_lora,
-    }
-    for name, is_set in unsupported.items():
-        if is_set:
-            raise StartupError(
-                f"tensor_parallel_size={config.tensor_parallel_size} is not supported with {name} yet: leave one of "
-                "them out."
-            )
+    if config.tensor_parallel_size > 1 and config.async_scheduling:
+        raise StartupError(
+            f"tensor_parallel_size={config.tensor_parallel_size} is not supported with async_scheduling yet: leave one "
+            "of them out."
+        )

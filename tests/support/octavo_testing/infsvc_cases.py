@@ -97,6 +97,7 @@ ACCEPTED = (
     Case("a part of a GPU", {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1000m", "memory": "1e9"}}}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
     Case("several ranks", {"parallelism": {"tensor": 2, "pipeline": 1}}),
+    Case("ranks with adapters", {"parallelism": {"tensor": 2}, "adapters": [SUPPORT]}),
     Case("several GPUs", {"parallelism": {"tensor": 8}, "resources": {"limits": {"nvidia.com/gpu": 8}}}),
     Case("shared router", {"router": {"ref": {"name": "other"}}}),
     Case("open to the cluster on a shared router", {"router": {"ref": {"name": "other"}}, "auth": OPEN}),
@@ -224,7 +225,6 @@ REFUSED = (
         Case(f"{value!r} ranks", {"parallelism": {"tensor": value}}, "parallelism.tensor")
         for value in (0, -1, 65, "2", 1.5, True)
     ),
-    Case("ranks of adapters", {"parallelism": {"tensor": 2}, "adapters": []}, "adapters are not supported with"),
     Case("fewer than none", {"replicas": -1}, "replicas"),
     Case("no largest number", {"autoscaling": {"minReplicas": 1}}, "maxReplicas"),
     Case("more than the most", {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "lower it, or raise maxReplicas"),

@@ -40,7 +40,7 @@ def run_ranks(
 
 
 def load_part(files: ModelFiles, group: Group, *, max_model_len: int = LENGTH, **build: Any) -> Model:
-    """Load the part of a tiny model that one rank computes."""
+    """Load the part of a tiny model that one rank computes, in fp32 unless `build` has another type."""
     build = {"dtype": torch.float32, "max_model_len": max_model_len} | build
     model = build_model(load_model_config(files), device="cpu", group=group, **build)
     model.load_weights(iter_weights(files))

@@ -114,7 +114,7 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-tp", "2", "--enable-lora"], "tensor_parallel_size=2 is not supported with enable_lora"),
+        (["-tp", "2", "--async-scheduling"], "tensor_parallel_size=2 is not supported with async_scheduling"),
         (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
         (["--quantization", "fp8"], "quantization='fp8' is not supported"),

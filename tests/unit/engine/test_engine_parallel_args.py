@@ -13,7 +13,6 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"enable_lora": True},
         {"async_scheduling": True},
     ],
     ids=str,

@@ -1,18 +1,36 @@
 """Calls to all ranks: each rank does its part, and all of them keep it or none."""
 
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_engine.loaded_adapters import LoadedAdapters
 from octavo_engine.process.parallel_executor import ParallelExecutor
 from octavo_engine.process.rank import answer
-from octavo_engine.process.rank_messages import Answer, Release, Restore, decode_from_rank, decode_to_rank, encode
+from octavo_engine.process.rank_messages import (
+    AddAdapter,
+    Answer,
+    Call,
+    Release,
+    RemoveAdapter,
+    Restore,
+    decode_from_rank,
+    decode_to_rank,
+    encode,
+)
+from octavo_engine.runner.adapters import LoadedAdapter, PreparedAdapter
 from octavo_engine.wire.errors import EngineDead, StartupError
 
-CALLS = [Release("kv_cache"), Release("weights"), Restore("weights"), Restore("kv_cache")]
+CALLS = [
+    *(Release("kv_cache"), Release("weights"), Restore("weights"), Restore("kv_cache")),
+    *(AddAdapter("/folder", "hash"), RemoveAdapter("hash")),
+]
+PREPARED = PreparedAdapter("hash", LoadedAdapter(Path("/folder"), {}), None)  # type: ignore[arg-type]
 
 
 class Memory:
-    """The memory of one rank. `lost`: the error of restoring it."""
+    """The memory of one rank. `lost`: the error of restoring it, and of adding an adapter."""
 
     def __init__(self, lost: Exception | None = None) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -26,6 +44,23 @@ class Memory:
         if self.lost is not None:
             raise self.lost
 
+    def prepare_adapter(self, location: str) -> "Future[PreparedAdapter]":
+        future: Future[PreparedAdapter] = Future()
+        future.set_result(PREPARED)
+        return future
+
+    def add_adapter(self, prepared: PreparedAdapter) -> str:
+        self.load_adapter(str(prepared.loaded.folder), prepared.hash)
+        return prepared.hash
+
+    def load_adapter(self, folder: str, adapter: str) -> None:
+        self.calls.append(("load", f"{folder} {adapter}"))
+        if self.lost is not None:
+            raise self.lost
+
+    def remove_adapter(self, adapter: str) -> None:
+        self.calls.append(("remove", adapter))
+
 
 class Rank1:
     """`RankProcesses` of one rank, which answers when rank 0 waits for it."""
@@ -37,7 +72,7 @@ class Rank1:
     def send(self, call: Any) -> None:
         self.answers.append(answer(self.memory, call))  # type: ignore[arg-type]
 
-    def collect_answers(self) -> list[StartupError]:
+    def collect_answers(self, *, has_limit: bool = False) -> list[StartupError]:
         if self.has_ended:
             raise EngineDead("rank 1: its process was killed by signal 9.")
         answers, self.answers = self.answers, []
@@ -49,7 +84,7 @@ def executor(memory: Memory, rank: Rank1) -> ParallelExecutor:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=repr)
-def test_calls_and_answers_survive_the_way(call: Release | Restore) -> None:
+def test_calls_and_answers_survive_the_way(call: Call) -> None:
     assert decode_to_rank(encode(call)) == call
     assert decode_from_rank(encode(Answer("no file"))) == Answer("no file")
 
@@ -81,3 +116,37 @@ def test_a_rank_that_ends_while_it_restores_ends_the_engine() -> None:
     with pytest.raises(EngineDead, match=r"rank 1: .* killed"):
         executor(memory, Rank1(Memory(), has_ended=True)).restore("weights")
     assert memory.calls == [("restore", "weights")]
+
+
+def test_all_ranks_add_and_remove_an_adapter_once() -> None:
+    memory, other = Memory(), Memory()
+    ranks = executor(memory, Rank1(other))
+    assert ranks.add_adapter(PREPARED) == ranks.add_adapter(PREPARED) == "hash"
+    ranks.remove_adapter("hash")
+    assert other.calls == [("load", "/folder hash"), ("remove", "hash")]
+    assert memory.calls == [("load", "/folder hash"), *other.calls]
+    ranks.add_adapter(PREPARED)
+    assert other.calls[2:] == [("load", "/folder hash")]
+
+
+def test_an_adapter_that_rank_0_cannot_add_reaches_no_rank() -> None:
+    other = Memory()
+    with pytest.raises(StartupError, match="--max-loras"):
+        executor(Memory(StartupError("the limit is --max-loras 1")), Rank1(other)).add_adapter(PREPARED)
+    assert other.calls == []
+
+
+def test_an_adapter_that_another_rank_cannot_add_is_removed_from_all() -> None:
+    memory, other = Memory(), Memory(StartupError("it has changed"))
+    ranks = executor(memory, Rank1(other))
+    with pytest.raises(StartupError, match=r"^rank 1: it has changed"):
+        ranks.add_adapter(PREPARED)
+    assert memory.calls == other.calls == [("load", "/folder hash"), ("remove", "hash")]
+    other.lost = None
+    ranks.add_adapter(PREPARED)
+
+
+def test_a_rank_that_ends_while_it_adds_an_adapter_ends_the_engine() -> None:
+    adapters = LoadedAdapters(executor(Memory(), Rank1(Memory(), has_ended=True)), [])
+    with pytest.raises(EngineDead, match=r"rank 1: .* killed"):
+        adapters.load("/folder")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from octavo_engine.config import EngineConfig, LoRAModule
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.group import Group
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.runner.adapter_targets import AdapterTargets, adapters_bytes
 from octavo_engine.runner.adapter_weights import read_terms
@@ -59,11 +60,15 @@ def test_experts_and_routers_are_no_targets(tmp_path: Path) -> None:
         assert targets.of_module(f"model.layers.0.mlp.{name}") is None
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("rank", [1, 16, 24, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_reserve_is_at_least_what_adapters_take(rank: int, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_reserve_is_at_least_what_adapters_take(
+    rank: int, dtype: torch.dtype, num_ranks: int, tmp_path: Path
+) -> None:
+    """`rank`: of the adapter. `num_ranks`: the processes that divide the model, and the adapter with it."""
     folder = make_tiny("llama", tmp_path)
-    model = model_of(folder, device="cpu", dtype=dtype)
+    model = model_of(folder, device="cpu", dtype=dtype, group=Group(0, num_ranks))
     adapter = read_adapter(write_adapter(tmp_path / "a", llama_pairs(rank=rank)))
     _, terms = read_terms(adapter, model, max_rank=rank)
     packed = [

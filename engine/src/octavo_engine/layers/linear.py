@@ -11,7 +11,8 @@ from octavo_engine.layers.linear_method import LinearMethod, LinearSpec
 from octavo_engine.ops.activation import Activation, act_mul
 from octavo_engine.ops.native_blocks import BlockWeight
 
-#: Adds a term in place to a linear layer's output. Arguments: the input, and the output's parts (`LinearSpec.outs`).
+#: Adds a term in place to a linear layer's output, or to a rank's part of it, before the ranks add up. Arguments: the
+#: input, and the output's parts (`LinearSpec.rank_outs`).
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 
@@ -30,9 +31,8 @@ class Linear(Layer):
         self.adapter: Adapter | None = None
 
     def __call__(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
-        out = self.method.apply(x)
-        shard = self.spec.shard
-        return self._adapted(x, shard.group.all_reduce(out) if shard.adds_up else out)
+        out, shard = self._adapted(x, self.method.apply(x)), self.spec.shard
+        return shard.group.all_reduce(out) if shard.adds_up else out
 
     def wide(self, x: Float[Tensor, "rows in_features"]) -> Float[Tensor, "rows out_features"]:
         """Apply the layer with fp32 outputs."""

@@ -4,14 +4,15 @@ Every rank gets every plan and computes its part of each layer; rank 0 samples. 
 is idle, ends the engine: `EngineDead` names the rank and the cause.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
 from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.process.rank_messages import Release, Restore, RunPlan
+from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner import model_loading
+from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
@@ -32,14 +33,15 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     except BaseException:
         ranks.stop()
         raise
-    return ParallelExecutor(local, ranks), ready
+    return ParallelExecutor(local, ranks, ready.adapters.values()), ready
 
 
 class ParallelExecutor:
-    """`local`: runs rank 0's part of each plan. It has no adapters, which are refused."""
+    """`local`: runs rank 0's part of each plan. `adapters`: the hashes of those that all ranks have loaded."""
 
-    def __init__(self, local: LocalExecutor, ranks: RankProcesses) -> None:
+    def __init__(self, local: LocalExecutor, ranks: RankProcesses, adapters: Iterable[str] = ()) -> None:
         self._local, self._ranks = local, ranks
+        self._adapters = set(adapters)
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Run a plan on all ranks. Raises EngineDead with the cause if a rank is gone."""
@@ -61,10 +63,28 @@ class ParallelExecutor:
         return self._local.prepare_adapter(location)
 
     def add_adapter(self, prepared: object) -> str:
-        return self._local.add_adapter(prepared)
+        """Add an adapter on all ranks, or on none. Other ranks read it now, from the folder where rank 0 has found it.
+
+        Raises EngineDead if a rank ends.
+        """
+        assert isinstance(prepared, PreparedAdapter)
+        adapter = self._local.add_adapter(prepared)
+        if adapter not in self._adapters:
+            self._ranks.send(AddAdapter(str(prepared.loaded.folder), adapter))
+            errors = self._ranks.collect_answers(has_limit=True)
+            if errors:
+                self.remove_adapter(adapter)
+                raise errors[0]
+            self._adapters.add(adapter)
+        return adapter
 
     def remove_adapter(self, adapter: str) -> None:
+        """Remove an adapter from all ranks. Raises EngineDead if a rank ends or cannot remove it."""
+        self._adapters.discard(adapter)
+        self._ranks.send(RemoveAdapter(adapter))
         self._local.remove_adapter(adapter)
+        for error in self._ranks.collect_answers(has_limit=True):
+            raise EngineDead(str(error))
 
     def release(self, tag: MemoryTag) -> None:
         """Release a part of the memory of all ranks. Raises EngineDead if a rank ends or cannot release it."""

@@ -25,13 +25,13 @@ from octavo_engine.process.pipes import framed, read_message
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 
 if TYPE_CHECKING:
-    from octavo_engine.runner.executor import Executor
+    from octavo_engine.runner.executor import LocalExecutor
 
 _LOGGER = logging.getLogger(__name__)
 Report = Callable[[messages.FromRank], None]
 
 
-def serve(executor: "Executor", inbox: "zmq.Socket[bytes]", report: Report) -> NoReturn:
+def serve(executor: "LocalExecutor", inbox: "zmq.Socket[bytes]", report: Report) -> NoReturn:
     """Run plans and answer calls until another rank is gone or late, which raises GroupBroken."""
     while True:
         match messages.decode_to_rank(inbox.recv()):
@@ -43,13 +43,17 @@ def serve(executor: "Executor", inbox: "zmq.Socket[bytes]", report: Report) -> N
                 report(answer(executor, call))
 
 
-def answer(executor: "Executor", call: messages.Call) -> messages.Answer:
+def answer(executor: "LocalExecutor", call: messages.Call) -> messages.Answer:
     try:
         match call:
             case messages.Release(tag):
                 executor.release(tag)
             case messages.Restore(tag):
                 executor.restore(tag)
+            case messages.AddAdapter(folder, adapter):
+                executor.load_adapter(folder, adapter)
+            case messages.RemoveAdapter(adapter):
+                executor.remove_adapter(adapter)
     except CALL_ERRORS as error:
         return messages.Answer(str(error) or type(error).__name__)
     return messages.Answer()

@@ -49,6 +49,17 @@ class Restore(msgspec.Struct, tag=True):
     tag: MemoryTag
 
 
+class AddAdapter(msgspec.Struct, tag=True):
+    """Read an adapter from `folder` and add it; `adapter`: its hash."""
+
+    folder: str
+    adapter: str
+
+
+class RemoveAdapter(msgspec.Struct, tag=True):
+    adapter: str
+
+
 class Leave(msgspec.Struct, tag=True):
     """Another rank is gone or late: end."""
 
@@ -63,7 +74,7 @@ class Left(msgspec.Struct, tag=True):
     """The rank ends because another one is gone or late."""
 
 
-Call = Release | Restore
+Call = Release | Restore | AddAdapter | RemoveAdapter
 ToRank = RunPlan | Call | Leave
 FromRank = Hello | RankReady | Answer | Failed | Left
 

@@ -120,10 +120,13 @@ class RankProcesses:
         for each in self._ranks:
             each.send(data)
 
-    def collect_answers(self) -> list[StartupError]:
-        """Wait for the answer of each rank to a call; return the errors. Raises EngineDead if a rank has ended."""
+    def collect_answers(self, *, has_limit: bool = False) -> list[StartupError]:
+        """Wait for the answer of each rank to a call; return the errors. Raises EngineDead if a rank has ended.
+
+        `has_limit`: a rank that does not answer within the timeout of collective operations is an error, too.
+        """
         try:
-            answers = self._wait_for_all(messages.Answer)
+            answers = self._wait_for_all(messages.Answer, self._timeout_s if has_limit else None)
         except StartupError as error:
             raise EngineDead(str(error)) from error
         return [StartupError(f"rank {rank}: {each.error}") for rank, each in answers.items() if each.error is not None]
@@ -167,11 +170,20 @@ class RankProcesses:
         self._context.destroy(linger=0)
         remove_folder(self._folder)
 
-    def _wait_for_all(self, kind: type[Message]) -> dict[int, Message]:
-        """Wait for a report of each rank. Raises StartupError as soon as one of them has failed or ended instead."""
+    def _wait_for_all(self, kind: type[Message], timeout_s: float | None = None) -> dict[int, Message]:
+        """Wait for a report of each rank. Raises StartupError as soon as one of them has failed or ended instead.
+
+        `timeout_s`: a longer time without any report is an error.
+        """
         found: dict[int, Message] = {}
         while len(found) < len(self._ranks):
-            rank, report = self._next_report()
+            try:
+                rank, report = self._next_report(timeout_s)
+            except queue.Empty:
+                late = ", ".join(map(str, sorted(self._running - found.keys())))
+                raise StartupError(
+                    f"rank {late} did not answer within {timeout_s} s (--distributed-timeout-seconds)."
+                ) from None
             self.check()
             if not isinstance(report, kind):
                 raise StartupError(f"rank {rank}: it has lost another rank.")

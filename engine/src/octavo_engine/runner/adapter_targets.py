@@ -94,7 +94,7 @@ def _most_values(linear: Linear, rank: int, multiple: int) -> int:
         return -(-size // multiple) * multiple
 
     spec = linear.spec
-    return padded(len(spec.names) * rank) * padded(spec.in_features) + padded(rank) * sum(map(padded, spec.outs))
+    return padded(len(spec.names) * rank) * padded(spec.rank_inputs) + padded(rank) * sum(map(padded, spec.rank_outs))
 
 
 def _find_targets(model: Model) -> Iterator[tuple[str, Target]]:

@@ -22,8 +22,8 @@ _LABEL = b"octavo-adapter1"
 
 @dataclass(frozen=True, slots=True)
 class LayerTerm:
-    """One adapter's term of one layer. `down`: the A of all parts. `ups`: for each part, the columns of `down`'s output
-    and a B that includes the scale; None: the part has no term.
+    """One adapter's term of one layer, or the part of it that follows the layer's shard. `down`: the A of all parts.
+    `ups`: for each part, the columns of `down`'s output and a B that includes the scale; None: the part has no term.
     """
 
     down: PackedWeight
@@ -67,13 +67,15 @@ def _pack_term(
             )
         return tensor
 
+    shard = linear.spec.shard
     ups: list[tuple[slice, PackedWeight] | None] = [None] * len(linear.spec.outs)
     bounds = pairwise(accumulate((module.rank for module in modules.values()), initial=0))
     for (target, module), (first, end) in zip(modules.items(), bounds, strict=True):
         parts = convert(module.b.name, module.scale).split_with_sizes(target.outs)
         for part, b in enumerate(parts, target.first):
-            ups[part] = slice(first, end), pack(b)
-    down = torch.cat([convert(module.a.name) for module in modules.values()])
+            outputs = shard.outputs(part, len(b))
+            ups[part] = slice(first, end), pack(b[outputs.start : outputs.stop])
+    down = torch.cat([shard.cut_inputs(convert(module.a.name)) for module in modules.values()])
     return LayerTerm(pack(down), tuple(ups))
 
 

@@ -44,9 +44,15 @@ class Adapters:
         self._download_dir = download_dir
         self._loaded: dict[str, LoadedAdapter] = {}
 
-    def load(self, location: str) -> str:
-        """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed."""
-        return self.add(self.prepare(location))
+    def load(self, location: str, expected: str | None = None) -> str:
+        """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed.
+
+        `expected`: the hash that another rank has found.
+        """
+        prepared = self.prepare(location)
+        if expected not in (None, prepared.hash):
+            raise StartupError(f"adapter {location}: it has changed while it was loaded: load it again.")
+        return self.add(prepared)
 
     def prepare(self, location: str) -> PreparedAdapter:
         """Download, read and pack an adapter, on any thread. Raises StartupError."""
@@ -71,8 +77,8 @@ class Adapters:
         return prepared.hash
 
     def remove(self, adapter: str) -> None:
-        """Free the memory of an adapter, between two steps."""
-        del self._loaded[adapter]
+        """Free the memory of an adapter, if it is loaded, between two steps."""
+        self._loaded.pop(adapter, None)
 
     def release(self) -> None:
         """Free the memory, with that of the model."""

@@ -99,6 +99,11 @@ class LocalExecutor:
         assert isinstance(prepared, PreparedAdapter)
         return self._adapters.add(prepared)
 
+    def load_adapter(self, folder: str, adapter: str) -> None:
+        """Read and add the adapter that rank 0 has read, whose hash is `adapter`. Raises StartupError."""
+        assert self._adapters is not None, "rank 0 has read an adapter"
+        self._adapters.load(folder, expected=adapter)
+
     def remove_adapter(self, adapter: str) -> None:
         if self._adapters is not None:
             self._adapters.remove(adapter)

@@ -11,7 +11,13 @@ from octavo_engine.runner.device import open_device
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import plan_memory
-from octavo_engine.runner.model_loading import as_startup_error, load_model, load_vocabulary, make_runner
+from octavo_engine.runner.model_loading import (
+    as_startup_error,
+    load_model,
+    load_vocabulary,
+    make_adapters,
+    make_runner,
+)
 from octavo_engine.runner.rank_plans import with_blocks
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
@@ -46,5 +52,16 @@ def load_rank(
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))  # plans for ranks have no grammars
     with as_startup_error(config, plan):
         model = load_part()
-        runner, engine_memory = make_runner(config, device, model, plan, compiler, reload_model=load_part)
-    return LocalExecutor(runner, compiler, engine_memory), model.weights_bytes()
+        adapters = make_adapters(config, model) if config.enable_lora else None
+
+        def reload_part() -> Model:
+            model = load_part()
+            if adapters is not None:
+                adapters.reload(model)
+            return model
+
+        if adapters is not None:
+            for module in config.lora_modules:
+                adapters.load(module.path)
+        runner, engine_memory = make_runner(config, device, model, plan, compiler, adapters, reload_model=reload_part)
+    return LocalExecutor(runner, compiler, engine_memory, adapters), model.weights_bytes()

@@ -84,8 +84,6 @@ class InferenceServiceSpec(SpecPart):
                 "a pvc:// adapter must be on the claim of a pvc:// model, as engines mount no other claim: move it "
                 "there, or to a bucket"
             )
-        if self.adapters is not None and (self.parallelism.tensor or 1) != 1:
-            raise ValueError("adapters are not supported with parallelism.tensor above 1 yet: leave one of them out")
         return self
 
     @model_validator(mode="after")
