@@ -52,13 +52,15 @@ def generate(model: str, size: int) -> list[list[int]]:
         num_threads=size,
         max_num_batched_tokens=20,
         max_num_seqs=4,
-        num_gpu_blocks_override=5,
+        num_gpu_blocks_override=4,
         max_model_len=64,
         swap_space=0.001,
         preemption_mode="swap",
     )
     try:
-        return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert llm.stats.preemptions_swap
+        return [each.outputs[0].token_ids for each in outputs]
     finally:
         llm.shutdown()
 
