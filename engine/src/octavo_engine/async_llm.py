@@ -150,10 +150,10 @@ class AsyncLLM:
     async def debug_requests(self) -> list[SequenceInfo]:
         """Return the running and waiting sequences, with the callers' request ids. Raises EngineDead."""
         self._check_alive()
-        found = await self._core.call("debug_requests")
-        assert isinstance(found, list)
+        sequences = await self._core.call("debug_requests")
+        assert isinstance(sequences, list)
         named = {core_id: stream.assembly.request_id for core_id, stream in self._streams.items()}
-        return [replace(info, request_id=named.get(info.request_id, info.request_id)) for info in found]
+        return [replace(info, request_id=named.get(info.request_id, info.request_id)) for info in sequences]
 
     async def reset_prefix_cache(self) -> bool:
         """Evict all cached blocks; return False and do nothing while a request holds blocks. Raises EngineDead."""

@@ -135,10 +135,10 @@ def beam_search(
 
 def _continuations(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
     """Return a beam for each reported next token. Raises OctavoError if the step has failed."""
-    found = output.outputs[0].logprobs
-    if output.error is not None or not found:
+    positions = output.outputs[0].logprobs
+    if output.error is not None or not positions:
         raise OctavoError(f"A step of the beam search failed: {output.error or output.outputs[0].finish_reason}.")
-    position = found[0]
+    position = positions[0]
     return [
         BeamSearchSequence([*beam.tokens, token_id], [*beam.logprobs, position], beam.cum_logprob + entry.logprob)
         for token_id, entry in position.items()

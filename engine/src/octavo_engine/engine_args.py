@@ -95,12 +95,12 @@ def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:
 def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:
     """Fields of `EngineConfig` that vLLM has in `structured_outputs_config`, and once had as arguments of their own."""
     config = arguments.get("structured_outputs_config") or {}
-    found = {}
+    values = {}
     for name in ("disable_any_whitespace", "disable_additional_properties"):
         for value in (arguments.get(f"guided_decoding_{name}"), config.get(name)):
             if value is not None:
-                found[name] = value
-    return found
+                values[name] = value
+    return values
 
 
 def _dtype(value: Any) -> str:
@@ -156,14 +156,14 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
     try:
         given = json.loads(value) if isinstance(value, str) else value
         unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
-        found = msgspec.convert(given, KVEventsConfig)
+        settings = msgspec.convert(given, KVEventsConfig)
     except (TypeError, ValueError) as error:
         raise StartupError(f"kv_events_config={value!r} is not a valid configuration: {error}.") from None
     if unknown:
         raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")
-    if min(found.buffer_steps, found.hwm) < 0:
+    if min(settings.buffer_steps, settings.hwm) < 0:
         raise StartupError("kv_events_config: buffer_steps and hwm must be at least 0.")
-    return found if found.enable_kv_cache_events and found.publisher != "null" else None
+    return settings if settings.enable_kv_cache_events and settings.publisher != "null" else None
 
 
 def check_call(arguments: dict[str, Any]) -> None:

@@ -41,14 +41,14 @@ def find_loader(name: str) -> Loader:
 
 def find_rank_loader() -> Callable[..., tuple["LocalExecutor", int]]:
     """Import the function that loads a rank other than rank 0. Raises StartupError as `find_loader` does."""
-    found: Callable[..., tuple[LocalExecutor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
-    return found
+    loader: Callable[..., tuple[LocalExecutor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
+    return loader
 
 
 def find_capacity(config: EngineConfig) -> "Capacity":
     """Compute the engine's capacity without loading weights. Raises StartupError where a start would raise it."""
-    found: Capacity = _import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
-    return found
+    capacity: Capacity = _import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
+    return capacity
 
 
 def _import_compute(name: str) -> Any:

@@ -39,10 +39,10 @@ class LoadedAdapters:
 
     def load(self, location: str) -> str:
         """Load an adapter and wait for it. Raises InvalidRequest, Unavailable and EngineDead."""
-        found = self._add(self._prepare(location))
-        if isinstance(found, OctavoError):
-            raise found
-        return found
+        adapter = self._add(self._prepare(location))
+        if isinstance(adapter, OctavoError):
+            raise adapter
+        return adapter
 
     def start_loading(self, location: str, reply: Reply) -> None:
         """Read an adapter on a thread; `finish_loading` adds it and replies."""

@@ -99,5 +99,5 @@ def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
         return []
     followed = longest[longest <= end - count]
     at = followed[-1] if len(followed) else longest[0]
-    found: list[int] = tokens[at : at + count].tolist()
-    return found
+    drafts: list[int] = tokens[at : at + count].tolist()
+    return drafts

@@ -117,13 +117,13 @@ class OfflineMetrics:
 
     def read(self, stats: EngineStats, model_name: str) -> list[MetricValue]:
         labels = {"model_name": model_name, "engine": "0"}
-        found: list[MetricValue] = [*_totals(stats, labels)]
+        metrics: list[MetricValue] = [*_totals(stats, labels)]
         for reason, count in self._ended.items():
-            found.append(Counter(f"{DEFAULT_PREFIX}request_success", {**labels, "finished_reason": reason}, count))
+            metrics.append(Counter(f"{DEFAULT_PREFIX}request_success", {**labels, "finished_reason": reason}, count))
         for metric in self._metrics:
             observations = self._observations[metric.name]
-            found += [observations.histogram(name, labels) for name in metric.exposed_names()]
-        return found
+            metrics += [observations.histogram(name, labels) for name in metric.exposed_names()]
+        return metrics
 
 
 def _totals(stats: EngineStats, labels: dict[str, str]) -> list[MetricValue]:
@@ -145,5 +145,5 @@ def _totals(stats: EngineStats, labels: dict[str, str]) -> list[MetricValue]:
             "spec_decode_num_draft_tokens": stats.draft_tokens,
             "spec_decode_num_accepted_tokens": sum(stats.accepted_draft_tokens),
         }
-    found: list[MetricValue] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
-    return found + [Counter(DEFAULT_PREFIX + name, labels, value) for name, value in counters.items()]
+    metrics: list[MetricValue] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
+    return metrics + [Counter(DEFAULT_PREFIX + name, labels, value) for name, value in counters.items()]

@@ -96,10 +96,10 @@ def _method(given: Mapping[str, Any]) -> str:
     method, model = given.get("method"), given.get("model")
     if method is None and model is None:
         raise StartupError(f"speculative_config={dict(given)!r} names no method: {_REMEDY}")
-    found = method if method is not None else "ngram" if model in _NGRAM else "draft_model"
-    if found not in (*_NGRAM, "draft_model"):
+    chosen = method if method is not None else "ngram" if model in _NGRAM else "draft_model"
+    if chosen not in (*_NGRAM, "draft_model"):
         raise StartupError(f"speculative_config.method={method!r} is not supported by this version: {_REMEDY}")
-    if found == "draft_model":
+    if chosen == "draft_model":
         return "draft_model"
     if model not in (None, *_NGRAM):
         raise StartupError(

@@ -62,10 +62,10 @@ def find_unused(table: Mapping[str, VllmArgument], given: Mapping[str, Any]) -> 
 
 def describe_unused(unused: Iterable[UnusedArgument], *, as_flags: bool) -> list[str]:
     """Lines for the start's log: one about arguments without effect, one about those that vLLM has deprecated."""
-    found = list(unused)
+    arguments = list(unused)
     kinds = (
-        ("accepted without effect here", [u for u in found if not u.argument.is_deprecated]),
-        ("deprecated by vLLM and without effect here, leave out", [u for u in found if u.argument.is_deprecated]),
+        ("accepted without effect here", [u for u in arguments if not u.argument.is_deprecated]),
+        ("deprecated by vLLM and without effect here, leave out", [u for u in arguments if u.argument.is_deprecated]),
     )
     spell = _as_flag if as_flags else _as_keyword
     return [f"{title}: {', '.join(map(spell, entries))}" for title, entries in kinds if entries]

@@ -138,10 +138,10 @@ class KVCache:
         written = (self._plan.copies, self._plan.swap_in)  # into `table[first]`: it can't be released in this step
         if self.pool.find(seq.hashes[first]) is None or any(p[1] == seq.table[first] for ps in written for p in ps):
             return 0
-        found = self.pool.share_prefix(seq.hashes[first:limit])
-        end = first + len(found)
+        shared = self.pool.share_prefix(seq.hashes[first:limit])
+        end = first + len(shared)
         self.pool.release(seq.table[first:end])
-        seq.table[first:end] = found
+        seq.table[first:end] = shared
         seq.num_registered, seq.num_sent = end, min(seq.num_sent, first)
         gained, seq.computed = end * self.block_size - seq.computed, end * self.block_size
         return gained

@@ -52,11 +52,11 @@ class GrammarCompiler:
         Concurrent calls with equal grammars share one future.
         """
         with self._lock:
-            found = self._alive.get(grammar)
-            if found is not None:
-                self._keep(grammar, found)
+            compiled = self._alive.get(grammar)
+            if compiled is not None:
+                self._keep(grammar, compiled)
                 done: Future[CompiledGrammar] = Future()
-                done.set_result(found)
+                done.set_result(compiled)
                 return done
             pending = self._pending.get(grammar)
             if pending is None:

@@ -89,11 +89,11 @@ class _Wrapper(TokenizerWrapper):
         ids: list[int] = []
         position = 0
         while position < len(data):
-            found = self._longest_at(data, position)
-            if found is None:
+            token = self._longest_at(data, position)
+            if token is None:
                 break
-            ids.append(self._ids[found])
-            position += len(found)
+            ids.append(self._ids[token])
+            position += len(token)
         return ids
 
     def _longest_at(self, data: bytes, position: int) -> bytes | None:

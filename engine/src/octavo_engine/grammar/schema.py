@@ -115,11 +115,11 @@ class StrictSchema:
 
 def _dialect(schema: Schema) -> bool:
     name = schema.get("$schema", keywords.DEFAULT_DIALECT)
-    found = keywords.DIALECTS.get(str(name).removesuffix("#"))
-    if found is None:
+    positional_items = keywords.DIALECTS.get(str(name).removesuffix("#"))
+    if positional_items is None:
         known = ", ".join(keywords.DIALECTS)
         raise refuse(f"the dialect {name!r} is not supported; use one of {known}, or leave $schema out.", "#/$schema")
-    return found
+    return positional_items
 
 
 def _remedy(keyword: str) -> str:

@@ -185,8 +185,8 @@ class TransformersDecoder(Model):
             raise refusal(self.config.architecture, f"its logits have shape {shape} for 2 rows")
 
     def _refuse_wrong_weights(self, report: dict[str, Any]) -> None:
-        for name, found, expected in sorted(report["mismatched_keys"]):
-            raise StartupError(f"tensor '{name}' has shape {tuple(found)}, the model needs {tuple(expected)}.")
+        for name, shape, expected in sorted(report["mismatched_keys"]):
+            raise StartupError(f"tensor '{name}' has shape {tuple(shape)}, the model needs {tuple(expected)}.")
         for name in sorted(report["missing_keys"]):
             others = len(report["missing_keys"]) - 1
             more = f", and {others} more tensors" if others else ""

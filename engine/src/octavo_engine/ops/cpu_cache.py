@@ -92,9 +92,9 @@ class PagedCache(BlockStore):
 
     def gather(self, layer_idx: int, blocks: Tensor, num_seqs: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
         """Copy `blocks` [num_seqs * n] to scratch; return K and V [num_seqs, kv_heads, n * block_size, head_dim]."""
-        found = []
+        parts = []
         for name, cache in (("keys", self.keys[layer_idx]), ("values", self.values[layer_idx])):
             rows = scratch.get_buffer(name, len(blocks), cache[0].numel())
             torch.index_select(cache.view(len(cache), -1), 0, blocks, out=rows)
-            found.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
-        return found[0], found[1]
+            parts.append(rows.view(num_seqs, -1, *cache.shape[2:]).transpose(1, 2))
+        return parts[0], parts[1]

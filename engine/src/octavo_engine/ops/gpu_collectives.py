@@ -65,10 +65,10 @@ def connect_gpus(store: Any, rank: int, size: int, timeout: timedelta, device: t
     nccl, prefixed = cast("Any", dist).ProcessGroupNCCL, cast("Any", dist).PrefixStore  # torch's types lack both
     options = nccl.Options()
     options._timeout = timeout
-    found = GpuCollectives(nccl(prefixed("nccl", store), rank, size, options))
+    collectives = GpuCollectives(nccl(prefixed("nccl", store), rank, size, options))
     probe = torch.ones(1, device=device)  # NCCL connects at the first operation, and the store does not last
-    found.add_up(probe)
-    found.wait()
+    collectives.add_up(probe)
+    collectives.wait()
     if probe.item() != size:
         raise RuntimeError(f"NCCL adds {size} ones up to {probe.item():g}")
-    return found
+    return collectives

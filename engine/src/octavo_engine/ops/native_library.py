@@ -101,8 +101,8 @@ def load_library(compiler: str, level: Level) -> ctypes.CDLL:
 
 def check_owner(path: Path) -> None:
     """Check that only this user and root can change a file or folder of code. Raises PermissionError."""
-    found = path.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = path.stat()
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{path} can be changed by other users: chown it, and run chmod go-w")
 
 

@@ -91,12 +91,12 @@ class Pool:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
-        found = next((piece for region in self._regions if (piece := region.take(num_bytes)) is not None), None)
-        if found is None:
+        piece = next((part for region in self._regions if (part := region.take(num_bytes)) is not None), None)
+        if piece is None:
             self._regions.append(_Region(max(num_bytes, _REGION_BYTES)))
-            found = self._regions[-1].take(num_bytes)
-            assert found is not None
-        return torch.from_numpy(found).view(dtype).view(shape)
+            piece = self._regions[-1].take(num_bytes)
+            assert piece is not None
+        return torch.from_numpy(piece).view(dtype).view(shape)
 
     def locate(self, x: Tensor) -> Callable[[], Tensor] | None:
         """Return a function that makes `x`, contiguous, again without its piece; None if `x` is not in the pool."""

@@ -175,20 +175,20 @@ class RankProcesses:
 
         `timeout_s`: a longer time without any report is an error.
         """
-        found: dict[int, Message] = {}
-        while len(found) < len(self._ranks):
+        reports: dict[int, Message] = {}
+        while len(reports) < len(self._ranks):
             try:
                 rank, report = self._next_report(timeout_s)
             except queue.Empty:
-                late = ", ".join(map(str, sorted(self._running - found.keys())))
+                late = ", ".join(map(str, sorted(self._running - reports.keys())))
                 raise StartupError(
                     f"rank {late} did not answer within {timeout_s} s (--distributed-timeout-seconds)."
                 ) from None
             self.check()
             if not isinstance(report, kind):
                 raise StartupError(f"rank {rank}: it has lost another rank.")
-            found[rank] = report
-        return found
+            reports[rank] = report
+        return reports
 
     def _next_report(self, timeout_s: float | None = None) -> Report:
         """Wait for the next report. Raises queue.Empty without one in time."""

@@ -46,7 +46,7 @@ class AdapterTargets:
 
         Raises StartupError for an adapter of another model, or of a rank above the limit.
         """
-        found: dict[Target, AdapterModule] = {}
+        modules: dict[Target, AdapterModule] = {}
         for module in files.modules.values():
             target = self.of_module(module.name)
             if target is None:
@@ -61,10 +61,10 @@ class AdapterTargets:
                     f"least {max(each.rank for each in files.modules.values())}."
                 )
             _check_shapes(files, module, target)
-            if target in found:
+            if target in modules:
                 raise files.error(f"it changes the module '{module.name}' under two names: save the adapter again.")
-            found[target] = module
-        return found
+            modules[target] = module
+        return modules
 
 
 def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:

@@ -89,8 +89,8 @@ class Adapters:
         """Read all adapters for a new model. Raises StartupError if one has changed since it was loaded."""
         reloaded = {}
         for adapter, loaded in self._loaded.items():
-            found, terms = read_terms(read_adapter(loaded.folder), model, max_rank=self._max_rank)
-            if found != adapter:
+            read_hash, terms = read_terms(read_adapter(loaded.folder), model, max_rank=self._max_rank)
+            if read_hash != adapter:
                 raise StartupError(f"adapter {loaded.folder}: it has changed since it was loaded: restart the engine.")
             reloaded[adapter] = replace(loaded, terms=terms)
         self._model, self._loaded = model, reloaded

@@ -126,12 +126,12 @@ class PersistentBatch:
 
     def adapter_rows(self, inputs: StepInputs) -> dict[str, slice]:
         """Return the rows of each adapter, in a step whose plan is sorted."""
-        found, ends = {}, inputs.first_row + inputs.num_rows
+        rows, ends = {}, inputs.first_row + inputs.num_rows
         for adapter, group in groupby(range(len(inputs.steps)), lambda i: self._adapter(inputs.steps[i])):
             indices = list(group)
             if adapter:
-                found[adapter] = slice(int(inputs.first_row[indices[0]]), int(ends[indices[-1]]))
-        return found
+                rows[adapter] = slice(int(inputs.first_row[indices[0]]), int(ends[indices[-1]]))
+        return rows
 
     def _adapter(self, step: SeqStep) -> str:
         return self.seqs[step.seq_id].adapter

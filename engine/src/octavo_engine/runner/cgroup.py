@@ -50,7 +50,7 @@ class _Group:
 
 def _groups(root: Path) -> dict[str, _Group]:
     """Return groups by controller name; the unified hierarchy of version 2 has the empty name."""
-    found: dict[str, _Group] = {}
+    groups: dict[str, _Group] = {}
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
@@ -58,8 +58,8 @@ def _groups(root: Path) -> dict[str, _Group]:
             mounts = [root / "sys/fs/cgroup" / c for c in candidates]
             mount = next((m for m in mounts if m.is_dir()), None)
             if mount is not None:
-                found[name] = _Group(mount, path)
-    return found
+                groups[name] = _Group(mount, path)
+    return groups
 
 
 def _ancestors(group: _Group | None) -> Iterator[Path]:

@@ -65,9 +65,9 @@ def _solve_non_negative(equations: Floats) -> Floats:
     matrix, side = equations[:, :3] + _RIDGE * np.trace(equations[:, :3]) * np.eye(3), equations[:, 3]
     costs, active = np.zeros(3), [0, 1, 2]
     while active:
-        found = np.linalg.solve(matrix[np.ix_(active, active)], side[active])
-        if found.min() >= 0:
-            costs[active] = found
+        solution = np.linalg.solve(matrix[np.ix_(active, active)], side[active])
+        if solution.min() >= 0:
+            costs[active] = solution
             break
-        active.pop(int(found.argmin()))
+        active.pop(int(solution.argmin()))
     return costs

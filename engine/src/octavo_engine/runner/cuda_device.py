@@ -173,11 +173,12 @@ class CudaDevice:
         )
 
     def check_ranks(self, num_ranks: int, num_threads: int) -> None:
-        found = torch.cuda.device_count()
-        if found < num_ranks:
+        num_gpus = torch.cuda.device_count()
+        if num_gpus < num_ranks:
             raise StartupError(
-                f"--tensor-parallel-size {num_ranks} needs a GPU for each rank, but {found} "
-                f"{'is' if found == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES): use at most {found}, or --device cpu."
+                f"--tensor-parallel-size {num_ranks} needs a GPU for each rank, but {num_gpus} "
+                f"{'is' if num_gpus == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES): use at most {num_gpus}, or "
+                "--device cpu."
             )
         if not torch.distributed.is_nccl_available():
             raise StartupError(f"--tensor-parallel-size {num_ranks} needs torch with NCCL on GPUs: use 1.")

@@ -148,9 +148,9 @@ class CpuDevice:
             )
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
-        found = host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
-        total, available = found.total_bytes // num_ranks, found.available_bytes // num_ranks
-        return replace(found, total_bytes=total, available_bytes=available)
+        memory = host_memory(read_limits(), num_engines=int(os.environ.get(NUM_ENGINES_VARIABLE, "1")))
+        total, available = memory.total_bytes // num_ranks, memory.available_bytes // num_ranks
+        return replace(memory, total_bytes=total, available_bytes=available)
 
     def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
         return PROCESS_BYTES

@@ -39,7 +39,7 @@ def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: 
             f"speculative_config.model={speculation.model!r}: draft models run on a CPU only, and this engine computes "
             f"on {device.name}: set --device cpu, or method='ngram'."
         )
-    found = resolve_files(
+    draft_files = resolve_files(
         replace(
             config,
             model=speculation.model,
@@ -48,7 +48,7 @@ def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: 
             load_format="dummy" if config.load_format == "dummy" else "auto",
         )
     )
-    draft = DraftSource(files=found, config=load_model_config(found), stored=stored_tensors(found))
+    draft = DraftSource(files=draft_files, config=load_model_config(draft_files), stored=stored_tensors(draft_files))
     _check_length(config, draft, target)
     _check_vocabulary(config, draft, files, target)
     return draft

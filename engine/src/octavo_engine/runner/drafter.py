@@ -105,7 +105,7 @@ class Drafter:
 
     def _missing_tokens(self, steps: list[SeqStep]) -> list[SeqStep]:
         """Return the tokens to compute before the first draft. Sequences sample that get drafts, and lack none then."""
-        found, room = [], self._max_tokens
+        missing, room = [], self._max_tokens
         for step in steps:
             table, end = self._batch.table_of(step.seq_id), step.start + step.num_tokens
             start = self.cache.find_missing(table, step.start)
@@ -113,9 +113,9 @@ class Drafter:
             self.cache.fill(table, start, start + num_tokens, end)
             if num_tokens:
                 sample = bool(step.draft_token_ids) and start + num_tokens == end
-                found.append(SeqStep(seq_id=step.seq_id, start=start, num_tokens=num_tokens, sample=sample))
+                missing.append(SeqStep(seq_id=step.seq_id, start=start, num_tokens=num_tokens, sample=sample))
             room -= num_tokens
-        return found
+        return missing
 
     def _compute(self, steps: list[SeqStep], drafting: dict[SeqId, SeqStep]) -> dict[SeqId, int]:
         """Compute tokens; return the likeliest next token of each sequence that samples."""

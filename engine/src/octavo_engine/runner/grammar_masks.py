@@ -163,14 +163,14 @@ class GrammarMasks:
             return None
         for masks in self._step:
             masks.finish()
-        found = {seq_id: masks for masks in self._step for seq_id in masks.places}
-        rows = [row for row, step in enumerate(steps) if step.seq_id in found]
+        masks_of = {seq_id: masks for masks in self._step for seq_id in masks.places}
+        rows = [row for row, step in enumerate(steps) if step.seq_id in masks_of]
         if not rows:
             return None
         seq_ids = [steps[row].seq_id for row in rows]
-        at = [found[i].places[i].row + num_drafts[row] for row, i in zip(rows, seq_ids, strict=True)]
-        words = np.stack([found[i].words[each] for i, each in zip(seq_ids, at, strict=True)])
-        errors = {row: found[i].errors[i] for row, i in zip(rows, seq_ids, strict=True) if i in found[i].errors}
+        at = [masks_of[i].places[i].row + num_drafts[row] for row, i in zip(rows, seq_ids, strict=True)]
+        words = np.stack([masks_of[i].words[each] for i, each in zip(seq_ids, at, strict=True)])
+        errors = {row: masks_of[i].errors[i] for row, i in zip(rows, seq_ids, strict=True) if i in masks_of[i].errors}
         return GrammarRows(rows=rows, words=torch.from_numpy(words), errors=errors)
 
     def _wait(self) -> None:

@@ -37,8 +37,8 @@ def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> d
 
 def loaded_format(config: EngineConfig, device: Device) -> BlockFormat | None:
     """Return the format of `--quantization int8` or `int4`. Raises StartupError where no kernel multiplies it."""
-    found = LOADED_FORMATS.get(config.quantization or "")
-    if found is None:
+    block_format = LOADED_FORMATS.get(config.quantization or "")
+    if block_format is None:
         return None
     flag = f"--quantization {config.quantization}"
     if not device.packs_weights:
@@ -50,7 +50,7 @@ def loaded_format(config: EngineConfig, device: Device) -> BlockFormat | None:
             f"{flag} needs the native kernels, which are not available: install a C++ compiler (or set $CXX) and unset "
             "OCTAVO_NATIVE, or omit --quantization."
         )
-    return found
+    return block_format
 
 
 def log_quantised(model: Model, block_format: BlockFormat | None) -> None:

@@ -67,8 +67,8 @@ def logprobs_of_ids(
     ids = [chosen, *token_ids]
     values = logits[ids]
     ranks: list[int] = (logits >= values[:, None]).sum(-1).tolist()
-    found: list[float] = (values if as_logits else values - logits.logsumexp(-1)).tolist()
-    return TokenLogprobs(ids, found, ranks[0], ranks)
+    of_ids: list[float] = (values if as_logits else values - logits.logsumexp(-1)).tolist()
+    return TokenLogprobs(ids, of_ids, ranks[0], ranks)
 
 
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:

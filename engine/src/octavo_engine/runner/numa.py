@@ -24,8 +24,8 @@ _MOST_NODES = 1024  # of Linux
 
 def nodes_to_interleave(cpus: Set[int], root: Path = Path("/")) -> frozenset[int]:
     """Return the nodes of these CPUs whose memory the process may use; empty if they are fewer than two."""
-    found = frozenset(_nodes(cpus, root))
-    return found if len(found) > 1 else frozenset()
+    nodes = frozenset(_nodes(cpus, root))
+    return nodes if len(nodes) > 1 else frozenset()
 
 
 def node_of_rank(
@@ -43,12 +43,12 @@ def node_of_rank(
 def _nodes(cpus: Set[int], root: Path) -> dict[int, frozenset[int]]:
     """Return those of the CPUs that belong to each node whose memory the process may use."""
     allowed = _allowed_nodes(root)
-    found = {}
+    nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         node, own = int(folder.name.removeprefix("node")), _read_list(folder / "cpulist") & cpus
         if own and (allowed is None or node in allowed):
-            found[node] = own
-    return found
+            nodes[node] = own
+    return nodes
 
 
 def interleave_memory(nodes: frozenset[int]) -> None:

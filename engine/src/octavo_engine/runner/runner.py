@@ -172,8 +172,8 @@ class Runner:
             results = wait_for_results()
             if self._drafter is not None:
                 self._drafter.record_accepted(plan, results)
-            for seq_id, found in prompt_logprobs.items():
-                results.setdefault(seq_id, SeqResult(seq_id=seq_id, token_ids=[])).prompt_logprobs = found
+            for seq_id, logprobs in prompt_logprobs.items():
+                results.setdefault(seq_id, SeqResult(seq_id=seq_id, token_ids=[])).prompt_logprobs = logprobs
             self._costs.record_forward(inputs.num_rows, inputs.start, timer.seconds(), num_drafts=inputs.num_drafts)
             return list(results.values())
 
@@ -275,15 +275,15 @@ class Runner:
 
     def _prompt_logprobs_of(self, step: SeqStep, first_row: int, hidden: Tensor) -> list[TokenLogprobs]:
         seq = self._batch.seqs[step.seq_id]
-        found: list[TokenLogprobs] = []
+        logprobs: list[TokenLogprobs] = []
         chunk = self._rows_at_a_time()
         for at in range(0, step.num_prompt_logprobs, chunk):
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
             logits = self.model.logits(hidden[first_row + at : first_row + end])
             if self._group.rank == 0:
-                found += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
-        return found
+                logprobs += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
+        return logprobs
 
     def _rows_at_a_time(self) -> int:
         return max(1, MAX_LOGITS // self._batch.vocab_size)

@@ -96,12 +96,12 @@ class TokenMasks:
 
 def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
     """Return the position after the last such token; None if there is none."""
-    found = np.flatnonzero(output == token_id)
-    return int(found[-1]) + 1 if len(found) else None
+    places = np.flatnonzero(output == token_id)
+    return int(places[-1]) + 1 if len(places) else None
 
 
 def _by_length(bad_words: list[list[int]]) -> dict[int, dict[bytes, list[int]]]:
-    found: dict[int, dict[bytes, list[int]]] = {}
+    by_length: dict[int, dict[bytes, list[int]]] = {}
     for *before, last in bad_words:
-        found.setdefault(len(before), {}).setdefault(np.array(before, dtype=np.int32).tobytes(), []).append(last)
-    return found
+        by_length.setdefault(len(before), {}).setdefault(np.array(before, dtype=np.int32).tobytes(), []).append(last)
+    return by_length

@@ -85,8 +85,8 @@ def read_adapter(folder: Path) -> AdapterFiles:
         pairs.setdefault(module, {})[part] = tensor
     if not pairs:
         raise files.error(f"{TENSORS_FILE} has no tensors: train the adapter, then save it again.")
-    found = (_module(files, settings, name, parts) for name, parts in sorted(pairs.items()))
-    return AdapterFiles(folder=folder, modules={module.name: module for module in found})
+    modules = (_module(files, settings, name, parts) for name, parts in sorted(pairs.items()))
+    return AdapterFiles(folder=folder, modules={module.name: module for module in modules})
 
 
 def _check_settings(files: AdapterFiles, settings: Mapping[str, Any]) -> None:

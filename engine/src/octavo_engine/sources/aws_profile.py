@@ -36,15 +36,15 @@ def profile_options(env: Mapping[str, str]) -> dict[str, str]:
     name = profile or "default"
     credentials = _section(Path(env.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), name)
     config_name = name if name == "default" else f"profile {name}"
-    found = _section(Path(env.get("AWS_CONFIG_FILE") or home / "config"), config_name) | credentials
-    options = {ours: found[theirs] for theirs, ours in _OPTIONS.items() if found.get(theirs)}
+    section = _section(Path(env.get("AWS_CONFIG_FILE") or home / "config"), config_name) | credentials
+    options = {ours: section[theirs] for theirs, ours in _OPTIONS.items() if section.get(theirs)}
     for option, names in _FROM_ENVIRONMENT.items():
         if any(env.get(name) for name in names):
             options.pop(option, None)
     if any(env.get(name) for name in _KEYS_OF_ENVIRONMENT):
         return {option: value for option, value in options.items() if option in _FROM_ENVIRONMENT}
     if profile and "access_key_id" not in options:
-        what = "has no static keys" if found else "is in neither ~/.aws/credentials nor ~/.aws/config"
+        what = "has no static keys" if section else "is in neither ~/.aws/credentials nor ~/.aws/config"
         raise StartupError(
             f"AWS_PROFILE={profile}: the profile {what}. Put its keys into the environment: "
             f'eval "$(aws configure export-credentials --profile {profile} --format env)"'

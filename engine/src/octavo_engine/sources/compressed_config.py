@@ -43,7 +43,7 @@ def _activation_bits(settings: QuantizationSettings, group: dict[str, object]) -
     activations = group.get("input_activations")
     if not activations:
         return None
-    found = settings.of(activations) if isinstance(activations, dict) else None
-    if found is None or found.get("type", default="int") != "int":
+    input_settings = settings.of(activations) if isinstance(activations, dict) else None
+    if input_settings is None or input_settings.get("type", default="int") != "int":
         raise settings.refuse(f"input_activations={activations!r} are not supported", _OTHERS)
-    return found.bits((4, 8))
+    return input_settings.bits((4, 8))

@@ -73,7 +73,7 @@ def _lone_gguf(uri: str, names: Sequence[str]) -> list[str]:
 
 def _named_gguf(uri: str, names: Sequence[str], file: str) -> list[str]:
     sets = _sets(name for name in names if name.endswith(".gguf"))
-    chosen = [found for found in sets.values() if any(fnmatch(name, file) for name in found)]
+    chosen = [files for files in sets.values() if any(fnmatch(name, file) for name in files)]
     if not chosen:
         raise StartupError(f"{uri}: no GGUF file matches {file!r}.")
     if len(chosen) > 1:

@@ -42,12 +42,12 @@ def _token_ids(header: GGUFFile) -> Config:
     tokens = header.metadata.get("tokenizer.ggml.tokens", [])
     kinds = header.metadata.get("tokenizer.ggml.token_type", [])
     named = [ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None]
-    found = [
+    ends = [
         i
         for i, (t, k) in enumerate(zip(tokens, kinds, strict=False))
         if k in (_CONTROL, _USER_DEFINED) and t in _END_OF_TURN
     ]
-    config: Config = {"eos_token_id": list(dict.fromkeys([*named, *found]))}
+    config: Config = {"eos_token_id": list(dict.fromkeys([*named, *ends]))}
     if ids["bos"] is not None:
         config["bos_token_id"] = ids["bos"]
     return config

@@ -134,8 +134,8 @@ def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: File
     blobs = folder / "blobs"
 
     def missing() -> list[int]:
-        found = {name: try_to_load_from_cache(repo, name, cache, info.sha) for name in wanted.names}
-        return [sizes[name] for name, path in found.items() if not isinstance(path, str)]
+        cached = {name: try_to_load_from_cache(repo, name, cache, info.sha) for name in wanted.names}
+        return [sizes[name] for name, path in cached.items() if not isinstance(path, str)]
 
     def fetch() -> Path:
         with translate_hub_errors(repo, revision):

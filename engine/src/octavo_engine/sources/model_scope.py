@@ -34,11 +34,11 @@ class ModelScopeModel:
             )
 
     def snapshot(self) -> Snapshot:
-        found = {info.path: info for info in self._list() if info.type != "tree"}
-        wanted = select_files(SCHEME + self._repo, found, load_format=self._load_format, file=self._file)
-        listing = "\n".join(f"{name} {found[name].size} {found[name].blob_id}" for name in sorted(wanted.names))
+        infos = {info.path: info for info in self._list() if info.type != "tree"}
+        wanted = select_files(SCHEME + self._repo, infos, load_format=self._load_format, file=self._file)
+        listing = "\n".join(f"{name} {infos[name].size} {infos[name].blob_id}" for name in sorted(wanted.names))
         version = hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARS]
-        files = {name: found[name].size for name in wanted.names}
+        files = {name: infos[name].size for name in wanted.names}
         return Snapshot(uri=self.uri, version=version, files=files, main=wanted.main)
 
     def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
@@ -54,8 +54,8 @@ class ModelScopeModel:
 
         api = HubApi(config=HubConfig())  # the client's default config keeps the first environment
         with self._translate_errors():
-            found: list[FileInfo] = api.list_repo_files(self._repo, _KIND, revision=self._revision)
-        return found
+            infos: list[FileInfo] = api.list_repo_files(self._repo, _KIND, revision=self._revision)
+        return infos
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -64,10 +64,10 @@ class ObjectStoreModel:
                 f"{self.uri}: no objects were found: check the names of the {self._kind.bucket} and the folder."
             )
         wanted = select_files(self.uri, self._objects, load_format=self._load_format, file=self._file)
-        found = {name: self._objects[name] for name in wanted.names}
-        listing = "\n".join(f"{name} {o.num_bytes} {o.e_tag}" for name, o in sorted(found.items()))
+        objects = {name: self._objects[name] for name in wanted.names}
+        listing = "\n".join(f"{name} {o.num_bytes} {o.e_tag}" for name, o in sorted(objects.items()))
         version = hashlib.sha256(listing.encode()).hexdigest()[:DIGEST_CHARS]
-        sizes = {name: o.num_bytes for name, o in found.items()}
+        sizes = {name: o.num_bytes for name, o in objects.items()}
         return Snapshot(uri=self.uri, version=version, files=sizes, main=wanted.main)
 
     def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
@@ -82,13 +82,13 @@ class ObjectStoreModel:
     def _list(self) -> dict[str, _Object]:
         import obstore
 
-        found: dict[str, _Object] = {}
+        objects: dict[str, _Object] = {}
         with self._translate_errors():
             for page in obstore.list(self._store, self._folder or None):
                 for meta in page:
                     name = meta["path"].removeprefix(self._folder).lstrip("/")
-                    found[name] = _Object(meta["path"], meta["size"], _quoted(meta["e_tag"]))
-        return found
+                    objects[name] = _Object(meta["path"], meta["size"], _quoted(meta["e_tag"]))
+        return objects
 
     def _download_object(self, found: _Object, target: Path) -> None:
         partial = target.with_name(f"{target.name}.partial")
@@ -133,8 +133,8 @@ class ObjectStoreModel:
 
     def _translated(self, error: Exception) -> Exception:
         text, kind = str(error), self._kind
-        found, code = _STATUS.search(text), _CODE.search(text)
-        status = int(found[1]) if found else 404 if isinstance(error, FileNotFoundError) else None
+        match, code = _STATUS.search(text), _CODE.search(text)
+        status = int(match[1]) if match else 404 if isinstance(error, FileNotFoundError) else None
         if any(address in text for address in _METADATA_SERVICES):
             return StartupError(f"{self.uri}: no credentials. {kind.remedy}")
         if status in (401, 403):

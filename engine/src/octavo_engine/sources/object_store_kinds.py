@@ -105,8 +105,8 @@ def _azure_options(env: Mapping[str, str]) -> dict[str, str]:
 
 def _given(env: Mapping[str, str], **names: tuple[str, ...]) -> dict[str, str]:
     """Return each option whose variable is set; the first of several variables has precedence."""
-    found = {option: next((env[name] for name in known if env.get(name)), "") for option, known in names.items()}
-    return {option: value for option, value in found.items() if value}
+    values = {option: next((env[name] for name in known if env.get(name)), "") for option, known in names.items()}
+    return {option: value for option, value in values.items() if value}
 
 
 _S3 = StoreKind(

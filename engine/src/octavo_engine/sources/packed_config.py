@@ -46,15 +46,15 @@ class QuantizationSettings:
         return QuantizationSettings(self.name, self.method, config)
 
     def names(self, key: str) -> tuple[str, ...]:
-        found = self.get(key) or ()
-        if not isinstance(found, list | tuple) or not all(isinstance(part, str) for part in found):
-            raise self.refuse(f"{key}={found!r} is invalid", "it must be a list of names")
+        parts = self.get(key) or ()
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise self.refuse(f"{key}={parts!r} is invalid", "it must be a list of names")
         try:
-            for part in found:
+            for part in parts:
                 re.compile(part.removeprefix("re:") if part.startswith("re:") else "")
         except re.error as error:
-            raise self.refuse(f"{key}={found!r} is invalid", f"correct the expression: {error}") from error
-        return tuple(found)
+            raise self.refuse(f"{key}={parts!r} is invalid", f"correct the expression: {error}") from error
+        return tuple(parts)
 
     def bits(self, accepted: tuple[int, ...]) -> int:
         bits = self.get("bits", "w_bit", "num_bits")

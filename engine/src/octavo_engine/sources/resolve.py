@@ -97,23 +97,23 @@ def locate(model: str, revision: str | None, load_format: str, download_dir: Pat
 def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:
     if load_format == "dummy" and (folder / "config.json").is_file():
         return _hugging_face_files(model, folder, "dummy", ())
-    found, weights = choose_weights(folder, "gguf" if load_format == "dummy" else load_format)
-    if found == "gguf":
+    kind, weights = choose_weights(folder, "gguf" if load_format == "dummy" else load_format)
+    if kind == "gguf":
         return _gguf_files(model, folder, weights, load_format, tokenizer_folder=folder)
-    return _hugging_face_files(model, folder, found, weights)
+    return _hugging_face_files(model, folder, kind, weights)
 
 
 def _open_file(model: str, file: Path, load_format: str) -> ModelFiles:
-    found = _FORMAT_OF_SUFFIX.get(file.suffix)
-    if found is None:
+    kind = _FORMAT_OF_SUFFIX.get(file.suffix)
+    if kind is None:
         raise StartupError(f"{file}: not a weight file: use a folder, *.gguf, *.safetensors or *.bin.")
-    if load_format not in ("auto", "dummy", found):
+    if load_format not in ("auto", "dummy", kind):
         raise StartupError(f"{file}: is not a {load_format} file: omit --load-format, or use another file.")
-    if found == "gguf":
+    if kind == "gguf":
         return _gguf_files(model, file.parent, with_shards(file), load_format, tokenizer_folder=None)
     if load_format == "dummy":
         return _hugging_face_files(model, file.parent, "dummy", ())
-    return _hugging_face_files(model, file.parent, found, with_shards(file))
+    return _hugging_face_files(model, file.parent, kind, with_shards(file))
 
 
 def _hugging_face_files(model: str, folder: Path, load_format: str, weights: tuple[Path, ...]) -> ModelFiles:
@@ -135,7 +135,7 @@ def _gguf_files(
 ) -> ModelFiles:
     """Locate a GGUF model's files. A folder's tokenizer has precedence; files beside a single GGUF are not used."""
     header = read_gguf(weights[0])
-    found = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
+    tokenizer_files = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
     template = header.metadata.get("tokenizer.chat_template")
     return ModelFiles(
         name=model,
@@ -144,7 +144,10 @@ def _gguf_files(
         config=gguf_to_hf_config(header),
         weight_files=() if load_format == "dummy" else weights,
         gguf=weights[0],
-        **{**found, "chat_template": found.get("chat_template") or (template if isinstance(template, str) else None)},
+        **{
+            **tokenizer_files,
+            "chat_template": tokenizer_files.get("chat_template") or (template if isinstance(template, str) else None),
+        },
     )
 
 

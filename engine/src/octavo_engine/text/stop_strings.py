@@ -42,8 +42,8 @@ class StopStrings:
         return "" if self._include else tail
 
     def _first_match(self, text: str) -> tuple[int, int] | None:
-        found = ((text.find(stop), stop) for stop in self._stops)
-        matches = [(start + len(stop), start) for start, stop in found if start >= 0]
+        starts = ((text.find(stop), stop) for stop in self._stops)
+        matches = [(start + len(stop), start) for start, stop in starts if start >= 0]
         if not matches:
             return None
         end, start = min(matches)

@@ -144,9 +144,9 @@ def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | 
 def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: EdgeTokens) -> dict[str, str]:
     """Return the text of special tokens by role, with the names that templates use."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
-    found = {role: tokenizer.token_str(token_id) for role, token_id in ids.items() if token_id is not None}
+    by_role = {role: tokenizer.token_str(token_id) for role, token_id in ids.items() if token_id is not None}
     configured = {role: token_content(tokenizer_config.get(role)) for role in _TOKEN_ROLES}
-    return found | {role: token for role, token in configured.items() if token is not None}
+    return by_role | {role: token for role, token in configured.items() if token is not None}
 
 
 def _read(template: str) -> str:

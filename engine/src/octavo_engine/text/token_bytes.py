@@ -59,8 +59,8 @@ def alphabet_of(backend: Backend, origin: str) -> Alphabet:
         return Alphabet(from_byte_level, str.encode)
     if any(map(_replaces_word_start, steps)):
         return Alphabet(from_sentence_piece, from_sentence_piece, any(map(_strips_space, steps)))
-    found = " and ".join(sorted(kinds)) or "none"
-    raise StartupError(f"{origin}: tokenizer decoder {found} is not supported, only byte-level and SentencePiece ones.")
+    names = " and ".join(sorted(kinds)) or "none"
+    raise StartupError(f"{origin}: tokenizer decoder {names} is not supported, only byte-level and SentencePiece ones.")
 
 
 def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:

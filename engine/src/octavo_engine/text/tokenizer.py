@@ -116,10 +116,10 @@ class Tokenizer:
         """Return a token's bytes; empty for an id without a token, as a head may be wider than the vocabulary."""
         if not 0 <= token_id < self.vocab_size:
             return b""
-        found = self._bytes[token_id]
-        if found is None:
-            found = self._bytes[token_id] = self._spell(token_id)
-        return found
+        spelled = self._bytes[token_id]
+        if spelled is None:
+            spelled = self._bytes[token_id] = self._spell(token_id)
+        return spelled
 
     def token_str(self, token_id: int) -> str:
         """Return a single token's text; incomplete characters become U+FFFD."""
@@ -131,8 +131,8 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token as the vocabulary spells it, e.g. `<|im_end|>`; None if there is none."""
-        found: int | None = self._backend.token_to_id(token)
-        return found
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     def _spell(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
@@ -211,9 +211,9 @@ def _configured(backend: Backend, files: ModelFiles, origin: str) -> Tokenizer:
 
 def _named_id(backend: Backend, files: ModelFiles, role: str) -> int | None:
     token = token_content(files.tokenizer_config.get(f"{role}_token"))
-    found: int | None = None if token is None else backend.token_to_id(token)
-    if found is not None:
-        return found
+    token_id: int | None = None if token is None else backend.token_to_id(token)
+    if token_id is not None:
+        return token_id
     ids = files.config.get(f"{role}_token_id")
     first = ids[0] if isinstance(ids, list) and ids else ids
     return first if isinstance(first, int) and backend.id_to_token(first) is not None else None

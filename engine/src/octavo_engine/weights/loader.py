@@ -89,8 +89,8 @@ def read_packed_layers(files: ModelFiles, *, log: bool = False) -> dict[str, Pac
     if files.quantisation is None:
         return {}
     is_nested = isinstance(files.config.get("text_config"), dict)
-    found = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
-    named = {_text_name(name) if is_nested else name: tensor for name, tensor in found}
+    tensors = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
+    named = {_text_name(name) if is_nested else name: tensor for name, tensor in tensors}
     if log:
         log_settings(files.quantisation, (name for name in named if name is not None))
     return packed_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})

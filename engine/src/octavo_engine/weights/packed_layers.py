@@ -67,12 +67,12 @@ class PackedLayer:
 def packed_layers(config: PackedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, PackedLayer]:
     """Return the layers by the names of their weights. Raises StartupError for missing parts and wrong shapes."""
     layer_format = FORMATS[config.layout]
-    found: dict[str, dict[str, SafeTensor]] = {}
+    layers: dict[str, dict[str, SafeTensor]] = {}
     for name, tensor in headers.items():
         layer, _, part = name.rpartition(".")
         if part in layer_format.types:
-            found.setdefault(layer, {})[part] = tensor
-    packed = {name: parts for name, parts in found.items() if parts.keys() != {"weight"}}
+            layers.setdefault(layer, {})[part] = tensor
+    packed = {name: parts for name, parts in layers.items() if parts.keys() != {"weight"}}
     return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in packed.items()}
 
 

@@ -36,8 +36,8 @@ class StructuredOutputs:
             raise InvalidRequest(message, param=f"{_PARAM}.structural_tag")
         asked = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(asked) != 1:
-            found = f"got {' and '.join(asked)}" if asked else "got none of them"
-            raise InvalidRequest(f"{_PARAM} must have exactly one of {', '.join(KINDS)}; {found}.", param=_PARAM)
+            got = f"got {' and '.join(asked)}" if asked else "got none of them"
+            raise InvalidRequest(f"{_PARAM} must have exactly one of {', '.join(KINDS)}; {got}.", param=_PARAM)
         self._check_types()
 
     def _check_types(self) -> None:
