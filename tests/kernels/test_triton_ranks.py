@@ -18,8 +18,6 @@ from octavo_testing.triton_device import one_launch_at_a_time, triton_kernels
 from torch import Tensor
 
 GPU = torch.device("cpu")  # stands for it
-FAST = ("qwen3",)
-SLOW = [name for name, tiny in TINY.items() if tiny.model_type not in ("opt", "gpt2") and name not in FAST]
 PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (25, 16, 3)]
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=4),
@@ -28,7 +26,7 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in TINY])
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     folder = make_tiny(name, tmp_path)
     files, (tokens, expected) = resolve_model(str(folder)), expected_logits(folder)
