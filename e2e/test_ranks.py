@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.timeout(900, func_only=True)]
 HOST, NAME = "divided.example.test", "divided"
 ENGINES = f"serving.octavo.dev/service={NAME},app.kubernetes.io/component=engine"
 GPU = "nvidia.com/gpu"
+KILLED = "rank 1 failed: its process was killed by signal 9"
 FLAG = "--tensor-parallel-size=2"
 MEMORY: Raw = {"requests": {"cpu": "100m", "memory": "800Mi"}, "limits": {"memory": "2Gi"}}
 #: Command that prints the process ids of ranks other than the first. The pattern does not match its own text.
@@ -72,11 +73,12 @@ def test_a_rank_that_dies_restarts_its_engine(divided: str, cluster: Cluster) ->
     _until_rolled_out(cluster, divided, FLAG)
     _in_engine(cluster, divided, f"kill -9 $({FIND_RANKS})")
 
-    def has_restarted(pods: list[Raw]) -> bool:
+    def serves_again(pods: list[Raw]) -> bool:
         (status,) = pods[0]["status"]["containerStatuses"]
-        return status["restartCount"] == 1 and "rank 1 was killed by signal 9" in str(status["lastState"])
+        has_restarted = status["restartCount"] == 1 and KILLED in str(status["lastState"])
+        return has_restarted and condition(pods[0], "Ready")["status"] == "True"
 
-    cluster.until("Pod", divided, has_restarted, label=ENGINES, within_s=60, what="the restart")
+    cluster.until("Pod", divided, serves_again, label=ENGINES, within_s=WITHIN_S, what="the restart")
     cluster.until_ready(divided, NAME)
     assert _num_ranks(cluster, divided) == 2
     assert "Paris" in cluster.ask(HOST, NAME, at=cluster.direct_url(divided, NAME))
