@@ -108,8 +108,8 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"{most} replicas share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
-    if claim is not None and (claim_differences := differences(service, claim)):
-        what = f"claim {claim['metadata']['name']} exists and is used as it is, against {', '.join(claim_differences)}"
+    if claim is not None and (unlike := differences(service, claim)):
+        what = f"claim {claim['metadata']['name']} exists and stays unchanged; it differs in {', '.join(unlike)}"
         remedy = "change the spec, or delete the claim together with the service and create the service again"
         return Condition("Accepted", "ClaimDiffers", f"{what}: {remedy}")
     return Condition("Accepted", "Valid", "the spec can be served")
