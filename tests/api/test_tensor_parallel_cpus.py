@@ -3,13 +3,12 @@
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.process.parallel_executor import load_executor
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_testing.core_process import collect, running
+from octavo_testing.core_process import collect, processes_of, running
 from octavo_testing.tiny_models import make_tiny
 
 pytestmark = [
@@ -35,8 +34,7 @@ async def test_each_rank_is_bound_to_its_part(config: EngineConfig) -> None:
     first, second, *_ = sorted(os.sched_getaffinity(0))
     async with running(config, DEFAULT_LOADER) as llm:
         await collect(llm, {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=2), kind="final")
-        core = psutil.Process(llm._core.pid)
-        (rank,) = core.children()
+        core, rank = processes_of(llm)
         assert (core.cpu_affinity(), rank.cpu_affinity()) == ([first], [second])
 
 

@@ -24,7 +24,7 @@ from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.adapter_files import llama_pairs, write_adapter
-from octavo_testing.core_process import collect, running, scripted_environment
+from octavo_testing.core_process import collect, processes_of, running, scripted_environment
 from octavo_testing.tiny_models import make_tiny
 
 pytestmark = pytest.mark.slow
@@ -44,12 +44,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         num_gpu_blocks_override=64,
         max_model_len=128,
     )
-
-
-def processes_of(llm: AsyncLLM) -> tuple[psutil.Process, psutil.Process]:
-    core = psutil.Process(llm._core.pid)
-    (rank,) = core.children(recursive=True)
-    return core, rank
 
 
 async def consume(llm: AsyncLLM, request_id: str, started: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ from octavo_engine.engine_start import DEFAULT_LOADER
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.wire.errors import EngineDead, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_testing.core_process import collect, running
+from octavo_testing.core_process import collect, processes_of, running
 from octavo_testing.tiny_models import make_tiny
 
 pytestmark = pytest.mark.slow
@@ -26,11 +26,6 @@ async def greedy(llm: AsyncLLM, num_tokens: int = 3) -> list[int]:
     prompt = {"prompt_token_ids": [i % 200 + 10 for i in range(num_tokens)]}
     (output,) = await collect(llm, prompt, GREEDY, kind="final")
     return list(output.outputs[0].token_ids)
-
-
-def processes_of(llm: AsyncLLM) -> list[psutil.Process]:
-    core = psutil.Process(llm._core.pid)
-    return [core, *core.children(recursive=True)]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.config import EngineConfig
@@ -46,6 +47,12 @@ async def collect(
     **arguments: Any,
 ) -> list[RequestOutput]:
     return [output async for output in llm.generate(prompt, params, request_id, kind=kind, **arguments)]
+
+
+def processes_of(llm: AsyncLLM) -> list[psutil.Process]:
+    """Return the process of the engine core, then those of its other ranks."""
+    core = psutil.Process(llm._core.pid)
+    return [core, *core.children(recursive=True)]
 
 
 def joined_text(outputs: list[RequestOutput], index: int = 0) -> str:
