@@ -14,7 +14,6 @@ import msgspec
 
 from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, KVEventsConfig, Quantization
 from octavo_engine.lora_args import check_lora, lora_modules
-from octavo_engine.parallel_args import check_parallel
 from octavo_engine.pooling_args import hf_overrides, pooler_config, runner_setting
 from octavo_engine.speculative_args import check_speculation, speculative_config
 from octavo_engine.vllm_args import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
@@ -81,9 +80,17 @@ def resolve_config(**arguments: Any) -> EngineConfig:
         raise StartupError(_invalid(str(error), chosen)) from None
     _check_ranges(config)
     check_lora(config)
-    check_parallel(config)
+    _check_parallel(config)
     check_speculation(config)
     return config
+
+
+def _check_parallel(config: EngineConfig) -> None:
+    if config.tensor_parallel_size > 1 and config.async_scheduling:
+        raise StartupError(
+            f"tensor_parallel_size={config.tensor_parallel_size} is not supported with async_scheduling yet: leave one "
+            "of them out."
+        )
 
 
 def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:

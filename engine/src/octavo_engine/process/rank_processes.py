@@ -7,7 +7,7 @@ Only a rank that stands still is detected later, by a collective operation that 
 import os
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -48,6 +48,7 @@ class RankProcesses:
 
     def __init__(self, size: int, timeout_s: int) -> None:
         self._size, self._timeout_s = size, timeout_s
+        self._limit = f"{timeout_s} s (--distributed-timeout-seconds)"
         self._ranks: list[RankProcess] = []
         self._running: set[int] = set()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
@@ -146,15 +147,14 @@ class RankProcesses:
                 self._next_report(timeout_s=max(0.0, ends_s - time.monotonic()))
         if self._failed is not None:
             return _describe(*self._failed)
-        limit = f"{self._timeout_s} s (--distributed-timeout-seconds)"
         if not self._running:
-            return EngineDead(f"{error} The other ranks had no error: rank 0 may have stood still for over {limit}.")
+            text = f"{error} The other ranks had no error: rank 0 may have stood still for over {self._limit}."
+            return EngineDead(text)
         self._is_stopping = True
         for each in self._ranks:
             if each.rank in self._running:
                 each.kill()
-        late = ", ".join(map(str, sorted(self._running)))
-        return EngineDead(f"rank{'s' if len(self._running) > 1 else ''} {late} did not answer within {limit}.")
+        return EngineDead(self._describe_late(self._running))
 
     def stop(self) -> None:
         """End all processes. A second call does nothing."""
@@ -180,10 +180,7 @@ class RankProcesses:
             try:
                 rank, report = self._next_report(timeout_s)
             except queue.Empty:
-                late = ", ".join(map(str, sorted(self._running - reports.keys())))
-                raise StartupError(
-                    f"rank {late} did not answer within {timeout_s} s (--distributed-timeout-seconds)."
-                ) from None
+                raise StartupError(self._describe_late(self._running - reports.keys())) from None
             self.check()
             if not isinstance(report, kind):
                 raise StartupError(f"rank {rank}: it has lost another rank.")
@@ -202,6 +199,10 @@ class RankProcesses:
             self._failed = rank, failed
             self._on_lost(_describe(rank, failed))
             self._abort()
+
+    def _describe_late(self, ranks: Set[int]) -> str:
+        listed = ", ".join(map(str, sorted(ranks)))
+        return f"rank{'s' if len(ranks) > 1 else ''} {listed} did not answer within {self._limit}."
 
     def _abort(self) -> None:
         if self._group is not None:

@@ -102,10 +102,7 @@ def load_executor(
 
     def reload_model() -> Model:
         check_unchanged(files, fingerprint, config.quantization)
-        model = load_model(device, files, model_config, plan, group=group)
-        if adapters is not None:
-            adapters.reload(model)
-        return model
+        return load_model(device, files, model_config, plan, group=group)
 
     with as_startup_error(config, plan):
         loaded = {} if adapters is None else {m.name: adapters.load(m.path) for m in config.lora_modules}
@@ -161,6 +158,18 @@ def log_ranks(plans: RankPlans) -> None:
 def make_adapters(config: EngineConfig, model: Model) -> Adapters:
     folder = download_dir(config)
     return Adapters(model, max_loras=config.max_loras, max_rank=config.max_lora_rank, download_dir=folder)
+
+
+def _with_adapters(load: Callable[[], Model], adapters: Adapters | None) -> Callable[[], Model]:
+    """Return a function that loads a model again, and then its adapters."""
+
+    def reload() -> Model:
+        model = load()
+        if adapters is not None:
+            adapters.reload(model)
+        return model
+
+    return reload
 
 
 @contextmanager
@@ -308,7 +317,7 @@ def make_runner(
         backend,
         device,
         num_blocks=plan.kv.num_blocks,
-        load_model=reload_model,
+        load_model=_with_adapters(reload_model, adapters),
         make_host=make_host,
         drafter=drafter,
     )

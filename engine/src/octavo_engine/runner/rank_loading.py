@@ -53,15 +53,8 @@ def load_rank(
     with as_startup_error(config, plan):
         model = load_part()
         adapters = make_adapters(config, model) if config.enable_lora else None
-
-        def reload_part() -> Model:
-            model = load_part()
-            if adapters is not None:
-                adapters.reload(model)
-            return model
-
         if adapters is not None:
             for module in config.lora_modules:
                 adapters.load(module.path)
-        runner, engine_memory = make_runner(config, device, model, plan, compiler, adapters, reload_model=reload_part)
+        runner, engine_memory = make_runner(config, device, model, plan, compiler, adapters, reload_model=load_part)
     return LocalExecutor(runner, compiler, engine_memory, adapters), model.weights_bytes()
