@@ -32,7 +32,7 @@ MANIFESTS := engine/pyproject.toml server/pyproject.toml operator/pyproject.toml
 export TORCH_INDEX TORCH_SPEC LONG
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up serve images wheels dist test test-slow test-kernels test-cluster e2e smoke lint fmt docs crds bench clean
+.PHONY: help setup setup-dev up serve images wheels dist test test-slow test-kernels test-clients test-cluster e2e smoke lint fmt docs crds bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test-slow: $(VENV)/.dev ## run the other tests: faults of processes, hostile cli
 
 test-kernels: $(VENV)/.dev ## run all tests of the GPU kernels: in Triton's interpreter, and compiled for NVIDIA GPUs; no GPU is needed
 	$(PYTEST) -m '' tests/kernels $(ARGS)
+
+test-clients: $(VENV)/.dev ## run clients that people use (SDKs, frameworks, coding agents) against the server; needs PyPI, npm and Node
+	PYTHONPATH=tests/support $(BIN)/python tests/clients/run.py $(ARGS)
 
 test-cluster: $(VENV)/.dev ## run the operator's tests against a real API server, where one can be started
 	$(BIN)/python -m pytest -ra -m '' tests/cluster $(ARGS)

@@ -172,6 +172,10 @@ class ScriptedClient:
             raise self.wake_error
         self.sleeping_tags -= set(tags_to_wake(tags))
 
+    def reply_to(self, request: EngineRequest, index: int) -> str | list[int]:
+        """Return the output of a sequence, as text or token ids."""
+        return self.replies[index % len(self.replies)]
+
     async def _play_events(self, position: int) -> None:
         await asyncio.sleep(0)
         if position == self.hold_at:
@@ -187,7 +191,7 @@ class ScriptedClient:
             out.finish_reason, out.error = "error", self.failure
             return out
         params = request.params
-        reply = self.replies[index % len(self.replies)]
+        reply = self.reply_to(request, index)
         script = [*(text_ids(reply) if isinstance(reply, str) else reply), EOS]
         token = script[min(position, len(script) - 1)]
         out.token_ids = [token]
