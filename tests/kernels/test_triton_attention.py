@@ -12,6 +12,7 @@ from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv, run_history_and_step
+from torch import Tensor
 from torch.nn import functional as F
 
 MIXES = {
@@ -154,3 +155,21 @@ def test_a_row_of_padding_changes_nothing() -> None:
         outputs.append(backend.attend(spec, *(x[:rows] for x in qkv), step))
     assert torch.equal(outputs[1][:2], outputs[0])
     assert not outputs[1][2:].any()
+
+
+@pytest.mark.parametrize("case", ["plain", "heads of 96"], ids=["several KV heads", "one KV head"])
+def test_rows_whose_heads_are_apart_equal_contiguous_ones(case: str) -> None:
+    """Families with partial rotation hand over tensors that lie in memory as [heads, tokens, head_dim]."""
+
+    class HeadsFirst(CudaBackend):
+        def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+            return super().attend(spec, *(x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)), batch)
+
+    spec = CASES[case]
+    outputs = [
+        run_history_and_step(
+            backend([spec.kv], 16, torch.float32, "cpu", num_programs=5), spec, MIXES["mixed"], 16, torch.float32
+        )
+        for backend in (CudaBackend, HeadsFirst)
+    ]
+    torch.testing.assert_close(outputs[1], outputs[0], atol=0, rtol=0)

@@ -54,6 +54,7 @@ class CudaBackend:
         batch.private = decode_parts(batch)
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        q, k, v = (_with_adjacent_heads(x) for x in (q, k, v))
         write_kv(self.caches[spec.layer_idx], k, v, batch.slots)
         return self._attend(spec, q, batch)
 
@@ -101,6 +102,13 @@ class CudaBackend:
             raw = cache.view(len(cache), -1).view(torch.uint8)
             yield host[:, offset : offset + raw.shape[1]], raw
             offset += raw.shape[1]
+
+
+def _with_adjacent_heads(x: Tensor) -> Tensor:
+    """Return rows [tokens, heads, head_dim] as the kernels read them, copied if their heads lie apart in memory."""
+    if x.stride()[1:] == (x.shape[2], 1):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps any stride of a single head
 
 
 def _chunks(pairs: list[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
