@@ -162,3 +162,14 @@ def test_small_products_by_one_thread_have_the_same_bits(dtype: torch.dtype, mon
     assert torch.equal(small_linear(x, weight), want)
     monkeypatch.setattr(module, "MOST_OF_ONE_THREAD", 0)
     assert torch.equal(small_linear(x, weight), want)
+
+
+def test_packing_for_another_device_compiles_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device `meta` stands for a GPU, on which an engine would wait minutes for kernels that it does not use."""
+    compiled: list[None] = []
+    monkeypatch.setattr(native_module, "native_library", lambda: compiled.append(None))
+    packed = pack(torch.zeros(32, 32, dtype=torch.bfloat16, device="meta"), gated=True)
+    assert packed.num_layouts == 0
+    assert compiled == []
+    pack(torch.zeros(32, 32, dtype=torch.bfloat16))
+    assert compiled == [None]

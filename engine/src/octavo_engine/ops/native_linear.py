@@ -66,8 +66,10 @@ class Panels:
 
 def native_weight(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> NativeWeight | None:
     """Pack a copy of the weight [out, in]; return None if there is no kernel for its type or device."""
-    library = native_library()
-    if library is None or weight.dtype != torch.bfloat16 or not weight.is_cpu:
+    if weight.dtype != torch.bfloat16 or not weight.is_cpu:
+        return None
+    library = native_library()  # may compile it, which takes minutes
+    if library is None:
         return None
     out_features, in_features = weight.shape
     gated = gated and can_gate(out_features)
