@@ -1,8 +1,13 @@
-"""Stop strings found in a stream equal those of a naive search of the whole text, however the stream is split."""
+"""Stop strings found in a stream equal those of a naive search of the whole text, however the stream is split.
 
+The work for a character does not depend on how much text is held back.
+"""
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_engine.text.stop_strings import StopStrings
+from octavo_engine.text.stop_strings import StopSearch, StopStrings
+from octavo_testing.counted_work import count_steps
 
 ALPHABET = "abc"  # few letters make overlaps and false starts frequent
 texts = st.text(ALPHABET, max_size=24)
@@ -28,14 +33,14 @@ def pieces(draw: st.DrawFn) -> list[str]:
 
 @given(pieces(), stop_lists, st.booleans())
 def test_every_split_equals_the_naive_search(parts: list[str], stops: list[str], include: bool) -> None:
-    search = StopStrings(stops, include=include)
+    search = StopSearch(StopStrings(stops), include=include)
     shown = "".join(search.push(part) for part in parts) + search.flush()
     assert (shown, search.matched) == _naive("".join(parts), stops, include=include)
 
 
 @given(pieces(), stop_lists)
 def test_no_more_is_held_back_than_can_start_a_stop_string(parts: list[str], stops: list[str]) -> None:
-    search = StopStrings(stops)
+    search = StopSearch(StopStrings(stops))
     shown, text = "", ""
     for part in parts:
         shown, text = shown + search.push(part), text + part
@@ -49,7 +54,34 @@ def test_no_more_is_held_back_than_can_start_a_stop_string(parts: list[str], sto
 
 @given(pieces(), stop_lists)
 def test_no_text_is_held_back_if_stop_strings_are_included(parts: list[str], stops: list[str]) -> None:
-    search = StopStrings(stops, include=True)
+    search = StopSearch(StopStrings(stops), include=True)
     shown = [search.push(part) for part in parts]
     if search.matched is None:
         assert shown == parts
+
+
+#: Stop strings within the limits of a request, of which the text nearly completes as many as it can.
+NEARLY_COMPLETE = {
+    "one": ["a" * 1023 + "b"],
+    "last letter differs": ["a" * 255 + chr(ord("b") + i) for i in range(20)] + ["b" * 255] * 43,
+    "all lengths": ["a" * (150 + i) + "b" for i in range(64)],
+    "many beginnings": ["a" + chr(ord("b") + i % 20) + "c" * 200 + f"{i:02}" for i in range(63)] + ["a" * 1023 + "b"],
+    "same end": ["b" + "a" * (190 + i) for i in range(64)],
+}
+TEXTS = {"one letter": "a" * 6000, "broken": ("a" * 1000 + "x") * 6, "parts": ("a" * 30 + "c") * 194}
+#: Python steps for each character, calls included; a search that looks at all held text takes thousands.
+MOST_STEPS = 60
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("stops", NEARLY_COMPLETE.values(), ids=NEARLY_COMPLETE)
+@pytest.mark.parametrize("include", [False, True])
+def test_the_work_for_a_character_does_not_depend_on_the_text_held_back(
+    stops: list[str], text: str, include: bool
+) -> None:
+    search = StopSearch(StopStrings(stops), include=include)
+    with count_steps() as steps:
+        for start in range(0, len(text), 3):
+            search.push(text[start : start + 3])
+    assert search.matched is None
+    assert steps.count <= MOST_STEPS * len(text)

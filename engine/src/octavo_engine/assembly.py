@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, PositionLogprobs, RequestMetrics, RequestOutput
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
-from octavo_engine.text.stop_strings import StopStrings
+from octavo_engine.text.stop_strings import StopSearch, StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, SeqOutput, Timing, TokenLogprobs
 
@@ -30,7 +30,7 @@ def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> Posi
 class SequenceAssembly:
     """The output of one sequence. Its state is open, then finished; `push` to a finished sequence does nothing."""
 
-    def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: EngineRequest, tokenizer: Tokenizer, stops: StopStrings) -> None:
         params = request.params
         self.index = index
         self.token_ids: list[int] = []
@@ -49,7 +49,7 @@ class SequenceAssembly:
             shown_special_ids=params.shown_special_token_ids,
             prompt_token_ids=request.prompt_token_ids,
         )
-        self._stops = StopStrings(list(params.stop or ()), include=params.include_stop_str_in_output)
+        self._stops = StopSearch(stops, include=params.include_stop_str_in_output)
         self._num_read_tokens = 0
         self._num_read_chars = 0
         self._reported_finish = False
@@ -157,7 +157,8 @@ class RequestAssembly:
     _num_open: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sequences = [SequenceAssembly(i, self.request, self.tokenizer) for i in range(self.request.params.n)]
+        params, stops = self.request.params, StopStrings(self.request.params.stop or ())
+        self.sequences = [SequenceAssembly(i, self.request, self.tokenizer, stops) for i in range(params.n)]
         self.metrics = RequestMetrics(arrival_s=self.request.arrival_s)
         self._num_open = len(self.sequences)
 

@@ -24,6 +24,7 @@ class RequestLimits:
     max_n: int = 256
     max_stop_strings: int = 64
     max_stop_chars: int = 1024
+    max_stop_strings_chars: int = 2**14
     max_stop_token_ids: int = 1024
     max_bad_words: int = 1024
     max_bad_words_chars: int = 2**14

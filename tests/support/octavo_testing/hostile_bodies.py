@@ -150,7 +150,7 @@ _LIMITS = RequestLimits()
 _TURN = {"role": "user", "content": "a"}
 #: Fields of which each sequence gets a copy, with the most entries and characters that each may have.
 _LISTS: Mapping[str, Any] = {
-    "stop": ["x" * _LIMITS.max_stop_chars] * _LIMITS.max_stop_strings,
+    "stop": ["x" * (_LIMITS.max_stop_strings_chars // _LIMITS.max_stop_strings)] * _LIMITS.max_stop_strings,
     "stop_token_ids": [5] * _LIMITS.max_stop_token_ids,
     "bad_words": ["x" * (_LIMITS.max_bad_words_chars // _LIMITS.max_bad_words)] * _LIMITS.max_bad_words,
     "logit_bias": {str(i % 200).zfill(3 + i // 200): 1 for i in range(_LIMITS.max_logit_bias)},

@@ -18,7 +18,7 @@ from octavo_testing.hostile_bodies import BATCH, PRODUCTS, product_body
 
 LIMITS = RequestLimits(
     max_json_depth=4, max_json_values=40, max_messages=2, max_content_parts=3, max_tools=2, max_prompts=2, max_n=2,
-    max_stop_strings=2, max_stop_chars=5,
+    max_stop_strings=2, max_stop_chars=5, max_stop_strings_chars=8,
     max_stop_token_ids=2, max_bad_words=2, max_bad_words_chars=8, max_logit_bias=2, max_allowed_token_ids=2,
 )  # fmt: skip
 HELLO = {"role": "user", "content": "hi"}
@@ -32,6 +32,11 @@ CASES = {
     "stop": ({"stop": ["a", "b"]}, {"stop": ["a", "b", "c"]}, "stop", "--max-stop-strings"),
     "stop length": ({"stop": "12345"}, {"stop": "123456"}, "stop", "--max-stop-chars"),
     "one long stop": ({"stop": ["a", "12345"]}, {"stop": ["a", "123456"]}, "stop", "--max-stop-chars"),
+    "stop strings": ({"stop": ["1234"] * 2}, {"stop": ["1234", "12345"]}, "stop", "--max-stop-strings-chars"),
+    "sequences": (
+        {"stop_sequences": ["1234"] * 2}, {"stop_sequences": ["1234", "12345"]},
+        "stop_sequences", "--max-stop-strings-chars",
+    ),
     "stop_token_ids": ({"stop_token_ids": [1, 2]}, {"stop_token_ids": [1, 2, 3]}, "stop_token_ids", "--max-stop-tok"),
     "bad_words": ({"bad_words": ["a", "b"]}, {"bad_words": ["a", "b", "c"]}, "bad_words", "--max-bad-words"),
     "bad word length": ({"bad_words": ["12345"]}, {"bad_words": ["123456"]}, "bad_words", "--max-stop-chars"),

@@ -1,11 +1,11 @@
 """Stop strings by example; the law is in tests/property/test_text_stop_strings_law.py."""
 
 import pytest
-from octavo_engine.text.stop_strings import StopStrings
+from octavo_engine.text.stop_strings import StopSearch, StopStrings
 
 
 def _run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[list[str], str | None]:
-    search = StopStrings(stops, include=include)
+    search = StopSearch(StopStrings(stops), include=include)
     return [*(search.push(piece) for piece in pieces), search.flush()], search.matched
 
 
@@ -48,7 +48,7 @@ def test_no_text_is_held_back_if_the_stop_string_is_included(
 
 
 def test_no_text_is_returned_after_a_match() -> None:
-    search = StopStrings(["x"])
+    search = StopSearch(StopStrings(["x"]))
     assert search.push("ax") == "a"
     assert search.push("bx") == search.flush() == ""
     assert search.matched == "x"

@@ -28,6 +28,7 @@ LIMIT_HELP = {
     "max_n": "Largest n, the number of sequences per prompt.",
     "max_stop_strings": "Largest number of stop strings of a request.",
     "max_stop_chars": "Largest number of characters of a stop string or bad word.",
+    "max_stop_strings_chars": "Largest number of characters of all stop strings of a request together.",
     "max_stop_token_ids": "Largest number of entries of stop_token_ids.",
     "max_bad_words": "Largest number of entries of bad_words.",
     "max_bad_words_chars": "Largest number of characters of all bad words of a request together.",

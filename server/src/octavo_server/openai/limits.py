@@ -26,6 +26,12 @@ _COUNTED = {
     "logit_bias": "max_logit_bias",
     "allowed_token_ids": "max_allowed_token_ids",
 }
+#: Field of a body -> field of `RequestLimits` for the characters of all its strings together.
+_TOTALS = {
+    "stop": "max_stop_strings_chars",
+    "stop_sequences": "max_stop_strings_chars",
+    "bad_words": "max_bad_words_chars",
+}
 #: Fields of which every sequence of a request gets a copy, in the engine core and on the way there.
 _COPIED = (
     *("stop", "stop_sequences", "stop_token_ids", "bad_words"),
@@ -47,9 +53,9 @@ def check_counts(body: Mapping[str, Any], limits: RequestLimits) -> None:
         _check_count(f"the content of {name}", _num_parts(body.get(name)), limits, "max_content_parts", param=name)
     n = body.get("n")
     _check_count("n", n if isinstance(n, int | float) else 1, limits, "max_n")
-    for name in ("stop", "stop_sequences", "bad_words"):
+    for name, limit_name in _TOTALS.items():
         _check_lengths(name, body.get(name), limits)
-    _check_bad_words(body.get("bad_words"), limits)
+        _check_total(name, _num_chars(body.get(name)), limits, limit_name)
     _check_copies(body, limits)
 
 
@@ -105,14 +111,11 @@ def _check_count(name: str, count: float, limits: RequestLimits, limit_name: str
         raise InvalidRequest(message, param=param or name)
 
 
-def _check_bad_words(value: Any, limits: RequestLimits) -> None:
-    num_chars = _num_chars(value)
-    if num_chars > limits.max_bad_words_chars:
-        raise InvalidRequest(
-            f"bad_words holds {num_chars} characters in all, more than {limits.max_bad_words_chars}, the limit: send "
-            f"fewer{_or_raise('max_bad_words_chars')}",
-            param="bad_words",
-        )
+def _check_total(name: str, num_chars: int, limits: RequestLimits, limit_name: str) -> None:
+    limit: int = getattr(limits, limit_name)
+    if num_chars > limit:
+        message = f"{name} holds {num_chars} characters in all, more than {limit}, the limit: send fewer"
+        raise InvalidRequest(message + _or_raise(limit_name), param=name)
 
 
 def _check_copies(body: Mapping[str, Any], limits: RequestLimits) -> None:
