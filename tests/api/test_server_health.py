@@ -1,9 +1,12 @@
 """`/health` of a real engine core process that hangs, and of one without work."""
 
 import asyncio
+import errno
 import os
 import signal
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from octavo_engine.config import EngineConfig
@@ -51,9 +54,15 @@ async def test_a_hung_core_is_detected_only_with_work_and_may_recover(config):
             await health(served, 200)
 
 
-async def test_the_cores_cpu_time_is_known_until_it_exits(config):
+async def test_the_cores_cpu_time_is_known_until_it_exits(config, monkeypatch):
     async with running(config) as llm:
-        assert llm.core_cpu_s() > 0
+        assert (used_s := llm.core_cpu_s()) > 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "glob", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+            assert llm.core_cpu_s() == used_s
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_text", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+            assert llm.core_cpu_s() == used_s
     assert llm.core_cpu_s() == 0
 
 

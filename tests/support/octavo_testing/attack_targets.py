@@ -48,7 +48,9 @@ class AttackTarget:
 
 
 @asynccontextmanager
-async def router_target(folder: Path, replicas: Sequence[RecordingReplica], *flags: str) -> AsyncIterator[AttackTarget]:
+async def router_target(
+    folder: Path, replicas: Sequence[RecordingReplica], *flags: str, max_files: int | None = None
+) -> AsyncIterator[AttackTarget]:
     """Start the replicas and a router that can route to all of them; stop them all afterwards."""
     prompts: list[str] = []
     (folder / "card").mkdir()
@@ -60,18 +62,19 @@ async def router_target(folder: Path, replicas: Sequence[RecordingReplica], *fla
             await replica.start()
             stack.push_async_callback(replica.stop)
         named = [word for replica in replicas for word in ("--replica", replica.url)]
-        route = stack.enter_context(octavo_route(folder, *named, *QUIET[1:], *flags))
+        route = stack.enter_context(octavo_route(folder, *named, *QUIET[1:], *flags, max_files=max_files))
         await asyncio.to_thread(route.wait_until, lambda found: _num_routable(found) == len(replicas))
         assert route.process is not None
         yield AttackTarget(route.port, psutil.Process(route.process.pid), lambda: prompts, replicas)
 
 
 @asynccontextmanager
-async def engine_target(folder: Path, *flags: str) -> AsyncIterator[AttackTarget]:
+async def engine_target(folder: Path, *flags: str, max_files: int | None = None) -> AsyncIterator[AttackTarget]:
     (folder / "model").mkdir()
     model, log = str(write_byte_model(folder / "model")), folder / "prompts.log"
     env = {**os.environ, PROMPT_LOG: str(log)}
-    with octavo_serve(folder, model, *SERVE_FLAGS, *QUIET, *flags, module=SCRIPTED_SERVE, env=env) as serving:
+    words = (model, *SERVE_FLAGS, *QUIET, *flags)
+    with octavo_serve(folder, *words, module=SCRIPTED_SERVE, env=env, max_files=max_files) as serving:
         port = int(serving.url.rpartition(":")[2])
         yield AttackTarget(port, psutil.Process(serving.process.pid), lambda: read_prompt_log(log))
 

@@ -16,7 +16,7 @@ import httpx
 from octavo_testing.gate import Valve
 from octavo_testing.scripted import VALVE, write_byte_model
 from octavo_testing.scripted_serve import SCRIPTED_SERVE
-from octavo_testing.serve_command import ServeProcess, free_port, octavo_serve
+from octavo_testing.serve_command import ServeProcess, free_port, octavo_serve, with_limit
 
 LIMIT_S = 120.0
 ROUTE = (sys.executable, "-m", "octavo_server.cli.main", "route", "--host", "127.0.0.1", "--routing-headers")
@@ -27,17 +27,23 @@ SERVE_FLAGS = ("--load-format", "dummy", "--dtype", "float32", "--max-model-len"
 class RouteProcess:
     """A router process that keeps its address when it is started again after `kill`."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        headers: Mapping[str, str] | None = None,
+        max_files: int | None = None,
+    ) -> None:
         self.headers = headers  # of admin requests
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / "route.log"
-        self._flags = flags
+        self._flags, self._max_files = flags, max_files
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as output:
-            command = [*ROUTE, QUIET, "--port", str(self.port), *self._flags]
+            command = with_limit([*ROUTE, QUIET, "--port", str(self.port), *self._flags], self._max_files)
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
     def kill(self) -> None:
@@ -76,9 +82,11 @@ class RouteProcess:
 
 
 @contextmanager
-def octavo_route(folder: Path, *flags: str, headers: Mapping[str, str] | None = None) -> Iterator[RouteProcess]:
+def octavo_route(
+    folder: Path, *flags: str, headers: Mapping[str, str] | None = None, max_files: int | None = None
+) -> Iterator[RouteProcess]:
     """Run a router, and stop it afterwards."""
-    route = RouteProcess(folder, flags, headers)
+    route = RouteProcess(folder, flags, headers, max_files)
     route.start()
     try:
         yield route

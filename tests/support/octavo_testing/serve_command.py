@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,6 +50,11 @@ class ServeProcess:
         return self.process.wait(timeout_s)
 
 
+def with_limit(command: Sequence[str], max_files: int | None) -> list[str]:
+    """Return the command, with this limit of open files if one is given."""
+    return [*command] if max_files is None else ["bash", "-c", f'ulimit -n {max_files}; exec "$@"', "bash", *command]
+
+
 @contextmanager
 def octavo_serve(
     folder: Path,
@@ -57,12 +62,13 @@ def octavo_serve(
     module: tuple[str, ...] = OCTAVO,
     port: int | None = None,
     env: Mapping[str, str] = os.environ,
+    max_files: int | None = None,
 ) -> Iterator[ServeProcess]:
     """Run a server with its log in `folder`; stop it and assert that its engine core has ended, too."""
     port = port or free_port()
     log = folder / "serve.log"
     with log.open("wb") as output:
-        argv = [*module, "--port", str(port), *flags]
+        argv = with_limit([*module, "--port", str(port), *flags], max_files)
         process = subprocess.Popen(argv, stdout=output, stderr=output, env=env, start_new_session=True)
     serving = ServeProcess(process, port, log)
     family: list[psutil.Process] = []

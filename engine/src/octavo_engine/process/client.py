@@ -38,6 +38,7 @@ class CoreProcess:
         self._process = process
         self._folder = folder
         self._is_ready = False
+        self._cpu_s = 0.0
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._exited = asyncio.create_task(process.wait())
@@ -73,10 +74,15 @@ class CoreProcess:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the process and of its ranks so far; 0 after it has exited."""
-        threads = Path(f"/proc/{self.pid}/task").glob("*/children")  # each thread has children of its own
-        ranks = [pid for each in threads for pid in _read(each).split()]
-        return sum(map(_cpu_s, [str(self.pid), *ranks]))
+        """Return the CPU seconds of the process and of its ranks so far; 0 after it has exited.
+
+        While `/proc` can't be read, as this process has no file descriptor left, the last value stays.
+        """
+        with suppress(OSError):
+            threads = Path(f"/proc/{self.pid}/task").glob("*/children")  # each thread has children of its own
+            ranks = [pid for each in threads for pid in _read(each).split()]
+            self._cpu_s = sum(map(_cpu_s, [str(self.pid), *ranks]))
+        return self._cpu_s
 
     async def ready(self) -> ReadyInfo:
         """Wait until the core is ready. Raises StartupError with the core's message, or with its exit code."""
@@ -206,8 +212,8 @@ def _cpu_s(pid: str) -> float:
 
 
 def _read(path: Path) -> str:
-    """Read a file of a process or thread; it is empty after the end of that."""
+    """Read a file of a process or thread; it is empty after the end of that. Raises OSError."""
     try:
         return path.read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""

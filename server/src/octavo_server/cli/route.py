@@ -22,13 +22,15 @@ from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import WorkerConfig, WorkerSupervisor, read_worker_config, worker_command
 from octavo_server.cli.termination_message import report_startup_error
-from octavo_server.http.listener import allow_many_connections, bind, cannot_listen
+from octavo_server.http.listener import allow_connections, bind
 from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import Discovery
 from octavo_server.router.observe.workers import WorkerGroup
 from octavo_server.router.settings import RouterSettings
 
 logger = logging.getLogger("octavo")
+
+FILES_OF_CONNECTION = 2  # a client's connection, and the one to a replica for its request
 
 
 def route(args: argparse.Namespace) -> int:
@@ -37,7 +39,8 @@ def route(args: argparse.Namespace) -> int:
     try:
         settings = settings_of(args)
         discovery = discovery_of(args)
-        allow_many_connections()
+        allowed = allow_connections(settings.max_connections, files_each=FILES_OF_CONNECTION)
+        settings = replace(settings, max_connections=allowed)
         worker = read_worker_config()
         if worker is None:
             warn_about_open_replicas(settings)
@@ -101,8 +104,6 @@ async def serve_router(
         if settings.admin_port is not None:
             logger.info("metrics and admin routes at http://%s:%d", host, settings.admin_port)
         await server.serve(sockets=sockets)
-    except OSError as error:
-        raise cannot_listen(settings.host, settings.port, error) from error
     finally:
         await router.stop()
         if tracer is not None:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -42,7 +42,7 @@ from octavo_server.cli.vllm_environment import (
 )
 from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
 from octavo_server.config import ServerConfig
-from octavo_server.http.listener import allow_many_connections, bind, bound_unix, cannot_listen
+from octavo_server.http.listener import allow_connections, bind, bound_unix
 from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
 from octavo_server.kv.zmq_events import zmq_events
@@ -73,7 +73,7 @@ def serve(args: argparse.Namespace) -> int:
         check_adapter_file(server_config, engine_config)
         check_tls(server_config)
         tracer = tracer_of(server_config)
-        allow_many_connections()
+        server_config = replace(server_config, max_connections=allow_connections(server_config.max_connections))
         with _bound(server_config) as sock:
             return _run(_serve(engine_config, server_config, sock, tracer))
     except StartupError as error:
@@ -187,10 +187,7 @@ async def _serve(
                 logger.info(line)
             if warning := template_warning(config.tools.parser, engine.chat_template):
                 logger.warning(warning)
-            try:
-                await server.serve(sockets=[sock])
-            except OSError as error:
-                raise cannot_listen(config.uds or config.host, config.port, error) from error
+            await server.serve(sockets=[sock])
             return 1 if server.engine_died else 0
         finally:
             await cancel_tasks(tasks)

@@ -1,6 +1,7 @@
 """Sockets: the listening socket of a server, the limit of file descriptors, and TCP's acknowledgements."""
 
 import fcntl
+import logging
 import resource
 import socket
 import struct
@@ -11,17 +12,38 @@ from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 
+logger = logging.getLogger(__name__)
+
 ALL_ADDRESSES = "0.0.0.0"
 MAX_OPEN_FILES = 65536
+#: Fewest open files with which a process can start, and the number that is kept free of clients' connections.
+MIN_OPEN_FILES, RESERVED_FILES = 64, 128
+MIN_CONNECTIONS = 16
 KEEPALIVE_PROBES = 4
 
 
-def allow_many_connections() -> None:
-    """Raise the limit of open files: shells often set 1024, and each connection takes a file descriptor."""
+def allow_connections(asked: int, *, files_each: int = 1) -> int:
+    """Raise the limit of open files, as shells often set 1024; return how many of the connections it then allows.
+
+    `files_each`: file descriptors that a connection takes. Raises StartupError if the limit is too low to start.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < limit:
+    if soft == resource.RLIM_INFINITY:
+        return asked
+    if soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    limit = max(soft, limit)
+    if limit < MIN_OPEN_FILES:
+        raise StartupError(f"the limit of open files is {limit}, less than {MIN_OPEN_FILES}: run ulimit -n 1024.")
+    allowed = max((limit - RESERVED_FILES) // files_each, MIN_CONNECTIONS)
+    if allowed < asked:
+        logger.warning(
+            "--max-connections %d is lowered to %d, as the limit of open files is %d: raise the limit (ulimit -n), or "
+            "lower the flag",
+            *(asked, allowed, limit),
+        )
+    return min(asked, allowed)
 
 
 def bind(host: str | None, port: int, *, shared: bool = False, flag: str = "--port") -> socket.socket:
@@ -63,6 +85,16 @@ def bound_unix(path: Path) -> Iterator[socket.socket]:
 def _has_listener(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         return sock.connect_ex(str(path)) == 0
+
+
+def listen(sock: socket.socket) -> None:
+    """Accept connections from now on. Raises StartupError, as if two processes have bound one port before."""
+    try:
+        sock.listen()
+    except OSError as error:
+        name = sock.getsockname()
+        host, port = (Path(name), 0) if sock.family == socket.AF_UNIX else name[:2]
+        raise cannot_listen(host, port, error) from error
 
 
 def cannot_listen(host: Path | str | None, port: int, error: Exception, *, flag: str = "--port") -> StartupError:

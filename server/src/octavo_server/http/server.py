@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.listener import listen
 from octavo_server.http.protocol import TimeoutProtocol, timeout_protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-TICKS_PER_S = 10  # how often uvicorn calls `on_tick`
 #: Time for sending the last bytes of the last response.
 FINAL_WRITE_S = 5
 
@@ -59,6 +59,12 @@ class DrainingServer(uvicorn.Server):
         finally:
             if self._stopping is not None:
                 self._stopping.cancel()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Raises StartupError for a socket on which it cannot listen."""
+        for sock in sockets or ():
+            listen(sock)
+        await super().startup(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -19,6 +19,8 @@ from octavo_engine.config import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers
 
+from octavo_server.supervise import supervised
+
 if TYPE_CHECKING:
     from octavo_engine.wire.records import EngineStats
 
@@ -52,7 +54,7 @@ class ZmqEvents:
             _open(self._publisher, config.endpoint, hwm=config.hwm, binds=_is_bound(config.endpoint))
             if config.replay_endpoint is not None:
                 _open(self._router, config.replay_endpoint, hwm=config.hwm, binds=True)
-                self._replaying = asyncio.create_task(self._replay())
+                self._replaying = supervised("replaying KV events", self._replay)
         except StartupError:
             self._close_sockets()
             raise
