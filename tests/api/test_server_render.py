@@ -140,3 +140,14 @@ async def test_rendering_rejects_with_the_errors_of_generation(served, path, bod
     error = await post(served, path + "/render", body, status)
     assert error == await post(served, path, body, status)
     assert served.engine.requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, CHAT + "/render", "/tokenize"])
+async def test_a_call_without_text_cannot_be_continued(tmp_path, path):
+    template = "{% for m in messages %}{% if m.content is none %}calls{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    calls = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    last = {"role": "assistant", "content": None, "tool_calls": calls}
+    body = {"messages": [*HELLO, last], "continue_final_message": True, "add_generation_prompt": False}
+    async with serving(ScriptedClient(write_byte_model(tmp_path), chat_template=template)) as started:
+        refused = await post(started, path, body, status=400)
+    assert refused["error"]["param"] == "messages[1].content"

@@ -131,6 +131,14 @@ class TestContinuing:
         with pytest.raises(InvalidRequest, match="omits the last message"):
             ChatTemplate("x").render(USER, add_generation_prompt=False, continue_final_message=True)
 
+    @pytest.mark.parametrize("last", [CALL, {"role": "assistant", "content": None}, {"role": "assistant"}])
+    @pytest.mark.parametrize("source", ["{% if m.content is none %}{% endif %}", ""])
+    def test_a_message_without_text_cannot_be_continued(self, last: dict[str, Any], source: str) -> None:
+        template = ChatTemplate("{% for m in messages %}" + source + "{{ m.content or '' }}{% endfor %}")
+        with pytest.raises(InvalidRequest) as caught:
+            template.render([*USER, last], add_generation_prompt=False, continue_final_message=True)
+        assert caught.value.param == "messages[1].content"
+
 
 @pytest.mark.parametrize(
     ("source", "message"),

@@ -77,6 +77,9 @@ class ChatTemplate:
             if add_generation_prompt:
                 message = "continue_final_message and add_generation_prompt cannot both be true."
                 raise InvalidRequest(message, param="continue_final_message")
+            if messages[-1].get("content") is None:
+                where = f"messages[{len(messages) - 1}].content"
+                raise InvalidRequest(f"{where} is null: continue_final_message needs a text to continue.", param=where)
             conversation[-1]["content"] += _END_MARK
         given = {
             **self.special_tokens,
