@@ -319,6 +319,14 @@ REFUSED = {
     "a choice without tools": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "MCP servers": ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     "a format without a schema": ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    "a schema of a tool": (
+        {"tools": [NOW, {"name": "u", "input_schema": {"uniqueItems": True}}], "tool_choice": {"type": "any"}},
+        r"^Error.*tools\[1\]\.input_schema: .*'uniqueItems'",
+    ),
+    "a schema of a format": (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+        r"output_config\.format\.schema: .*'not'",
+    ),
     "temperature": ({"temperature": 3}, "temperature"),
     "stop sequences": ({"stop_sequences": ["x"] * 1000}, "stop_sequences holds 1000 entries"),
     "blocks of the system prompt": ({"system": [{"type": "text", "text": "a"}] * 5000}, "system holds 5000 entries"),

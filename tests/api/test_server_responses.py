@@ -8,6 +8,7 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
 from octavo_server.output_parsing.tool_use import ToolSettings
+from octavo_testing.grammars import accepts
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 from openai import BadRequestError, NotFoundError
@@ -261,7 +262,7 @@ async def test_forced_tool_choice_sets_the_structured_output(served, choice):
     served.engine.replies = ['[{"name": "now", "parameters": {}}]' if choice == "required" else "{}"]
     answer = await respond(served, tools=[WEATHER, NOW], tool_choice=choice, **fields)
     assert [(item.type, item.name, item.arguments) for item in answer.output] == [("function_call", "now", "{}")]
-    assert served.engine.requests[0].params.structured_outputs.json
+    assert accepts(served.engine.requests[0].params.structured_outputs, served.engine.replies[0])
 
 
 class Weather(BaseModel):
@@ -320,6 +321,7 @@ async def test_failure_before_the_first_token_sets_the_status(served):
     assert (await served.http.post("/v1/responses", json={"input": "hi", "stream": True})).status_code == 500
 
 
+UNIQUE = {"type": "object", "uniqueItems": True}
 REFUSED = {
     "previous_response_id": ({"previous_response_id": "resp_1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
@@ -334,6 +336,12 @@ REFUSED = {
     "a choice of another kind": ({"tools": [NOW], "tool_choice": {"type": "mcp"}}, "tool_choice"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a schema that isn't there": ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    "a schema of a tool": (
+        {"tools": [NOW, {"type": "function", "name": "u", "parameters": UNIQUE}], "tool_choice": "required"},
+        "tools[1].parameters",
+    ),
+    "a schema of a format": ({"text": {"format": {"type": "json_schema", "schema": UNIQUE}}}, "text.format.schema"),
+    "a name of a tool": ({"tools": [{"type": "function", "name": "a b"}], "tool_choice": "none"}, "tools[0].name"),
     "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens"),
     "temperature": ({"temperature": 3}, "temperature"),
     "an image": (

@@ -100,10 +100,17 @@ def test_logprobs_of_forbidden_tokens_are_numbers(client):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"guided_json": {"properties": {"a": {"not": {}}}}}, "structured_outputs.json", "#/properties/a/not"),
-        ({"guided_json": {"description": "x" * 3000}}, "structured_outputs.json", "--max-schema-bytes"),
-        ({"guided_regex": "(a"}, "structured_outputs.regex", "unclosed group"),
-        ({"guided_grammar": "root ::= x"}, "structured_outputs.grammar", "not found"),
+        ({"guided_json": {"properties": {"a": {"not": {}}}}}, "guided_json", "#/properties/a/not"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format.json_schema.schema",
+            "#/not",
+        ),
+        ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format.schema", "#/not"),
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "#/not"),
+        ({"guided_json": {"description": "x" * 3000}}, "guided_json", "--max-schema-bytes"),
+        ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "not found"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "Extra inputs"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
     ],

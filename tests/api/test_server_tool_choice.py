@@ -5,6 +5,7 @@ import json
 import pytest
 import pytest_asyncio
 from octavo_server.output_parsing.tool_use import AUTO_IS_OFF, ToolSettings
+from octavo_testing.grammars import accepts
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, events, serving
 
@@ -47,6 +48,10 @@ def mistral(mistral_server):
     return mistral_server
 
 
+def schema_format(schema):
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
 async def ask(served, **fields):
     body = {"messages": HELLO, "tools": [WEATHER, NOW], **fields}
     answer = await served.http.post("/v1/chat/completions", json={k: v for k, v in body.items() if v is not None})
@@ -75,15 +80,25 @@ async def test_required_tool_choice_gives_calls(served):
         for c in choice["message"]["tool_calls"]
     ]
     assert calls == [("function", "weather", {"city": "Kraków"}), ("function", "now", {})]
-    schema = served.engine.requests[0].params.structured_outputs.json
-    assert schema["minItems"] == 1
-    assert [item["properties"]["name"] for item in schema["items"]["anyOf"]] == [{"const": "weather"}, {"const": "now"}]
+    shape = served.engine.requests[0].params.structured_outputs
+    assert accepts(shape, REQUIRED)
+    assert not accepts(shape, "[]")
 
 
 async def test_required_tool_choice_gives_one_call_without_parallel_calls(served):
     served.engine.replies = ['[{"name": "now", "parameters": {}}]']
     await choice_of(served, tool_choice="required", parallel_tool_calls=False)
-    assert served.engine.requests[0].params.structured_outputs.json["maxItems"] == 1
+    shape = served.engine.requests[0].params.structured_outputs
+    assert accepts(shape, served.engine.replies[0])
+    assert not accepts(shape, REQUIRED)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_forced_call_wins_over_a_format(served, choice):
+    """The format would be refused if it were read."""
+    served.engine.replies = [REQUIRED if choice == "required" else '{"city": "Oslo"}']
+    answer = await choice_of(served, tool_choice=choice, response_format=schema_format({"uniqueItems": True}))
+    assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 async def test_named_call_has_finish_reason_stop(served):
@@ -199,7 +214,6 @@ UNIQUE = tool(name="u", parameters={"type": "object", "properties": {"a": {"type
         ({"tools": tool(name="f", parameters="x")}, "tools[0].function.parameters", "an object"),
         ({"tools": tool(name="f", parameters={"type": "string"})}, "tools[0].function.parameters", '"object"'),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "structured output"),
         ({"tool_choice": "required", "tools": [NOW, *UNIQUE]}, "tools[1].function.parameters", "a/uniqueItems"),
         ({"tool_choice": NAMED, "tools": [WEATHER, *UNIQUE], "n": 0}, "n", "1"),
         ({"functions": [{"name": "f"}]}, "functions", "replaced by tools"),

@@ -72,14 +72,14 @@ class PendingGrammars:
         if error is None:
             self._held[request_id] = future.result()
             return None
-        return ErrorInfo(f"The grammar of structured_outputs could not be compiled: {error}", "invalid_request")
+        return ErrorInfo(f"The grammar of the output could not be compiled: {error}", "invalid_request")
 
     def _time_out(self, request_id: str) -> ErrorInfo:
         """Fail a request with an error of kind "internal": compilation continues, so that a retry may succeed."""
         del self._waiting[request_id]
         return ErrorInfo(
-            f"The grammar of structured_outputs took longer to compile than {self._timeout_s:g} s: make the schema, "
-            "regex or grammar smaller, or raise --grammar-compile-timeout."
+            f"The grammar of the output took longer to compile than {self._timeout_s:g} s: make the schemas, regex or "
+            "grammar smaller, or raise --grammar-compile-timeout."
         )
 
 

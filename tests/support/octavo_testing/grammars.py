@@ -61,6 +61,15 @@ def follow(state: GrammarState, text: str) -> None:
     allowed(state, text.encode())
 
 
+def accepts(shape: StructuredOutputs, text: str) -> bool:
+    """Return whether `text` is a complete output of a shape."""
+    state = GrammarState(COMPILER.get(GrammarSource(BOUNDS).grammar_for(shape)), stop_ids=(EOS,))
+    try:
+        return EOS in allowed(state, text.encode())[0]
+    except AssertionError:
+        return False
+
+
 def random_output(state: GrammarState, seed: int, *, longest: int = 200) -> str | None:
     """Return a complete random output; None if it hasn't ended after `longest` tokens."""
     chance, output = random.Random(seed), list[int]()

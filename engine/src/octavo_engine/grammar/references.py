@@ -19,7 +19,7 @@ MAX_CHAIN = 100
 
 def refuse(message: str, place: str = "") -> InvalidRequest:
     where = f" at {place}" if place else ""
-    return InvalidRequest(f"The schema cannot be enforced{where}: {message}", param="structured_outputs.json")
+    return InvalidRequest(f"The schema cannot be enforced{where}: {message}")
 
 
 def subschemas(schema: Any, place: str = "#") -> Iterator[tuple[str, Schema]]:

@@ -27,13 +27,13 @@ class SchemaBounds:
 def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
     """Parse a schema. Raises InvalidRequest if it is not JSON, not an object, or exceeds the bounds."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    check_size(text, bounds, "structured_outputs.json")
+    check_size(text, bounds, "The schema")
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refuse(f"it is not JSON: {error}.") from error
     if isinstance(value, str):  # a JSON escape may encode a lone surrogate, which UTF-8 cannot
-        check_size(json.dumps(schema, ensure_ascii=False), bounds, "structured_outputs.json")
+        check_size(json.dumps(schema, ensure_ascii=False), bounds, "The schema")
     if not isinstance(schema, dict):
         raise refuse(f"it must be a JSON object, got {type(schema).__name__}.")
     depth = _depth(schema)
@@ -42,14 +42,14 @@ def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
     return schema
 
 
-def check_size(text: str, bounds: SchemaBounds, param: str) -> None:
+def check_size(text: str, bounds: SchemaBounds, subject: str) -> None:
+    """Raises InvalidRequest, whose message begins with `subject`."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{param} holds a lone surrogate, which UTF-8 cannot encode.", param=param) from error
+        raise InvalidRequest(f"{subject} holds a lone surrogate, which UTF-8 cannot encode.") from error
     if size > bounds.max_bytes:
-        message = f"{param} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes)."
-        raise InvalidRequest(message, param=param)
+        raise InvalidRequest(f"{subject} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes).")
 
 
 def _depth(value: Any) -> int:

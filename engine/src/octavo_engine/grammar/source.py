@@ -17,7 +17,7 @@ from octavo_engine.grammar.library import GrammarError, check_grammar
 from octavo_engine.grammar.references import MAX_PATTERNS, refuse, subschemas
 from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.structured import StructuredOutputs
+from octavo_engine.wire.structured import KINDS, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -28,7 +28,9 @@ WHITESPACE = r"( ?|\n[ \t]{0,24})"
 #: Escapes allowed in JSON, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
 ESCAPES = '"\\bfnrt'
 
-_GRAMMAR = "structured_outputs.grammar"
+#: Rule of the whitespace between JSON's tokens, for grammars with parts.
+_WS, _NO_WS = f"ws: WS?\nWS: /{WHITESPACE}/\n", 'ws: ""\n'
+_SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
 _MAX_SEARCHED = 64  # subschemas that are checked one by one to locate an error
 _CACHED = 256
 
@@ -41,28 +43,47 @@ class GrammarSource:
         self._cached_write = lru_cache(_CACHED)(self._write)
 
     def grammar_for(self, shape: StructuredOutputs) -> str:
-        """Return the grammar text that enforces a shape. Raises InvalidRequest."""
+        """Return the grammar text that enforces a shape. Raises InvalidRequest, which names the shape's place."""
         try:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:
-            raise refuse(f"it is not JSON: {error}.") from error
+            raise InvalidRequest(f"{_place(shape)}: it is not JSON: {error}.", param=_place(shape)) from error
         return self._cached_write(shape_json)
 
     def _write(self, shape_json: str) -> str:
-        shape = StructuredOutputs(**json.loads(shape_json))
-        if shape.json is not None or shape.json_object:
-            return self._from_schema(shape)
-        kind = next(kind for kind in ("regex", "choice", "grammar") if getattr(shape, kind) is not None)
-        param = f"structured_outputs.{kind}"
+        return self._write_shape(StructuredOutputs(**json.loads(shape_json)))
+
+    def _write_shape(self, shape: StructuredOutputs) -> str:
+        parts = [self._write_part(shape, part) for part in shape.parts]
+        try:
+            if shape.json is not None or shape.json_object:
+                return self._from_schema(shape)
+            return self._from_parts(shape, parts) if parts else self._from_text(shape)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{_place(shape)}: {error}", param=_place(shape)) from error
+
+    def _write_part(self, whole: StructuredOutputs, part: dict[str, Any]) -> str:
+        bans_whitespace = whole.disable_any_whitespace and part.get("whitespace_pattern") is None
+        shape = StructuredOutputs(**part)
+        shape.disable_any_whitespace |= bans_whitespace
+        shape.disable_additional_properties |= whole.disable_additional_properties
+        return self._write_shape(shape)
+
+    def _from_parts(self, shape: StructuredOutputs, parts: list[str]) -> str:
+        """Write one grammar out of the server's own and those of its parts; their schemas share the bound on bytes."""
+        check_size(json.dumps([part.get("json") for part in shape.parts], ensure_ascii=False), self._bounds, "It")
+        whole = f"{shape.grammar}\n{_NO_WS if shape.disable_any_whitespace else _WS}"
+        _check(_grammars(_SPECIAL_TOKEN.sub('"x"', whole), parts))  # ids can't be checked without a vocabulary
+        return _grammars(whole, parts)
+
+    def _from_text(self, shape: StructuredOutputs) -> str:
+        kind = _kind(shape)
         text = getattr(shape, kind)
         if shape.choice is not None:
             text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in shape.choice)
-        check_size(text, self._bounds, param)
+        check_size(text, self._bounds, "It")
         grammar = _WRITERS[kind](text)
-        try:
-            check_grammar(grammar)
-        except GrammarError as error:
-            raise InvalidRequest(f"{param} cannot be compiled: {error}", param=param) from error
+        _check(grammar)
         return grammar
 
     def _from_schema(self, shape: StructuredOutputs) -> str:
@@ -84,16 +105,39 @@ def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
     return {**options, "whitespace_pattern": shape.whitespace_pattern or WHITESPACE}
 
 
+def _kind(shape: StructuredOutputs) -> str:
+    return next(kind for kind in KINDS if getattr(shape, kind) not in (None, False))
+
+
+def _place(shape: StructuredOutputs) -> str:
+    return shape.place or f"structured_outputs.{_kind(shape)}"
+
+
+def _check(grammar: str) -> None:
+    try:
+        check_grammar(grammar)
+    except GrammarError as error:
+        raise InvalidRequest(f"it cannot be compiled: {error}") from error
+
+
+def _grammars(whole: str, parts: list[str]) -> str:
+    """One grammar text in which the Lark grammar `whole` refers to its parts by their names."""
+    named: list[dict[str, Any]] = [{"lark_grammar": whole}]
+    for i, part in enumerate(parts):
+        (grammar,) = json.loads(part)["grammars"] if part.startswith("{") else [{"lark_grammar": part}]
+        named.append({**grammar, "name": f"part_{i}"})
+    return json.dumps({"grammars": named})
+
+
 def _lark(text: str) -> str:
     if re.search(r"%json\s*\{", text):
-        raise InvalidRequest(f"{_GRAMMAR} cannot hold a schema (%json): send it as json.", param=_GRAMMAR)
+        raise InvalidRequest("it cannot hold a schema (%json): send it as json.")
     if text.count("&") > MAX_PATTERNS:
-        message = f"{_GRAMMAR} holds {text.count('&')} '&'; the limit is {MAX_PATTERNS}, as each doubles the work."
-        raise InvalidRequest(message, param=_GRAMMAR)
+        raise InvalidRequest(f"it holds {text.count('&')} '&'; the limit is {MAX_PATTERNS}, as each doubles the work.")
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     except Exception as error:  # the converter raises plain Exception for a missing rule
-        raise InvalidRequest(f"{_GRAMMAR} is neither Lark nor GBNF: {error}", param=_GRAMMAR) from error
+        raise InvalidRequest(f"it is neither Lark nor GBNF: {error}") from error
 
 
 def _with_ascii_digits(regex: str) -> str:

@@ -4,7 +4,7 @@ Construction checks that exactly one shape is given, and the types. `octavo_engi
 regex or grammar can be enforced.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_engine.wire.errors import InvalidRequest
@@ -17,7 +17,10 @@ _PARAM = "structured_outputs"
 class StructuredOutputs:
     """Exactly one is set: `json` (JSON Schema or its text), `regex`, `choice`, `grammar` (Lark or EBNF), `json_object`.
 
-    The other fields apply to JSON only. `whitespace_pattern`: a regex for the whitespace between JSON's tokens.
+    The next fields apply to JSON only. `whitespace_pattern`: a regex for the whitespace between JSON's tokens.
+    `place`: the client's name of the shape, for errors; None: the name of the field here. `parts`: shapes, as arguments
+    of this class, that `grammar` calls `@part_0`, `@part_1` and so on; it calls JSON's whitespace `ws`, and a special
+    token by its id, `<[7]>`. Only the server writes such a grammar, not a client.
     """
 
     json: dict[str, Any] | str | None = None
@@ -29,6 +32,8 @@ class StructuredOutputs:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None  # vLLM's; refused by name
+    place: str | None = None
+    parts: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.structural_tag is not None:

@@ -92,7 +92,10 @@ class CountTokensRequest(LenientModel):
 
     def as_chat(self) -> ChatCompletionRequest:
         """The same request for the chat API. Raises InvalidRequest, which names the field of the Messages API."""
-        return ChatCompletionRequest.model_validate(self._chat_fields())
+        chat = ChatCompletionRequest.model_validate(self._chat_fields())
+        chat.name_tools([f"tools[{i}].input_schema" for i in range(len(self.tools or ()))])
+        chat.name_format("output_config.format.schema")
+        return chat
 
     def _chat_fields(self) -> dict[str, Any]:
         values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}

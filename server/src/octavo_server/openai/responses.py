@@ -150,7 +150,10 @@ class ResponsesRequest(SamplingFields):
             values["reasoning_effort"] = self.reasoning.effort
         if self.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        return ChatCompletionRequest.model_validate(values)
+        chat = ChatCompletionRequest.model_validate(values)
+        chat.name_tools([f"tools[{i}].parameters" for i in range(len(self.tools or ()))])
+        chat.name_format("text.format.schema")
+        return chat
 
     def _functions(self) -> list[dict[str, Any]] | None:
         return None if self.tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from octavo_server.openai.entries import Entries
 
@@ -37,11 +37,12 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return {}
         if self.type == "json_object":
-            return {"json_object": True} if self.schema_ is None else {"json": self.schema_}
+            place = "response_format.schema"
+            return {"json_object": True} if self.schema_ is None else {"json": self.schema_, "place": place}
         if self.json_schema is None or self.json_schema.schema_ is None:
             message = "response_format of type 'json_schema' needs json_schema.schema, a JSON Schema."
             raise InvalidRequest(message, param="response_format.json_schema.schema")
-        return {"json": self.json_schema.schema_}
+        return {"json": self.json_schema.schema_, "place": "response_format.json_schema.schema"}
 
 
 class StructuredOutputsBody(BaseModel):
@@ -69,6 +70,11 @@ class StructuredFields(BaseModel):
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None
+    _format_place: str | None = PrivateAttr(None)
+
+    def name_format(self, place: str) -> None:
+        """Set the name of `response_format`'s schema in a body of another dialect, for errors."""
+        self._format_place = place
 
     def shape(self) -> StructuredOutputs | None:
         """Return the structured output that the body requests, if any. Raises InvalidRequest if several fields do."""
@@ -88,9 +94,11 @@ class StructuredFields(BaseModel):
         shapes: dict[str, dict[str, Any]] = {}
         if self.response_format is not None:
             shapes["response_format"] = self.response_format.shape()
+            if self._format_place and shapes["response_format"]:
+                shapes["response_format"]["place"] = self._format_place
         if self.structured_outputs is not None:
             shapes["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
         for kind in ("json", "regex", "choice", "grammar", "json_object"):
             value = getattr(self, f"guided_{kind}")
-            shapes[f"guided_{kind}"] = {} if value in (None, False) else {kind: value}
+            shapes[f"guided_{kind}"] = {} if value in (None, False) else {kind: value, "place": f"guided_{kind}"}
         return shapes

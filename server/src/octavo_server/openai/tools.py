@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from octavo_server.openai.entries import Entries
 from octavo_server.output_parsing.tool_use import Mode, ToolSettings, ToolUse, tool_use
@@ -48,6 +48,11 @@ class ToolFields(BaseModel):
     tools: Entries[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    _places: list[str] | None = PrivateAttr(None)
+
+    def name_tools(self, places: list[str]) -> None:
+        """Set the names of the tools' schemas in a body of another dialect, for errors."""
+        self._places = places
 
     def described_tools(self) -> list[dict[str, Any]] | None:
         return None if self.tools is None else [tool.described() for tool in self.tools]
@@ -56,7 +61,8 @@ class ToolFields(BaseModel):
         """Check `tools` and `tool_choice`. Raises InvalidRequest if they are invalid or not allowed by `settings`."""
         mode: Mode | None = "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        return tool_use(self.described_tools(), mode, name, parallel=self.parallel_tool_calls, settings=settings)
+        parallel, places = self.parallel_tool_calls, self._places
+        return tool_use(self.described_tools(), mode, name, parallel=parallel, settings=settings, places=places)
 
 
 class CalledFunction(Struct):

@@ -1,13 +1,16 @@
 """Parsers of answers that a grammar forces to be calls, independent of the format that the model was trained on.
 
 For `tool_choice` "required" the answer is a JSON list of calls; for a named tool it is the JSON object of the tool's
-arguments. The module `tool_schema` builds both schemas.
+arguments. The module `tool_grammar` builds both shapes.
 """
 
 from collections.abc import Callable
 
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
+
+REQUIRED = CallNotation(before='"[" ws', call=json_call("parameters"), between='ws "," ws', after='ws "]"')
 
 
 class RequiredToolParser(ToolCallParser):
