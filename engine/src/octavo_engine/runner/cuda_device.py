@@ -3,6 +3,7 @@
 Decisions are pure functions of figures: `describe_problem` of what a machine has, `step_bytes` of a model's sizes.
 """
 
+import gc
 import importlib.util
 import logging
 import os
@@ -184,7 +185,11 @@ class CudaDevice:
             raise StartupError(f"--tensor-parallel-size {num_ranks} needs torch with NCCL on GPUs: use 1.")
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
-        """Read the memory of the GPUs; on those of other ranks, this process needs some hundred MiB from then on."""
+        """Read the memory of the GPUs; on those of other ranks, this process needs some hundred MiB from then on.
+
+        Memory that an earlier engine of this process has left is free.
+        """
+        self.release_unused_memory()
         first = self.torch_device.index
         figures = [torch.cuda.mem_get_info(index) for index in range(first, first + num_ranks)]
         return MemoryInfo(
@@ -232,6 +237,7 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
     def release_unused_memory(self) -> None:
+        gc.collect()  # graphs and the closures that they call hold each other
         torch.cuda.empty_cache()
 
     def is_lost(self, error: Exception) -> bool:

@@ -31,7 +31,7 @@ class EngineMemory:
     ) -> None:
         self._runner = runner
         self._backend = backend
-        self._device = device
+        self.device = device
         self._num_blocks = num_blocks
         self._load_model = load_model
         self._make_host = make_host
@@ -51,7 +51,7 @@ class EngineMemory:
                 self._drafter.model.renew_graphs()
                 self._drafter.cache.release()
         return_freed_memory()
-        self._device.release_unused_memory()
+        self.device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
         """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released."""

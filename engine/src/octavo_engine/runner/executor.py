@@ -118,6 +118,9 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         """Free the weights and the KV cache, and stop compiling grammars and reading adapters."""
+        device = None if self._memory is None else self._memory.device
         self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()
         self._adapter_thread.shutdown(wait=False, cancel_futures=True)
+        if device is not None:
+            device.release_unused_memory()
