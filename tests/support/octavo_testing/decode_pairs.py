@@ -72,7 +72,9 @@ class GraphedDevice(ShownDevice):
         return torch.clone
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
-        self.graphed = GraphedSteps(model.forward, limits, (1, 2, 4, 8), repeated, self.torch_device)
+        self.graphed = GraphedSteps(
+            model.forward, limits, (1, 2, 4, 8), repeated, self.torch_device, free_bytes=lambda: 0
+        )
         return self.graphed
 
 
@@ -125,6 +127,7 @@ class Side:
         assert runner.model.model is not None
         side = Side(runner, memory, device, ShownModel(runner.model.model))
         runner.replace_model(side.model)
+        runner.capture_graphs()
         return side
 
     def show_model(self) -> None:
@@ -132,6 +135,7 @@ class Side:
         assert self.runner.model.model is not None
         self.model = ShownModel(self.runner.model.model)
         self.runner.replace_model(self.model)
+        self.runner.capture_graphs()
 
 
 @dataclass

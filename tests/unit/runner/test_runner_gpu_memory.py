@@ -1,4 +1,4 @@
-"""Memory of a GPU that torch's allocator keeps: the next engine of a process finds it free. A double stands for the GPU."""
+"""Memory that torch's allocator keeps of an engine is free for the next one. A double stands for the GPU."""
 
 import weakref
 from pathlib import Path

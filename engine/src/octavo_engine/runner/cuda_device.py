@@ -225,7 +225,10 @@ class CudaDevice:
             _LOGGER.info("decode steps run without CUDA graphs: they are not supported with several ranks yet")
             return None
         sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
-        return GraphedSteps(model.forward, limits, sizes, GraphCapture(), self.torch_device)
+        return GraphedSteps(
+            *(model.forward, limits, sizes, GraphCapture(), self.torch_device),
+            free_bytes=lambda: torch.cuda.mem_get_info(self.torch_device)[0],
+        )
 
     def fetch(self) -> Fetch:
         return PinnedFetch()

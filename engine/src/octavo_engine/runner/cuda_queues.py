@@ -85,7 +85,8 @@ class GraphCapture:
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         work()  # kernels compile and libraries allocate their workspaces, which a capture does not allow
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # An adapter's thread may copy to the GPU meanwhile, which the mode "global" takes for an error of the capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = work()
         self._pool = self._pool or graph.pool()
         return graph.replay, output

@@ -36,9 +36,11 @@ class EngineMemory:
         self._load_model = load_model
         self._make_host = make_host
         self._drafter = drafter
+        self._released: set[MemoryTag] = set()
 
     def release(self, tag: MemoryTag) -> None:
         """Free the memory. No plan may run until `restore`."""
+        self._released.add(tag)
         if tag == "weights":
             self._runner.replace_model(None)
             if self._drafter is not None:
@@ -54,7 +56,10 @@ class EngineMemory:
         self.device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
-        """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released."""
+        """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released.
+
+        Once nothing is released any more, the graphs of decode steps are captured, so that no request waits for them.
+        """
         if tag == "weights":
             model = self._load_model()
             if self._drafter is not None:
@@ -65,6 +70,9 @@ class EngineMemory:
             self._runner.host = self._make_host()
             if self._drafter is not None:
                 self._drafter.cache.allocate()
+        self._released.discard(tag)
+        if not self._released:
+            self._runner.capture_graphs()
 
 
 def return_freed_memory() -> None:

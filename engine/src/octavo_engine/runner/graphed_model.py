@@ -25,6 +25,11 @@ class GraphedModel:
         has_graphs = self.model is not None and not self._is_eager
         self._graphs = self._device.step_graphs(self._loaded, self._limits) if has_graphs else None
 
+    def capture_graphs(self, backend: AttentionBackend) -> None:
+        """Capture the graphs of steps, if there are any; their memory and time are then no request's."""
+        if self._graphs is not None:
+            self._graphs.capture_all(backend)
+
     def forward(self, inputs: StepInputs, backend: AttentionBackend, *, may_replay: bool) -> Tensor:
         """Compute the hidden rows of a step. `may_replay`: a graph may compute them."""
         context = ForwardContext(batch=inputs.attention, backend=backend)

@@ -136,7 +136,15 @@ class Runner:
         """Run plans whose time, with compilation, does not count as a cost. Raises any error of a step."""
         for plan in plans:
             self._start(plan)()
+        self.capture_graphs()
         self._costs = CostMeter()
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture the graphs of decode steps. The weights and the KV cache must be allocated."""
+        self.model.capture_graphs(self._backend)
+        if self._drafter is not None:
+            self._drafter.model.capture_graphs(self._drafter.cache.backend)
 
     def _current_costs(self) -> StepCosts:
         costs = self._costs.current()

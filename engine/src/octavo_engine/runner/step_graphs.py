@@ -37,6 +37,10 @@ class RunnableModel(Protocol):
 
 
 class StepGraphs(Protocol):
+    def capture_all(self, backend: AttentionBackend) -> None:
+        """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
+        ...
+
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
         """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
 
@@ -77,6 +81,9 @@ class RecordedSteps:
         self._is_eager = False
         self._inputs = torch.zeros(2, MAX_GRAPH_ROWS, dtype=torch.int64)  # token ids and positions
         self.pool = Pool()
+
+    def capture_all(self, backend: AttentionBackend) -> None:
+        """Do nothing: a recording needs a step."""
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
         if self._is_eager or len(inputs.input_ids) > MAX_GRAPH_ROWS:
