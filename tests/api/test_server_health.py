@@ -4,10 +4,11 @@ import asyncio
 import errno
 import os
 import signal
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
+import httpx
 import pytest
 from octavo_engine.config import EngineConfig
 from octavo_testing.core_process import running, scripted_environment
@@ -39,19 +40,45 @@ async def health(served, status):
     return answer
 
 
-async def test_a_hung_core_is_detected_only_with_work_and_may_recover(config):
-    async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served, stopped(llm._core.pid):
-        for _ in range(3):
-            served.server._context.update_health()
-            await health(served, 200)
-        async with aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs:
-            reading = asyncio.create_task(anext(outputs))
+async def test_a_hung_core_is_detected_without_work_and_may_recover(config):
+    async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served:
+        async with stopped(llm._core.pid):
             answer = await health(served, 503)
-            assert "unfinished requests: 1;" in answer.json()["reason"]
-            assert (await served.http.get("/ping")).status_code == 503
-            os.kill(llm._core.pid, signal.SIGCONT)
-            await reading
-            await health(served, 200)
+            assert "unfinished requests: 0;" in answer.json()["reason"]
+        await health(served, 200)
+
+
+async def test_a_hung_core_is_detected_although_its_clients_leave_early(config):
+    limit_s, leave_after_s = 4.0, 3.0
+    clock = asyncio.get_running_loop().time
+
+    async def leave_early(served):
+        while True:
+            with suppress(httpx.ReadTimeout):
+                await served.http.post("/v1/completions", json={"prompt": "hi"}, timeout=leave_after_s)
+
+    async with running(config) as llm, serving(llm, health_stall_timeout_s=limit_s) as served, stopped(llm._core.pid):
+        began_s, leaving = clock(), asyncio.create_task(leave_early(served))
+        await health(served, 503)
+        assert clock() - began_s < 2 * limit_s
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+
+
+async def test_a_hung_core_is_detected_with_work_and_may_recover(config):
+    async with (
+        running(config) as llm,
+        serving(llm, health_stall_timeout_s=1.0) as served,
+        stopped(llm._core.pid),
+        aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs,
+    ):
+        reading = asyncio.create_task(anext(outputs))
+        answer = await health(served, 503)
+        assert "unfinished requests: 1;" in answer.json()["reason"]
+        assert (await served.http.get("/ping")).status_code == 503
+        os.kill(llm._core.pid, signal.SIGCONT)
+        await reading
+        await health(served, 200)
 
 
 async def test_the_cores_cpu_time_is_known_until_it_exits(config, monkeypatch):

@@ -55,6 +55,7 @@ class AsyncLLM:
         self._adapter_names = AdapterNames(core, config, ready)
         self._streams: dict[str, OutputStream] = {}  # by the request's id in the core
         self._serial = itertools.count()
+        self._num_answers = 0
         self._reader = asyncio.create_task(self._read_outputs())
         self._reader.add_done_callback(self._on_reader_end)
 
@@ -219,6 +220,14 @@ class AsyncLLM:
 
     def core_cpu_s(self) -> float:
         return self._core.cpu_s()
+
+    def probe_core(self) -> int:
+        """Ask the core for an answer, unless it owes one; return how many it has given.
+
+        While it gives memory back or restores it, which takes minutes and has a timeout of its own, each call counts.
+        """
+        self._num_answers += self._core.probe() or self._sleep_switch.is_switching
+        return self._num_answers
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -18,6 +18,10 @@ class SleepSwitch:
         self._core = core
         self._lock = asyncio.Lock()
 
+    @property
+    def is_switching(self) -> bool:
+        return self._lock.locked()
+
     async def sleep(self, tags: Iterable[MemoryTag]) -> None:
         async with self._lock:
             self.tags |= set(tags)  # no request is sent from now on

@@ -1,8 +1,10 @@
-"""`StallDetector` detects an engine with unfinished requests that makes no progress. Pure: it gets snapshots and times.
+"""`StallDetector` detects an engine that makes no progress. Pure: it gets snapshots and times.
 
-Progress is a finished step. A step may take long (a big prefill, a first compilation), so while the engine core sends
-no message at all, the CPU time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. A core that
-sends messages but finishes no step, or that uses no CPU time, makes no progress.
+Progress is a finished step and, without unfinished requests, an answer to the probe that the core gets each second.
+That a client has left is no progress, as clients that give up early would keep a core healthy that hangs.
+A step may take long (a big prefill, a first compilation), so while the engine core sends no message at all, the CPU
+time that it uses counts as progress too, up to `LONGEST_STEP` times the timeout. A core that sends messages but
+finishes no step, or that uses no CPU time, makes no progress.
 """
 
 from dataclasses import dataclass
@@ -16,11 +18,12 @@ BUSY_SHARE = 0.05  # CPU use, as a share of one CPU core between two snapshots, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
     """State of the engine core as its client sees it. Each message of the core brings a new `stats` object. `cpu_s`:
-    CPU seconds that its process has used."""
+    CPU seconds that its process has used. `num_answers`: probes that it has answered."""
 
     num_unfinished: int
     stats: EngineStats
     cpu_s: float
+    num_answers: int
 
 
 class StallDetector:
@@ -34,11 +37,11 @@ class StallDetector:
     def observe(self, snapshot: EngineSnapshot, now: float) -> None:
         last, self._last = self._last, snapshot
         elapsed, self._observed_s = now - self._observed_s, now
+        had_no_work = last is None or not (snapshot.num_unfinished and last.num_unfinished)
         if (
             last is None
-            or not snapshot.num_unfinished
-            or not last.num_unfinished
             or snapshot.stats.steps != last.stats.steps
+            or (had_no_work and snapshot.num_answers != last.num_answers)
         ):
             self._stepped_s = self._busy_s = now
         elif snapshot.stats is last.stats and snapshot.cpu_s - last.cpu_s > BUSY_SHARE * elapsed:
@@ -47,7 +50,7 @@ class StallDetector:
     def stall_reason(self, now: float) -> str | None:
         """Return the reason why the engine counts as stalled; None if it doesn't."""
         limit, last = self._timeout_s, self._last
-        if not limit or last is None or not last.num_unfinished:
+        if not limit or last is None:
             return None
         stepless_s, idle_s = now - self._stepped_s, now - max(self._stepped_s, self._busy_s)
         if idle_s < limit and stepless_s < limit * LONGEST_STEP:

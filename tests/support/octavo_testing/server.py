@@ -73,6 +73,7 @@ class ScriptedClient:
         self.resumed = asyncio.Event()
         self.held = asyncio.Event()
         self.requests: list[EngineRequest] = []
+        self.num_answers = 0
         self.adapter_error: Exception | None = None
         self.adapters = {
             module.name: NamedAdapter(scripted_hash(module.path), module.path, module.base_model_name)
@@ -141,6 +142,10 @@ class ScriptedClient:
 
     def core_cpu_s(self) -> float:
         return 0.0
+
+    def probe_core(self) -> int:
+        self.num_answers += 1
+        return self.num_answers
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         if self.adapter_error is not None:

@@ -28,6 +28,7 @@ STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 0.2  # messages of a process that has exited may still be in the sockets
 STDERR_FD = 2
+PROBE_ID = -1  # id of the call of `probe`
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -137,6 +138,16 @@ class CoreProcess:
     async def call_adapter(self, name: AdapterCallName, adapter: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
         """Load or unload an adapter. Raises InvalidRequest, Unavailable, and EngineDead as `call` does."""
         return await self._call(lambda call_id: messages.AdapterCall(call_id, name, adapter), timeout_s)
+
+    def probe(self) -> bool:
+        """Return True if the process has answered the last probe; then, and the first time, send the next one."""
+        waiting = self._calls.get(PROBE_ID)
+        if waiting is not None and not waiting.done():
+            return False
+        self._calls[PROBE_ID] = asyncio.get_running_loop().create_future()
+        with suppress(EngineDead):
+            self.send(messages.Call(PROBE_ID, "probe"))
+        return waiting is not None
 
     async def _call(self, message: Callable[[int], messages.ToCore], timeout_s: float) -> Answer:
         call_id = next(self._call_ids)

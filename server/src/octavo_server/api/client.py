@@ -95,6 +95,10 @@ class EngineClient(Protocol):
         """CPU seconds that the engine core's process has used; 0 after it has ended."""
         ...
 
+    def probe_core(self) -> int:
+        """Ask the engine core for an answer, unless it owes one; return how many it has given."""
+        ...
+
     def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
         """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
         grammar, and may run in any thread. Raises InvalidRequest."""

@@ -93,7 +93,12 @@ class ApiContext:
 
     def update_health(self) -> None:
         client = self.client
-        snapshot = EngineSnapshot(num_unfinished=client.num_unfinished, stats=client.stats, cpu_s=client.core_cpu_s())
+        snapshot = EngineSnapshot(
+            num_unfinished=client.num_unfinished,
+            stats=client.stats,
+            cpu_s=client.core_cpu_s(),
+            num_answers=client.probe_core(),
+        )
         self.stall.observe(snapshot, time.monotonic())
         self.publish_readiness()
 
