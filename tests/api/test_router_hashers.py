@@ -3,12 +3,13 @@
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from aiohttp import web
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.router.fleet.endpoint import StaticDiscovery
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.prefix_index import PrefixIndex
-from octavo_server.router.prompts.prompt_hashers import PromptHashers
+from octavo_server.router.prompts.prompt_hashers import MAX_CARD_BYTES, PromptHashers
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
 from octavo_testing.scripted import write_byte_model
@@ -55,6 +56,27 @@ async def test_a_replica_without_a_model_card_gets_requests(fake, status):
         await until(lambda: fleet.routable(MODEL))
         assert "/kv/model" in fake.paths
         assert readers.hasher_for(MODEL) is None
+
+
+async def test_a_card_is_read_up_to_its_limit(fake, caplog):
+    piece, num_sent = bytes(2**20), 0
+
+    async def send_without_end(request):
+        nonlocal num_sent
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while num_sent < 4 * MAX_CARD_BYTES:
+            await answer.write(piece)
+            num_sent += len(piece)
+        return answer
+
+    fake.answers["/kv/model"] = send_without_end
+    async with reading(fake.url) as (fleet, readers):
+        await until(lambda: fleet.routable(MODEL))
+        assert readers.hasher_for(MODEL) is None
+    assert MAX_CARD_BYTES <= num_sent < 2 * MAX_CARD_BYTES
+    assert f"more than {MAX_CARD_BYTES} bytes" in caplog.text
+    assert fake.paths.count("/kv/model") == 1
 
 
 async def test_one_card_of_a_hundred_replicas_is_fetched_once(tmp_path):

@@ -55,4 +55,4 @@ class StallDetector:
         stepless_s, idle_s = now - self._stepped_s, now - max(self._stepped_s, self._busy_s)
         if idle_s < limit and stepless_s < limit * LONGEST_STEP:
             return None
-        return f"unfinished requests: {last.num_unfinished}; no step was completed for {stepless_s:.0f} s"
+        return f"unfinished requests: {last.num_unfinished}; no progress for {stepless_s:.0f} s"

@@ -23,6 +23,8 @@ from octavo_server.router.prompts.prompt_hasher import PromptHasher
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
+#: Bytes of a model card; a card with the largest tokenizer known has some 40 MB.
+MAX_CARD_BYTES = 64 * 2**20
 AGAIN_S = 5.0
 
 #: A replica accepts a request's tenant only with the router secret; all requests with one API key are one tenant.
@@ -51,7 +53,12 @@ class PromptHashers:
         fleet.on_change.append(self._on_replica_change)
 
     async def start(self) -> None:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
+        # A compressed card could exceed the limit with its first bytes.
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=ANSWER_S),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,
+        )
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -98,7 +105,7 @@ class PromptHashers:
                 return
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("replica %s: its model card could not be fetched: %s", replica.name, error)
-            except (OctavoError, msgspec.MsgspecError) as error:
+            except (OctavoError, msgspec.MsgspecError, RecursionError) as error:
                 logger.warning("replica %s: unusable model card, prompts are only estimated: %s", replica.name, error)
                 return
             finally:
@@ -138,7 +145,14 @@ class PromptHashers:
             self._fleet.notify_change(replica)
 
     async def _card(self, replica: Replica) -> bytes:
+        """Raises OctavoError if the replica sends more than `MAX_CARD_BYTES`."""
         url = replica.url + "/kv/model"
         async with self._session.get(url, headers=self._headers(), allow_redirects=False) as answer:
             answer.raise_for_status()
-            return await answer.read()
+            card = bytearray()
+            async for data in answer.content.iter_any():
+                card += data
+                if len(card) > MAX_CARD_BYTES:
+                    answer.close()
+                    raise OctavoError(f"it has more than {MAX_CARD_BYTES} bytes, the limit")
+            return bytes(card)
