@@ -72,6 +72,16 @@ async def test_impossible_searches_are_refused(served, fields, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(("fields", "status"), [({}, 200), ({"logprobs": 1}, 503)])
+async def test_the_memory_of_beams_counts_in_the_budget_of_bodies(tmp_path, fields, status):
+    """A step holds two beams of up to 300 tokens, with four log-probabilities at each position if they are wanted."""
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), max_body_memory_bytes=2**17) as served:
+        answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, "max_tokens": 300, **fields})
+        assert answer.status_code == status
+        assert served.server._context.body_budget.num_bytes == 0
+        assert len(served.engine.requests) < 600 or status == 200
+
+
 async def test_a_failed_step_is_an_error(served):
     served.engine.fail_at = 0
     answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS})

@@ -6,14 +6,18 @@ Semantics are vLLM's: a step considers the 2 * `beam_width` most likely tokens o
 beam, and the score of a beam is its log-probability divided by its length (prompt included) ** `length_penalty`.
 """
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import PositionLogprobs, RequestOutput
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
 from octavo_engine.wire.sampling import SamplingParams
 
+S = TypeVar("S", bound=tuple[Any, ...])
 Generate = Callable[[list[TokenizedPrompt], SamplingParams], list[RequestOutput]]
 
 
@@ -61,15 +65,36 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
+class _Continuation(NamedTuple):
+    """A beam and its next token, from which the new beam is made only if it is one of the best."""
+
+    score: float
+    beam: BeamSearchSequence
+    token_id: int
+    position: PositionLogprobs
+    cum_logprob: float
+
+
 class BeamSearch:
     """The search for one prompt, without an engine: generate one token for `prompts()` with `step_params`, pass the
-    outputs to `advance`, and repeat until there are no prompts."""
+    outputs to `advance`, and repeat until there are no prompts.
+
+    It keeps at most `beam_width` open and as many completed beams. `keeps_logprobs`: beams have `logprobs`.
+    """
 
     def __init__(
-        self, prompt: TokenizedPrompt, params: BeamSearchParams, *, eos_token_id: int | None, max_model_len: int
+        self,
+        prompt: TokenizedPrompt,
+        params: BeamSearchParams,
+        *,
+        eos_token_id: int | None,
+        max_model_len: int,
+        keeps_logprobs: bool = True,
     ) -> None:
         self._params, self._eos_token_id, self._prompt = params, eos_token_id, prompt
+        self._end_token_id = None if params.ignore_eos else eos_token_id
         self._max_len = min(len(prompt.token_ids) + params.max_tokens, max_model_len)
+        self._keeps_logprobs = keeps_logprobs
         self._open = [BeamSearchSequence(tokens=list(prompt.token_ids), logprobs=[])]
         self._completed: list[BeamSearchSequence] = []
 
@@ -78,37 +103,61 @@ class BeamSearch:
         width, temperature = self._params.beam_width, self._params.temperature
         return SamplingParams(logprobs=2 * width, max_tokens=1, temperature=temperature)
 
+    @property
+    def beams(self) -> list[BeamSearchSequence]:
+        """All beams that are kept now."""
+        return self._open + self._completed
+
     def prompts(self) -> list[TokenizedPrompt]:
         return [replace(self._prompt, text=None, token_ids=beam.tokens) for beam in self._open]
 
     def advance(self, outputs: list[RequestOutput]) -> None:
         """Take one output for each prompt. Raises OctavoError if a step has failed."""
-        candidates = []
-        for beam, output in zip(self._open, outputs, strict=True):
-            for new in _continuations(beam, output):
-                if new.tokens[-1] == self._eos_token_id and not self._params.ignore_eos:
-                    new.finish_reason, new.stop_reason = "stop", self._eos_token_id
-                    self._completed.append(new)
-                else:
-                    candidates.append(new)
-        best = self._best(candidates)
-        if best and len(best[0].tokens) >= self._max_len:
-            for beam in best:
+        found = [new for pair in zip(self._open, outputs, strict=True) for new in self._continuations(*pair)]
+        ended = self._grown([new for new in found if new.token_id == self._end_token_id])
+        for beam in ended:
+            beam.finish_reason, beam.stop_reason = "stop", self._eos_token_id
+        self._open = self._grown([new for new in found if new.token_id != self._end_token_id])
+        if self._open and len(self._open[0].tokens) >= self._max_len:
+            for beam in self._open:
                 beam.finish_reason = "length"
-            self._completed += best
-            best = []
-        self._open = best
+            ended += self._open
+            self._open = []
+        kept = [(self._score(beam.tokens, beam.cum_logprob), beam) for beam in self._completed + ended]
+        self._completed = [beam for _, beam in self._best(kept)]
 
     def best(self) -> list[BeamSearchSequence]:
         """The beams of an ended search, the best first; at most `beam_width`."""
-        return self._best(self._completed)
+        return self._completed
 
-    def _best(self, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
-        def score(beam: BeamSearchSequence) -> float:
-            length = len(beam.tokens) - (beam.tokens[-1] == self._eos_token_id)
-            return beam.cum_logprob / float(max(length, 1) ** self._params.length_penalty)
+    def _continuations(self, beam: BeamSearchSequence, output: RequestOutput) -> Iterator[_Continuation]:
+        """Yield a continuation for each reported next token. Raises OctavoError if the step has failed."""
+        positions = output.outputs[0].logprobs
+        if output.error is not None or not positions:
+            raise OctavoError(f"A step of the beam search failed: {output.error or output.outputs[0].finish_reason}.")
+        for token_id, entry in positions[0].items():
+            cum_logprob = beam.cum_logprob + entry.logprob
+            score = self._score((token_id,), cum_logprob, num_before=len(beam.tokens))
+            yield _Continuation(score, beam, token_id, positions[0], cum_logprob)
 
-        return sorted(beams, key=score, reverse=True)[: self._params.beam_width]
+    def _grown(self, continuations: list[_Continuation]) -> list[BeamSearchSequence]:
+        """Return the beams of the best continuations."""
+        return [
+            BeamSearchSequence(
+                [*new.beam.tokens, new.token_id],
+                [*new.beam.logprobs, new.position] if self._keeps_logprobs else [],
+                new.cum_logprob,
+            )
+            for new in self._best(continuations)
+        ]
+
+    def _best(self, scored: list[S]) -> list[S]:
+        """Return the `beam_width` entries with the largest first items, the scores; of equal ones the first."""
+        return heapq.nlargest(self._params.beam_width, scored, key=itemgetter(0))
+
+    def _score(self, tokens: Sequence[int], cum_logprob: float, *, num_before: int = 0) -> float:
+        length = num_before + len(tokens) - (tokens[-1] == self._eos_token_id)
+        return cum_logprob / float(max(length, 1) ** self._params.length_penalty)
 
 
 def beam_search(
@@ -131,15 +180,3 @@ def beam_search(
     for beam in (beam for result in results for beam in result.sequences):
         beam.text = decode(beam.tokens)
     return results
-
-
-def _continuations(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
-    """Return a beam for each reported next token. Raises OctavoError if the step has failed."""
-    positions = output.outputs[0].logprobs
-    if output.error is not None or not positions:
-        raise OctavoError(f"A step of the beam search failed: {output.error or output.outputs[0].finish_reason}.")
-    position = positions[0]
-    return [
-        BeamSearchSequence([*beam.tokens, token_id], [*beam.logprobs, position], beam.cum_logprob + entry.logprob)
-        for token_id, entry in position.items()
-    ]

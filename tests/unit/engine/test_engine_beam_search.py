@@ -3,9 +3,11 @@
 import itertools
 import math
 import random
+from unittest.mock import Mock
 
+import octavo_engine.beam_search
 import pytest
-from octavo_engine.beam_search import BeamSearchParams, BeamSearchSequence, beam_search
+from octavo_engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, beam_search
 from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo_engine.wire.errors import OctavoError
@@ -88,6 +90,51 @@ def test_a_width_of_one_is_greedy() -> None:
         tokens = (*tokens, values.index(max(values)))
     (beam,) = search(beam_width=1, ignore_eos=True)
     assert tuple(beam.tokens) == tokens
+
+
+class KeepAll(BeamSearch):
+    """Keeps all completed beams until the end, as the definition of the search does."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.all = []
+
+    def advance(self, outputs):
+        self._completed = []
+        super().advance(outputs)
+        self.all += self._completed
+
+    def best(self):
+        return [beam for _, beam in self._best([(self._score(b.tokens, b.cum_logprob), b) for b in self.all])]
+
+
+@pytest.mark.parametrize("length_penalty", [-2.0, 0.0, 1.0, 2.5])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_search_keeps_few_beams_and_finds_the_same(width, length_penalty, monkeypatch) -> None:
+    made = Mock(side_effect=BeamSearchSequence)
+    monkeypatch.setattr(octavo_engine.beam_search, "BeamSearchSequence", made)
+    prompt = TokenizedPrompt(text=None, token_ids=list(PROMPT))
+    params = BeamSearchParams(beam_width=width, max_tokens=30, length_penalty=length_penalty)
+    kept, reference = (cls(prompt, params, eos_token_id=EOS, max_model_len=100) for cls in (BeamSearch, KeepAll))
+    while prompts := kept.prompts():
+        assert [p.token_ids for p in reference.prompts()] == [p.token_ids for p in prompts]
+        made.reset_mock()
+        kept.advance(generate(prompts, kept.step_params))
+        assert made.call_count <= 2 * width
+        assert len(kept.beams) <= 2 * width
+        reference.advance(generate(prompts, kept.step_params))
+    assert len(reference.all) > width
+    assert [beam.tokens for beam in kept.best()] == [beam.tokens for beam in reference.best()]
+
+
+def test_beams_without_logprobs_are_the_same() -> None:
+    prompt = TokenizedPrompt(text=None, token_ids=list(PROMPT))
+    params = BeamSearchParams(beam_width=2, max_tokens=STEPS)
+    searched = BeamSearch(prompt, params, eos_token_id=EOS, max_model_len=100, keeps_logprobs=False)
+    while prompts := searched.prompts():
+        searched.advance(generate(prompts, searched.step_params))
+    assert [beam.tokens for beam in searched.best()] == [beam.tokens for beam in search(beam_width=2)]
+    assert {len(beam.logprobs) for beam in searched.best()} == {0}
 
 
 def test_the_context_ends_a_search() -> None:

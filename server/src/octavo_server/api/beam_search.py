@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -11,13 +11,18 @@ from octavo_engine.frontend import TokenizedPrompt
 from octavo_engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo_engine.wire.sampling import SamplingParams
 
+from octavo_server.api.answer_state import LOGPROB_BYTES
 from octavo_server.api.client import EngineClient
+from octavo_server.http.body import BodyReservation
+
+#: Memory in bytes that each token of a beam takes, the prompt's included; beams share the numbers themselves.
+BEAM_TOKEN_BYTES = 16
 
 
 @dataclass(slots=True, kw_only=True)
 class BeamRun:
     """`params`: those of the request; `n` is the number of beams, and `max_tokens` fits the context. `adapter`: a name,
-    or empty."""
+    or empty. `reserve`: makes a reservation for the memory of the beams."""
 
     client: EngineClient
     engine_id: str
@@ -27,9 +32,11 @@ class BeamRun:
     priority: int
     turn: float
     adapter: str
+    reserve: Callable[[], BodyReservation]
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        """Yield an output without sequences after the first step, then all beams. Raises the engine's errors."""
+        """Yield an output without sequences after the first step, then all beams. Raises the engine's errors,
+        Unavailable beyond the memory budget, and Overloaded beyond the tenant's share."""
         search = BeamSearch(
             self.prompt,
             BeamSearchParams(
@@ -41,16 +48,25 @@ class BeamRun:
             ),
             eos_token_id=self.client.tokenizer.eos_token_id,
             max_model_len=self.client.max_model_len,
+            keeps_logprobs=self.params.logprobs is not None,
         )
         arrival_s, num_cached, has_started = time.monotonic(), 0, False
-        while prompts := search.prompts():
-            steps = await self._step(prompts, search.step_params)
-            if not has_started:
-                has_started, num_cached = True, steps[0].num_cached_tokens
-                yield self._output([], arrival_s, num_cached, finished=False)
-            search.advance(steps)
+        with self.reserve() as reservation:
+            while prompts := search.prompts():
+                steps = await self._step(prompts, search.step_params)
+                if not has_started:
+                    has_started, num_cached = True, steps[0].num_cached_tokens
+                    yield self._output([], arrival_s, num_cached, finished=False)
+                search.advance(steps)
+                reservation.add(max(0, self._num_bytes(search.beams) - reservation.num_bytes))
         beams = [self._completion(i, beam) for i, beam in enumerate(search.best())]
         yield self._output(beams, arrival_s, num_cached, finished=True)
+
+    def _num_bytes(self, beams: list[BeamSearchSequence]) -> int:
+        """Estimate the memory of the beams; each position has the log-probabilities of 2 n tokens."""
+        num_tokens = sum(len(beam.tokens) for beam in beams)
+        num_logprobs = 2 * self.params.n * sum(len(beam.logprobs) for beam in beams)
+        return BEAM_TOKEN_BYTES * num_tokens + LOGPROB_BYTES * num_logprobs
 
     async def _step(self, prompts: list[TokenizedPrompt], params: SamplingParams) -> list[RequestOutput]:
         """Generate one token for each prompt. A failure or a cancellation aborts the others."""

@@ -183,6 +183,7 @@ class Generation:
                 priority=self.priority,
                 turn=turn,
                 adapter=self.adapter,
+                reserve=self.reserve_answer,
             ).outputs()
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         limit_s = self.admission.limits.max_queue_time_s
