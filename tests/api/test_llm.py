@@ -126,6 +126,11 @@ def test_chat_renders_the_template(llm):
     assert [o.prompt for o in outputs] == ["<|im_start|>user\nhello<|im_end|>\n"] * 2
     (output,) = llm.chat(one, scripted("hey"), use_tqdm=False, chat_template="{{ messages[0].content }}!")
     assert output.prompt == "hello!"
+    printed = {"chat_template": "{{ messages[0].content | tojson }}", "chat_template_content_format": "openai"}
+    (output,) = llm.chat(one, scripted("hey"), use_tqdm=False, **printed)
+    assert output.prompt == '[{"type": "text", "text": "hello"}]'
+    with pytest.raises(StartupError, match="string, openai"):
+        llm.chat(one, use_tqdm=False, chat_template_content_format="json")
 
 
 def test_the_progress_bar_shows_token_rates(llm, capsys):

@@ -66,6 +66,29 @@ async def test_a_router_hashes_the_prompt_that_the_server_renders(server, reader
     assert [*prompt.hashes] == numbers_of(root, rendered["token_ids"], 16) != []
 
 
+SYSTEMS = [{"role": "system", "content": "be brief, " * 9}, {"role": "developer", "content": "be kind, " * 9}]
+ASKED = [*SYSTEMS, {"role": "user", "content": [{"type": "text", "text": "a question " * 9}] * 2}]
+LOOP = "{% for m in messages %}{{ m.role }}:CONTENT;{% endfor %}"
+TEMPLATED = {
+    "parts": {"chat_template": LOOP.replace("CONTENT", "{% for part in m.content %}{{ part.text }}|{% endfor %}")},
+    "first part": {"chat_template": LOOP.replace("CONTENT", "{{ m.content[0].text }}")},
+    "openai": {"chat_template": LOOP.replace("CONTENT", "{{ m.content }}"), "chat_template_content_format": "openai"},
+}
+
+
+@pytest.mark.parametrize("settings", TEMPLATED.values(), ids=TEMPLATED)
+async def test_a_router_renders_each_template_as_the_server_does(tmp_path, settings):
+    client = ScriptedClient(write_byte_model(tmp_path), max_model_len=4096, **settings)
+    async with serving(client, tools=HERMES) as served:
+        reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model")).content))
+        for more in ({}, {"tools": [TOOL]}):
+            body = {"messages": ASKED, **more}
+            rendered = (await served.http.post("/v1/chat/completions/render", json=body)).json()
+            hashes = [*reader.hash_prompt("chat", body, "").hashes]
+            assert hashes == numbers_of(reader.card.root, rendered["token_ids"], 16) != []
+            assert bytes(rendered["token_ids"]).count(b"a question " * 9) == 2
+
+
 async def test_the_longest_of_several_prompts_counts(reader):
     prompt = reader.hash_prompt("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
     assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)

@@ -39,14 +39,14 @@ def tokenizer_of(name):
 
 
 @functools.cache
-def template_of(name):
-    return ChatTemplate(TEMPLATES[name], SPECIAL)
+def template_of(name, content_format):
+    return ChatTemplate(TEMPLATES[name], SPECIAL, content_format=content_format)
 
 
 @functools.cache
-def reader_of(tokenizer_name, template_name, isolated):
+def reader_of(tokenizer_name, template_name, isolated, content_format):
     """Hasher of a card that was encoded and decoded."""
-    tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name)
+    tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name, content_format)
     card = KVModelCard(
         models=("m",),
         root=ROOT,
@@ -56,6 +56,7 @@ def reader_of(tokenizer_name, template_name, isolated):
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         chat_template=template.source,
+        chat_template_content_format=content_format,
         special_tokens=template.special_tokens,
         cache_isolation=isolated,
     )
@@ -106,14 +107,14 @@ def check(kind, body, **place):
     check_raw(kind, json.dumps(body).encode(), **place)
 
 
-def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False):
+def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False, form="auto"):
     """Compare the proxy's decoding of a body with the engine's."""
     body = msgspec.json.decode(raw)
-    prompts = engine_prompts(kind, raw, template_of(template), tokenizer_of(tokenizer))
+    prompts = engine_prompts(kind, raw, template_of(template, form), tokenizer_of(tokenizer))
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
     longest = max(prompts, key=len)
     adapter = ADAPTERS.get(body.get("model"), "")
-    prompt = reader_of(tokenizer, template, isolated).hash_prompt(kind, body, tenant, adapter=adapter)
+    prompt = reader_of(tokenizer, template, isolated, form).hash_prompt(kind, body, tenant, adapter=adapter)
     assert prompt.is_exact
     assert prompt.num_tokens == sum(map(len, prompts))
     assert len(prompt.hashes) == len(longest) // BLOCK
@@ -282,6 +283,15 @@ def test_a_long_conversation_turn_by_turn(tokenizer, template):
             {"role": ("user", "assistant")[turn % 2], "content": f"word a b {turn} ab. And more words " * 24}
         )
         check("chat", {"messages": messages}, tokenizer=tokenizer, template=template)
+
+
+@pytest.mark.parametrize("template", ["counted", "printed", "parts"])
+@pytest.mark.parametrize("form", ["auto", "string", "openai"])
+def test_content_in_each_format_has_the_engines_hashes(template, form):
+    parts = [{"type": "text", "text": "word a b"}, {"type": "input_text", "text": "ab"}]
+    for content in ("word a b", parts, [], None):
+        messages = [{"role": "system", "content": content}, {"role": "user", "content": content}]
+        check("chat", {"messages": messages}, template=template, form=form)
 
 
 SPELLINGS = (

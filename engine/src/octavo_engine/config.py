@@ -10,6 +10,7 @@ from typing import Any, Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 Quantization = Literal["gguf", "gptq", "awq", "compressed-tensors", "int8", "int4"]
+ContentFormatName = Literal["auto", "string", "openai"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -181,6 +182,7 @@ class EngineConfig:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    chat_template_content_format: ContentFormatName = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     max_schema_bytes: int = 131072

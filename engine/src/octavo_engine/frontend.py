@@ -86,7 +86,9 @@ class Frontend:
             model=model,
             tokenizer=tokenizer,
             text_files=text_files,
-            chat_template=load_chat_template(text_files, tokenizer, config.chat_template),
+            chat_template=load_chat_template(
+                text_files, tokenizer, config.chat_template, config.chat_template_content_format
+            ),
             max_model_len=config.max_model_len or context_length(model),
             default_sampling_params=default_sampling_params(config, model),
         )
@@ -213,11 +215,16 @@ class Frontend:
     def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
         return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
 
-    def template(self, override: str | None) -> ChatTemplate:
-        """Return `override` (a file or a template's text), else the model's chat template. Raises InvalidRequest."""
+    def template(self, override: str | None, content_format: str = "auto") -> ChatTemplate:
+        """Return `override` (a file or a template's text), else the model's chat template. Raises InvalidRequest.
+
+        `content_format`: the server's if "auto".
+        """
         chosen = self.chat_template
-        if override is not None:
-            chosen = load_chat_template(self.text_files, self.tokenizer, override)
+        if override is not None or content_format != "auto":
+            given = self.config.chat_template if override is None else override
+            form = self.config.chat_template_content_format if content_format == "auto" else content_format
+            chosen = load_chat_template(self.text_files, self.tokenizer, given, form)
         if chosen is None:
             raise InvalidRequest("The model has no chat template: pass chat_template.", param="chat_template")
         return chosen

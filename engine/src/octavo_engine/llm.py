@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from octavo_engine.assembly import RequestAssembly
 from octavo_engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from octavo_engine.config import ContentFormatName
 from octavo_engine.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
 from octavo_engine.frontend import Frontend, Prompt, ResolvedParams, TokenizedPrompt
@@ -107,6 +108,7 @@ class LLM(UnsupportedMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormatName = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
         lora_request: Adapters = None,
         **options: Any,
@@ -115,7 +117,9 @@ class LLM(UnsupportedMethods):
         names = ("add_generation_prompt", "continue_final_message", "tools")
         check_call({name: value for name, value in options.items() if name not in (*names, "use_tqdm")})
         given = {name: options[name] for name in names if name in options}
-        prompts = self._render(messages, chat_template=chat_template, **given, **(chat_template_kwargs or {}))
+        prompts = self._render(
+            messages, chat_template, chat_template_content_format, **given, **(chat_template_kwargs or {})
+        )
         return self._enqueue(self._build(self._adapt(prompts, lora_request), sampling_params, None))
 
     def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
@@ -151,6 +155,7 @@ class LLM(UnsupportedMethods):
         *,
         use_tqdm: bool = True,
         chat_template: str | None = None,
+        chat_template_content_format: ContentFormatName = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
@@ -162,7 +167,8 @@ class LLM(UnsupportedMethods):
         check_call(still_to_come)
         prompts = self._render(
             messages,
-            chat_template=chat_template,
+            chat_template,
+            chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
@@ -266,14 +272,14 @@ class LLM(UnsupportedMethods):
         ]
 
     def _render(
-        self, messages: list[Message] | list[list[Message]], *, chat_template: str | None, **options: Any
+        self, messages: list[Message] | list[list[Message]], template: str | None, content_format: str, **options: Any
     ) -> list[TokenizedPrompt]:
         """Render conversations. `options`: keywords of `ChatTemplate.render`."""
         conversations = cast(
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
         )
-        template = self._frontend.template(chat_template)
-        texts = [template.render(conversation, **options) for conversation in conversations]
+        chosen = self._frontend.template(template, content_format)
+        texts = [chosen.render(conversation, **options) for conversation in conversations]
         return [self._frontend.tokenize(text, add_special_tokens=False) for text in texts]
 
     def _build(

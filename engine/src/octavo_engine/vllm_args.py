@@ -201,7 +201,6 @@ OFFLINE_ARGUMENTS: dict[str, VllmArgument] = {"disable_log_stats": SWITCH, "stre
 
 #: Keywords of `LLM.generate` and `LLM.chat` that are not implemented.
 CALL_ARGUMENTS: dict[str, VllmArgument] = {
-    "chat_template_content_format": _values("auto", "string", missing="templates get text."),
     "mm_processor_kwargs": VllmArgument(**_NO_MEDIA),
     "prompt_adapter_request": VllmArgument(**_NO_PROMPT_ADAPTERS),
 }

@@ -62,9 +62,14 @@ PRINTED = (
     "{% for m in messages %}<|im_start|>{{ m | tojson }}{{ m.content | upper }}{% if 'a' in m.content %}A{% endif %}"
     "{% for key in m %}{{ key }}{% endfor %}<|im_end|>{% endfor %}{{ messages[0].content }}"
 )
+#: Users' and systems' messages as parts, those of the assistant as text.
+PARTS = """{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message.role + '<|im_sep|>' }}
+{%- if message.role == 'assistant' %}{{ message.content + '' }}
+{%- else %}{% for part in message.content %}{{ part.text }}{% if not loop.last %}{{ ' + ' }}{% endif %}{% endfor %}
+{%- endif %}{{ '<|im_end|>' }}{% endfor %}"""
 TEMPLATES = {
     "chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "qwen": QWEN, "counted": COUNTED,
-    "printed": PRINTED,
+    "printed": PRINTED, "parts": PARTS,
 }  # fmt: skip
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -1,6 +1,7 @@
 """Chat templates: their variables, their errors and their sources."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text import template as template_module
+from octavo_engine.text.messages import MessageRules, normalise_messages
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_testing.tiny_tokenizers import byte_level_tokenizer
@@ -75,11 +77,22 @@ def test_arguments_are_an_object_and_text(arguments: Any, expression: str, text:
         ("{% if messages[0]['content'] is none %}calls{% endif %}", "calls"),
         ("{% if messages[0].content is not none %}text{% else %}calls{% endif %}", "calls"),
         ("{{ messages[0].content + 'x' }}", "x"),
+        ("{# content is none #}{{ messages[0].content }}", ""),
+        ("{% if messages[0].content == none %}calls{% endif %}", "calls"),
         ("{% if messages[0].reasoning_content is none %}{% endif %}{{ messages[0].content + 'x' }}", "x"),
     ],
 )
 def test_null_content_of_calls_is_kept_if_the_template_tests_it(source: str, text: str) -> None:
     assert ChatTemplate(source).render([CALL]) == text
+
+
+@pytest.mark.parametrize("body", ["{{ m.content }}", "{{ m.content | length }}"])
+def test_null_content_of_calls_is_empty_text_if_the_template_tests_it_but_cannot_render_it(body: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is none and not m.tool_calls %}-{% else %}BODY{% endif %}{% endfor %}"
+    )
+    rendered = ChatTemplate(source.replace("BODY", body)).render([CALL])
+    assert rendered == ChatTemplate(source.replace("BODY", body)).render([{**CALL, "content": ""}])
 
 
 def test_other_null_content_is_empty_text() -> None:
@@ -242,19 +255,22 @@ TEMPLATES = sorted(Path(os.environ.get("OCTAVO_LLAMA_VOCABS", "/nonexistent"), "
 @pytest.mark.parametrize("path", TEMPLATES, ids=[path.stem for path in TEMPLATES])
 @pytest.mark.parametrize("with_tools", [True, False])
 def test_real_templates_render_as_transformers_renders_them(path: Path, with_tools: bool) -> None:
-    """Both render the same text, or both raise an error."""
+    """Both render the same text, with null or empty content of the call, or both raise an error."""
     jinja = pytest.importorskip("transformers.utils.chat_template_utils")
     source = path.read_text(encoding="utf-8")
     messages = CHAT if with_tools else [CHAT[0], CHAT[3], CHAT[4]]
     tools = TOOLS if with_tools else None
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    normal = template_module.normalise_messages(messages)
-    try:
-        expected = jinja._compile_jinja_template(source).render(
-            messages=normal, tools=tools, add_generation_prompt=True, **tokens
-        )
-    except (TemplateError, TypeError):
+    compiled = jinja._compile_jinja_template(source)
+    expected = []
+    for keeps_null in (True, False):
+        normal = normalise_messages(messages, MessageRules(keeps_null=keeps_null))
+        with suppress(TemplateError, TypeError):
+            expected.append(compiled.render(messages=normal, tools=tools, add_generation_prompt=True, **tokens))
+    if expected:
+        text = ChatTemplate(source, tokens).render(messages, tools=tools)
+        assert text in expected
+        assert text.count("None") == min(each.count("None") for each in expected)
+    else:
         with pytest.raises(InvalidRequest):
             ChatTemplate(source, tokens).render(messages, tools=tools)
-        return
-    assert ChatTemplate(source, tokens).render(messages, tools=tools) == expected

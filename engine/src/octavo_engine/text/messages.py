@@ -1,13 +1,14 @@
-"""Normalises chat messages for templates: text content, arguments of tool calls as objects, no nulls.
+"""Normalises chat messages for templates: content in the template's format, arguments of calls as objects, no nulls.
 
-Clients send content as a string, a list of parts or null; templates concatenate it with strings. A part that is not
-text raises an error that names it, since a model that cannot see an image would answer as if there were none. The input
-is never changed.
+Clients send content as a string, a list of parts or null; most templates concatenate it with strings, others read the
+parts. A part that is not text raises an error that names it, since a model that cannot see an image would answer as if
+there were none. The input is never changed.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from octavo_engine.wire.errors import InvalidRequest
 
@@ -17,6 +18,30 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+
+
+class ContentFormat(NamedTuple):
+    """`wraps`: a text becomes a list of one part. `joins`: several parts become one text, with newlines between."""
+
+    wraps: bool = False
+    joins: bool = True
+
+
+TEXT, PARTS = ContentFormat(), ContentFormat(wraps=True, joins=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRules:
+    """Properties of a template that determine the form of its messages.
+
+    `keeps_null`: null content of a message with tool calls stays None, for templates that test for it.
+    `knows_developer`: False renames OpenAI's newer role "developer" to "system", as templates omit unknown roles.
+    `formats`: by role, or "call" for a message with tool calls; a role that is missing has the format of "user".
+    """
+
+    keeps_null: bool = False
+    knows_developer: bool = True
+    formats: Mapping[str, ContentFormat] = field(default_factory=dict)
 
 
 class ToolArguments(dict[str, Any]):
@@ -36,18 +61,41 @@ class ToolArguments(dict[str, Any]):
         return other + self._text
 
 
-def normalise_messages(messages: Sequence[Mapping[str, Any]], *, keeps_null: bool = False) -> list[dict[str, Any]]:
-    """Normalise messages. Raises InvalidRequest, which names the message.
-
-    `keeps_null`: null content of a message with tool calls stays None, for templates that test for it.
-    """
+def normalise_messages(
+    messages: Sequence[Mapping[str, Any]], rules: MessageRules = MessageRules()
+) -> list[dict[str, Any]]:
+    """Normalise messages. Raises InvalidRequest, which names the message."""
     if not messages:
         raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
     normal = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    for sent, message in zip(messages, normal, strict=True):
-        if keeps_null and sent.get("content") is None and "tool_calls" in message:
-            message["content"] = None
+    for message in normal:
+        if message["role"] == "developer" and not rules.knows_developer:
+            message["role"] = "system"
+        content, has_calls = message["content"], "tool_calls" in message
+        if content is not None or not (rules.keeps_null and has_calls):
+            wanted = rules.formats.get("call" if has_calls else message["role"])
+            message["content"] = _in_format(content, wanted or rules.formats.get("user", TEXT))
     return normal
+
+
+def _in_format(content: str | list[str] | None, wanted: ContentFormat) -> str | list[dict[str, str]]:
+    if content is None:
+        content = [] if wanted == PARTS else ""
+    if wanted.joins and not isinstance(content, str):
+        content = "\n".join(content)
+    if isinstance(content, str) and not wanted.wraps:
+        return content
+    return [{"type": "text", "text": text} for text in ([content] if isinstance(content, str) else content)]
+
+
+def append_text(message: dict[str, Any], text: str) -> None:
+    """Append a text to the content of a normalised message."""
+    if isinstance(message["content"], str):
+        message["content"] += text
+    elif message["content"]:
+        message["content"][-1]["text"] += text
+    else:
+        message["content"].append({"type": "text", "text": text})
 
 
 def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -56,7 +104,7 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if message.get("function_call"):
         raise InvalidRequest(f"{where}.function_call is not supported: send tool_calls instead.", param=where)
     normal = {key: value for key, value in message.items() if value is not None}
-    normal["content"] = content_text(message.get("content"), f"{where}.content")
+    normal["content"] = _texts(message.get("content"), f"{where}.content")
     if "reasoning" in normal:
         normal.setdefault("reasoning_content", normal["reasoning"])
     calls = _tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
@@ -69,13 +117,17 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def content_text(content: object, where: str) -> str:
     """Return the text of a message's content; parts are joined by newlines. Raises InvalidRequest."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
+    texts = _texts(content, where)
+    return texts if isinstance(texts, str) else "\n".join(texts or ())
+
+
+def _texts(content: object, where: str) -> str | list[str] | None:
+    """Return a text, the texts of parts, or None for null. Raises InvalidRequest."""
+    if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} must be a string, a list of parts, or null.", param=where)
-    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
 
 
 def _part_text(part: object, where: str) -> str:

@@ -5,15 +5,17 @@ is caused by the request or the template and becomes InvalidRequest. Rendering i
 template is no more trustworthy than the weights that it came with.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.messages import normalise_messages
+from octavo_engine.text.messages import PARTS, TEXT, ContentFormat, MessageRules, append_text, normalise_messages
 from octavo_engine.text.sandbox import RaisedByTemplate, RangeBudget, template_environment
 from octavo_engine.text.template_meter import METER, Meter, meter_tree
 from octavo_engine.text.tokenizer import Tokenizer, token_content
@@ -24,10 +26,27 @@ MAX_CHARS = 16 << 20
 MAX_RANGE_ITEMS = 1_000_000
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-#: Matches the test in a template whether a message's content is null.
-_TESTS_CONTENT = re.compile(r"""\bcontent(["']\])? is (not )?none""", re.IGNORECASE)
 #: Marks the end of the last message, with private-use characters that no message contains by accident.
 _END_MARK = "\ue0f0octavo\ue0f1"
+_FIRST, _SECOND = "\ue0f0first\ue0f1", "\ue0f0second\ue0f1"
+_USER = {"role": "user", "content": "Hi"}
+_ASSISTANT = {"role": "assistant", "content": None}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+_CALLS = {**_ASSISTANT, "tool_calls": [_CALL]}
+_RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "add", "content": "1"}
+_FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+#: Key of `MessageRules.formats` -> a conversation that shows how a template renders one message of it, and its place.
+_SAMPLES: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "user": ([_USER], 0),
+    "system": ([{"role": "system"}, _USER], 0),
+    "developer": ([{"role": "developer"}, _USER], 0),
+    "assistant": ([_USER, _ASSISTANT, _USER], 1),
+    "call": ([_USER, _CALLS, _RESULT], 1),
+    "tool": ([_USER, _CALLS, _RESULT], 2),
+}
+_SAMPLES_SHARE = 10  # of the limits of a rendering; known templates take up to a 150th
+_FORMATS = {"string": TEXT, "openai": PARTS}
 
 
 class EdgeTokens(Protocol):
@@ -43,18 +62,29 @@ class EdgeTokens(Protocol):
 
 
 class ChatTemplate:
-    """A thread-safe template. `special_tokens`: variables that the template may use, e.g. `bos_token`."""
+    """A thread-safe template. `special_tokens`: variables that the template may use, e.g. `bos_token`.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    `content_format`: "string" or "openai" (lists of parts) for the content of all messages; "auto": for each role, a
+    format in which the template renders the text.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, *, content_format: str = "auto"
+    ) -> None:
+        if content_format not in ("auto", *_FORMATS):
+            message = f"chat_template_content_format is {content_format!r}: use one of auto, {', '.join(_FORMATS)}."
+            raise InvalidRequest(message, param="chat_template_content_format")
         environment = template_environment()
         try:
-            self._template = environment.from_string(meter_tree(environment.parse(source)))
+            tree = environment.parse(source)
+            self._tests_null = _tests_null_content(tree)
+            self._template = environment.from_string(meter_tree(tree))
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
             raise InvalidRequest(message, param="chat_template") from error
         self.source = source
-        self._tests_content = _TESTS_CONTENT.search(source) is not None
         self.special_tokens = dict(special_tokens or {})
+        self.content_format = content_format
 
     def render(
         self,
@@ -70,9 +100,7 @@ class ChatTemplate:
 
         `continue_final_message`: the prompt ends with the last message's text, so that the model continues it.
         """
-        conversation = normalise_messages(messages, keeps_null=self._tests_content)
-        if "developer" not in self.source:
-            _rename_developer(conversation)
+        conversation = normalise_messages(messages, self._rules)
         if continue_final_message:
             if add_generation_prompt:
                 message = "continue_final_message and add_generation_prompt cannot both be true."
@@ -80,19 +108,71 @@ class ChatTemplate:
             if messages[-1].get("content") is None:
                 where = f"messages[{len(messages) - 1}].content"
                 raise InvalidRequest(f"{where} is null: continue_final_message needs a text to continue.", param=where)
-            conversation[-1]["content"] += _END_MARK
-        given = {
-            **self.special_tokens,
-            **kwargs,
-            "messages": conversation,
-            "tools": list(tools) if tools else None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = "".join(self._pieces(given))
+            append_text(conversation[-1], _END_MARK)
+        given = {**self.special_tokens, **kwargs, "messages": conversation, "tools": list(tools) if tools else None}
+        text = "".join(self._pieces({**given, "add_generation_prompt": add_generation_prompt}, _limits()))
         return _up_to_mark(text) if continue_final_message else text
 
-    def _pieces(self, given: dict[str, Any]) -> Iterator[str]:
-        num_chars, limits = 0, {"range": RangeBudget(MAX_RANGE_ITEMS), METER: Meter()}
+    @cached_property
+    def _rules(self) -> MessageRules:
+        """Rules that follow from renderings of short conversations, which share a part of the limits of one."""
+        limits, rules = _limits(share=_SAMPLES_SHARE), MessageRules(knows_developer="developer" in self.source)
+        if self.content_format != "auto":
+            rules = replace(rules, formats={"user": _FORMATS[self.content_format]})
+        for kind in _SAMPLES if self.content_format == "auto" else ():
+            rules = replace(rules, formats={**rules.formats, kind: self._format_of(kind, rules, limits)})
+        return replace(rules, keeps_null=self._tests_null and self._renders_null(rules, limits))
+
+    def _renders_null(self, rules: MessageRules, limits: Mapping[str, Any]) -> bool:
+        """False for a template that rejects null content of a message with calls, or prints it as "None"."""
+        conversation, _ = _SAMPLES["call"]
+        empty, null = (
+            self._sample(conversation, replace(rules, keeps_null=keeps_null), limits) for keeps_null in (False, True)
+        )
+        return bool(null or not empty) and null.count("None") == empty.count("None")
+
+    def _format_of(self, kind: str, rules: MessageRules, limits: Mapping[str, Any]) -> ContentFormat:
+        """Format of content: parts, if the template loses a text; several parts, if it renders them like texts."""
+        conversation, place = _SAMPLES[kind]
+
+        def rendered(texts: list[str], wanted: ContentFormat, tools: list[dict[str, Any]] | None) -> str:
+            message = {**conversation[place], "content": texts}
+            messages = [*conversation[:place], message, *conversation[place + 1 :]]
+            return self._sample(messages, replace(rules, formats={**rules.formats, kind: wanted}), limits, tools)
+
+        samples = [
+            (
+                rendered([_FIRST], TEXT, tools),
+                rendered([_FIRST], PARTS, tools),
+                rendered([_FIRST, _SECOND], PARTS, tools),
+            )
+            for tools in (None, _TOOLS)
+        ]
+        shown = [(_FIRST in text, _FIRST in part) for text, part, _ in samples]
+        wraps = (False, True) in shown and (True, False) not in shown
+        takes_several = [
+            _FIRST in parts and _SECOND in parts and (wraps or part == text)
+            for text, part, parts in samples
+            if text or part
+        ]
+        return ContentFormat(wraps, joins=not takes_several or not all(takes_several))
+
+    def _sample(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rules: MessageRules,
+        limits: Mapping[str, Any],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        """Render a conversation, or return an empty text if the template rejects it."""
+        given = {"messages": normalise_messages(messages, rules), "tools": tools, "add_generation_prompt": True}
+        try:
+            return "".join(self._pieces({**self.special_tokens, **given}, limits))
+        except InvalidRequest:
+            return ""
+
+    def _pieces(self, given: dict[str, Any], limits: Mapping[str, Any]) -> Iterator[str]:
+        num_chars = 0
         try:
             for piece in self._template.generate(given, **limits):
                 num_chars += len(piece)
@@ -114,11 +194,23 @@ class ChatTemplate:
             raise InvalidRequest(message, param="messages") from error
 
 
-def _rename_developer(conversation: list[dict[str, Any]]) -> None:
-    """Rename OpenAI's newer role "developer" to "system": other templates would omit the message."""
-    for message in conversation:
-        if message["role"] == "developer":
-            message["role"] = "system"
+def _limits(share: int = 1) -> dict[str, Any]:
+    meter = Meter()
+    meter.steps_left //= share
+    meter.bytes_left //= share
+    return {"range": RangeBudget(MAX_RANGE_ITEMS), METER: meter}
+
+
+def _tests_null_content(tree: nodes.Template) -> bool:
+    """True if the template tests whether the content of a message is null: `content is none` or `content == none`."""
+    tested = [test.node for test in tree.find_all(nodes.Test) if test.name == "none"]
+    tested += [c.expr for c in tree.find_all(nodes.Compare) if any(op.expr == nodes.Const(None) for op in c.ops)]
+    return any(
+        (isinstance(node, nodes.Name) and node.name == "content")
+        or (isinstance(node, nodes.Getattr) and node.attr == "content")
+        or (isinstance(node, nodes.Getitem) and node.arg == nodes.Const("content"))
+        for node in tested
+    )
 
 
 def _up_to_mark(text: str) -> str:
@@ -129,7 +221,9 @@ def _up_to_mark(text: str) -> str:
     return text[:end]
 
 
-def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | None = None) -> ChatTemplate | None:
+def load_chat_template(
+    files: ModelFiles, tokenizer: Tokenizer, override: str | None = None, content_format: str = "auto"
+) -> ChatTemplate | None:
     """Load `override` (the value of --chat-template: a file or a template's text), else the checkpoint's own template.
 
     Return None if there is none. Raises StartupError for a template that cannot be used.
@@ -138,7 +232,7 @@ def load_chat_template(files: ModelFiles, tokenizer: Tokenizer, override: str | 
     if source is None:
         return None
     try:
-        return ChatTemplate(source, special_tokens(files.tokenizer_config, tokenizer))
+        return ChatTemplate(source, special_tokens(files.tokenizer_config, tokenizer), content_format=content_format)
     except InvalidRequest as error:
         hint = f"{files.name}: {error} Pass a valid one by --chat-template." if override is None else str(error)
         raise StartupError(hint) from error

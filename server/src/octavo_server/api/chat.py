@@ -146,4 +146,5 @@ def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRender
     if not context.config.trust_request_chat_template:
         message = "chat_template needs a server with --trust-request-chat-template: leave it out."
         raise InvalidRequest(message, param="chat_template")
-    return ChatTemplate(body.chat_template, special_tokens(client.tokenizer_config, client.tokenizer))
+    tokens = special_tokens(client.tokenizer_config, client.tokenizer)
+    return ChatTemplate(body.chat_template, tokens, content_format=client.config.chat_template_content_format)

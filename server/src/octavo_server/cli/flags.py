@@ -43,6 +43,8 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "vllm: vLLM's defaults; otherwise a folder with a generation_config.json.",
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
         "chat_template": "Jinja chat template, as a file or as text.",
+        "chat_template_content_format": "Content of messages for the template; string: text; openai: a list of parts; "
+        "auto: for each role, what the template renders.",
         "num_threads": "Number of CPU threads that run the model.",
         "tensor_parallel_size": "Number of processes (ranks) that divide each layer of the model among them.",
         "distributed_timeout_seconds": "Seconds after which a rank that does not answer during a step ends the engine.",

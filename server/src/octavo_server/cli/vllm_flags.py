@@ -25,9 +25,6 @@ SERVER_ARGUMENTS: dict[str, VllmArgument] = {
     **dict.fromkeys(("data_parallel_supervisor_port", "dp_supervisor_probe_interval_s"), SETTING),
     **dict.fromkeys(("dp_supervisor_probe_timeout_s", "dp_supervisor_probe_failure_threshold"), SETTING),
     "disable_frontend_multiprocessing": OLD_SWITCH,
-    "chat_template_content_format": VllmArgument(
-        fulfilled=("auto", "string"), missing="chat templates get the contents of messages as text."
-    ),
     "middleware": VllmArgument(is_list=True, **_NO_PLUGIN),
     "tool_parser_plugin": VllmArgument(fulfilled=("",), **_NO_PLUGIN),
     "tool_server": VllmArgument(missing="the server runs no tools.", remedy="run tools in the client."),

@@ -18,6 +18,7 @@ TEMPLATE_FIELDS = ("documents", "reasoning_effort")
 class ChatRenderer(Protocol):
     source: str
     special_tokens: dict[str, str]
+    content_format: str
 
     def render(
         self,

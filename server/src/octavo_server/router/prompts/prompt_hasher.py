@@ -67,7 +67,10 @@ class PromptHasher:
     def from_card(cls, card: KVModelCard) -> "PromptHasher":
         """Build a hasher. Raises OctavoError if the card's tokenizer or chat template is unusable."""
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
-        template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
+        template = None
+        if card.chat_template is not None:
+            form = card.chat_template_content_format
+            template = ChatTemplate(card.chat_template, card.special_tokens, content_format=form)
         return cls(card, tokenizer, template)
 
     def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str, *, adapter: str = "") -> Prompt:
