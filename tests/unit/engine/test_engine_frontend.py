@@ -159,6 +159,13 @@ def test_bad_words_are_tokenised_with_and_without_a_space(load):
     assert words == [text_ids(form) for form in ("no", " no", "way", " way")]
 
 
+@pytest.mark.parametrize("space", [" ", "  ", "   ", "\n", "\n\n", "\t ", " \n", "\u3000"])
+def test_white_space_of_a_bad_word_is_banned_as_it_was_sent(load, space):
+    params = SamplingParams(bad_words=[space, f"{space}  no"])
+    words = build(load(), params=params).params.bad_words_token_ids
+    assert words == [text_ids(space), text_ids(f"{space}  no")]
+
+
 def test_priority_needs_its_policy(load):
     with pytest.raises(InvalidRequest, match="priority=3"):
         build(load(), priority=3)

@@ -9,6 +9,7 @@ import pytest
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.template import load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+from octavo_engine.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.real_model
 
@@ -28,6 +29,15 @@ def test_ids_equal_llama_cpp(tokenizer: Tokenizer, text: str, ids: list[int]) ->
 
 def test_digits_are_split_and_spaces_are_not(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_str(i) for i in tokenizer.encode("a  1")] == ["a", "  ", "1"]
+
+
+def test_a_bad_word_of_white_space_bans_its_own_token_only(tokenizer: Tokenizer) -> None:
+    spaces = {tokenizer.token_str(i): i for i in range(tokenizer.vocab_size) if tokenizer.token_str(i).isspace()}
+    assert len(spaces) > 20
+    for text, token_id in spaces.items():
+        params = SamplingParams(bad_words=[text])
+        params.update_from_tokenizer(tokenizer)
+        assert params.bad_words_token_ids == [[token_id]], repr(text)
 
 
 def test_role_tokens_are_found(tokenizer: Tokenizer) -> None:

@@ -134,8 +134,9 @@ class SamplingParams:
             self.stop_token_ids = list(dict.fromkeys(new))
 
     def update_from_tokenizer(self, tokenizer: Encoder) -> None:
-        """Tokenise each bad word twice: as it appears at the start of a text and after a space."""
-        forms = [prefix + word.lstrip() for word in self.bad_words or () for prefix in ("", " ")]
+        """Tokenise each bad word twice: as it appears at the start of a text and after a space. White space that begins
+        a word, other than one space, is part of the word."""
+        forms = [form for word in self.bad_words or () for form in _word_forms(word)]
         sequences = [tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms]
         self.bad_words_token_ids = [list(ids) for ids in dict.fromkeys(sequences) if ids]
 
@@ -233,6 +234,11 @@ class SamplingParams:
             value = getattr(self, name)
             rule = " or ".join(repr(choice) for choice in accepted)
             _check(value in accepted, name, f"{rule}, as this version does not implement it", value)
+
+
+def _word_forms(word: str) -> list[str]:
+    bare = word.removeprefix(" ")
+    return [word] if not bare or bare[0].isspace() else [bare, f" {bare}"]
 
 
 def _read_bias(given: dict[Any, Any]) -> dict[int, float]:
