@@ -1,5 +1,10 @@
 """Texts for users: the banner and the log line about load."""
 
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
 from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.records import EngineStats
 from octavo_server.cli.banner import banner
@@ -13,6 +18,8 @@ class Engine:
         max_model_len=2048, num_blocks=512, num_host_blocks=0, block_size=16, dtype="bfloat16", kv_dtype="bfloat16",
         device="cpu", weights_fingerprint="f", hash_root=b"", weights_bytes=2**29, kv_bytes=2**28,
     )  # fmt: skip
+    chat_template = object()
+    model_config = SimpleNamespace(pooling=None)
 
 
 def test_banner_shows_capacity_address_and_example():
@@ -23,6 +30,24 @@ def test_banner_shows_capacity_address_and_example():
     assert url.startswith("serving at http://localhost:8000/v1 after 4.2 s")
     assert '"model": "a"' in example
     assert "Authorization" not in example
+
+
+@pytest.mark.parametrize(
+    ("pooling", "template", "route", "field"),
+    [
+        (None, object(), "/v1/chat/completions", "messages"),
+        (None, None, "/v1/completions", "prompt"),
+        (object(), object(), "/v1/embeddings", "input"),
+        (object(), None, "/v1/embeddings", "input"),
+    ],
+)
+def test_example_command_is_for_a_route_that_the_model_serves(pooling, template, route, field):
+    engine = Engine()
+    engine.model_config, engine.chat_template = SimpleNamespace(pooling=pooling), template
+    *_, example = banner(engine, ServerConfig(served_model_names=("a",)), 8000, 4.25)
+    url, body = re.fullmatch(r"try: curl (\S+) -H \S+ \S+ -d '(.*)'", example).groups()
+    assert (url, json.loads(body)["model"]) == (f"http://localhost:8000{route}", "a")
+    assert field in json.loads(body)
 
 
 def test_example_command_never_shows_the_key():

@@ -6,7 +6,12 @@ from octavo_server.api.client import EngineClient
 from octavo_server.config import ServerConfig
 
 GIB = 2**30
-TRY_MAX_TOKENS = 32
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+_EXAMPLES = {
+    CHAT: '"max_tokens": 32, "messages": [{"role": "user", "content": "Hello"}]',
+    COMPLETIONS: '"max_tokens": 32, "prompt": "Hello"',
+    EMBEDDINGS: '"input": "Hello"',
+}
 
 
 def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
@@ -16,25 +21,23 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
     url = f"{scheme}://localhost" if config.uds else f"{scheme}://{reachable_host(config.host)}:{port}"
     socket = "" if config.uds is None else f" (Unix socket {config.uds})"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
+    route = EMBEDDINGS if client.model_config.pooling else CHAT if client.chat_template else COMPLETIONS
+    example = example_command(name, url, route=route, needs_key=config.needs_key, uds=config.uds)
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
         f"room for {num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1{socket} after {start_s:.1f} s; documentation at {url}/docs",
-        *(
-            [] if config.trusts_router else [example_command(name, url, needs_key=config.needs_key, uds=config.uds)]
-        ),  # behind a router, requests should go to the router
+        *([] if config.trusts_router else [example]),  # behind a router, requests should go to the router
     ]
 
 
-def example_command(model: str, url: str, *, needs_key: bool, uds: Path | None = None) -> str:
-    """A curl command. `uds`: Unix socket of the server."""
-    body = (
-        f'{{"model": "{model}", "max_tokens": {TRY_MAX_TOKENS}, "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    )
+def example_command(model: str, url: str, *, route: str = CHAT, needs_key: bool, uds: Path | None = None) -> str:
+    """A curl command for a route that the model serves. `uds`: Unix socket of the server."""
+    body = f'{{"model": "{model}", {_EXAMPLES[route]}}}'
     key = "-H 'Authorization: Bearer KEY' " if needs_key else ""
     socket = "" if uds is None else f"--unix-socket {uds} "
-    return f"try: curl {socket}{url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
+    return f"try: curl {socket}{url}{route} {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def reachable_host(host: str | None) -> str:

@@ -25,7 +25,7 @@ from octavo_engine.log_format import JsonFormatter, TextFormatter
 from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.banner import example_command
+from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
@@ -53,6 +53,7 @@ class StartupSummary:
     models: tuple[str, ...]
     needs_key: bool
     notes: tuple[str, ...] = ()
+    runner: str = "auto"  # of the first model
 
 
 def up(args: argparse.Namespace) -> int:
@@ -81,7 +82,8 @@ def _options_from_flags(
 ) -> tuple[UpOptions, StartupSummary]:
     config = server_config_of(args, engine_config_of(args))
     check(args, config)
-    return _options(args, ports, needs_key=config.needs_key), StartupSummary((config.model_name,), config.needs_key)
+    summary = StartupSummary((config.model_name,), config.needs_key, runner=args.runner)
+    return _options(args, ports, needs_key=config.needs_key), summary
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
@@ -139,8 +141,9 @@ def _options_from_manifest(
         port=port,
         secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
     )
-    names = tuple(service.served_names[0] for service in fleet.services if service.replicas)
-    return options, StartupSummary(names, needs_key, fleet.notes)
+    serving = [service for service in fleet.services if service.replicas]
+    names = tuple(service.served_names[0] for service in serving)
+    return options, StartupSummary(names, needs_key, fleet.notes, parse_service(serving[0]).runner)
 
 
 def manifest_engines(
@@ -246,7 +249,8 @@ def _run(plan: Plan, console: Console, summary: StartupSummary, args: argparse.N
         took_s = time.monotonic() - started_s
         serve = "serves" if len(plan.replicas) == 1 else "serve"
         logger.info("%s %s %s at %s/v1 after %.1f s", count, serve, models, url, took_s)
-        logger.info(example_command(summary.models[0], url, needs_key=summary.needs_key))
+        route = EMBEDDINGS if summary.runner == "pooling" else CHAT
+        logger.info(example_command(summary.models[0], url, route=route, needs_key=summary.needs_key))
         logger.info("Ctrl-C stops all processes; to see routing decisions: octavo explain decisions --url %s", url)
 
     stop_s = max(args.drain_timeout, args.shutdown_delay) + STOP_MARGIN_S
