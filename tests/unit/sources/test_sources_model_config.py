@@ -139,6 +139,8 @@ def test_rope_may_differ_per_layer_type() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 1024),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 2048),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}, 1024),
+        ({"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 256}}, 512),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 256}}, 512),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, 512),
         ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 512),
@@ -146,6 +148,21 @@ def test_rope_may_differ_per_layer_type() -> None:
 )
 def test_rope_scaling_extends_the_context_length(change: dict[str, Any], expected: int) -> None:
     assert context_length(load_model_config(files({**LLAMA, **change}))) == expected
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"])
+@pytest.mark.parametrize("architecture", [name for name, (kind, _) in TINY_CONFIGS.items() if kind != "gpt2"])
+def test_a_models_rope_and_its_length_have_one_type(architecture: str, kind: str) -> None:
+    """The length of the context is that of the RoPE that the model computes, also where a family renames types."""
+    model_type, options = TINY_CONFIGS[architecture]
+    names = {"su": "longrope", "yarn": "longrope"} if model_type == "phi3" else {}
+    scaling = {"type": kind, "factor": 2.0, "original_max_position_embeddings": 32}
+    hf = {"model_type": model_type, **options, "rope_parameters": scaling, "max_position_embeddings": 64}
+    config = load_model_config(files({**LLAMA, **hf}))
+    built = rope_parameters(config.hf)["rope_type"]
+    assert built == names.get(kind, kind)
+    scaled = {} if model_type.startswith("gemma3") else {"linear": 128, "dynamic": 128}
+    assert context_length(config) == scaled.get(built, 64)
 
 
 @pytest.mark.parametrize("architecture", sorted(TINY_CONFIGS))

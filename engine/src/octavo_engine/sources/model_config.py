@@ -39,6 +39,8 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     }
 }
+#: Types of RoPE that a family has under other names.
+_RENAMED_ROPES: dict[Any, dict[str, str]] = {"phi3": {"su": "longrope", "yarn": "longrope"}}
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -95,7 +97,8 @@ def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
 
 def _one_rope(hf: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
     rope = {"rope_theta": hf.get("rope_theta") or 10000.0, **parameters}
-    rope["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    rope["rope_type"] = _RENAMED_ROPES.get(hf.get("model_type"), {}).get(kind, kind)
     for key in ("original_max_position_embeddings", "partial_rotary_factor"):
         if key not in rope and hf.get(key) is not None:
             rope[key] = hf[key]
@@ -108,10 +111,12 @@ def context_length(config: ModelConfig) -> int:
     rope = rope.get("full_attention", rope)
     if rope["rope_type"] not in ("linear", "dynamic", "yarn") or config.hf.get("model_type", "").startswith("gemma3"):
         return config.max_position_embeddings
-    length = config.max_position_embeddings
+    length, factor = config.max_position_embeddings, rope.get("factor")
+    if factor is None:
+        return length
     if rope["rope_type"] == "yarn":
         length = rope.get("original_max_position_embeddings", length)
-    return int(length * rope.get("factor", 1.0))
+    return int(length * factor)
 
 
 class ConfigNumbers:
