@@ -18,7 +18,9 @@ from octavo_engine.runner.cuda_device import (
     CudaFacts,
     describe_problem,
     find_cuda_problem,
+    has_kernels,
     is_cuda_failure,
+    is_out_of_memory,
     is_writable,
     kernel_cache_folder,
     step_bytes,
@@ -52,6 +54,8 @@ def gpu(*, total: int = 80, free: int = 79, engines: int = 1) -> MemoryInfo:
         (CudaFacts(is_cuda_build=False, has_triton=False), "without CUDA", "install torch for CUDA"),
         (CudaFacts(device_error="Found no NVIDIA driver on your system"), "Found no NVIDIA driver", "nvidia-smi"),
         (CudaFacts(capability=(7, 5)), "7.5", "Ampere"),
+        (CudaFacts(driver_cuda=(12, 2), built_cuda=(13, 0)), "CUDA up to 12.2", "TORCH_INDEX"),
+        (CudaFacts(capability=(10, 0), architectures=("sm_80", "sm_90")), "10.0, only for sm_80, sm_90", "whl/cu130"),
         (CudaFacts(free_bytes=MIB), "1.0 MiB", "end other programs"),
         (CudaFacts(has_triton=False), "triton", "octavo-engine[cuda]"),
         (CudaFacts(has_compiler=False), "C compiler", "gcc"),
@@ -67,7 +71,25 @@ def test_each_cause_is_one_line_with_a_remedy(facts: CudaFacts, cause: str, reme
     assert "\n" not in found
 
 
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        ([], (10, 0), True),
+        (["sm_80", "sm_90"], (8, 6), True),
+        (["sm_86", "sm_90"], (8, 0), False),
+        (["sm_80", "sm_90"], (10, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_90", "compute_90"], (12, 0), True),
+        (["sm_100", "sm_120"], (12, 1), True),
+        (["sm_100"], (9, 0), False),
+    ],
+)
+def test_architectures_run_on_capabilities(architectures: list[str], capability: tuple[int, int], runs: bool) -> None:
+    assert has_kernels(architectures, capability) is runs
+
+
 def test_a_machine_that_has_everything_has_no_problem() -> None:
+    assert describe_problem(CudaFacts(driver_cuda=(12, 2), built_cuda=(12, 6))) is None
     assert describe_problem(CudaFacts()) is None
     assert describe_problem(CudaFacts(capability=(10, 0))) is None
 
@@ -112,7 +134,7 @@ def test_auto_logs_why_it_uses_the_cpu(caplog: pytest.LogCaptureFixture) -> None
         assert open_device("auto").name == "cpu"
         assert open_device("cpu").name == "cpu"
     (record,) = caplog.records
-    assert "without CUDA" in record.getMessage()
+    assert str(find_cuda_problem()) in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +233,9 @@ def test_only_cuda_errors_lose_the_device() -> None:
     assert is_cuda_failure(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"))
     assert is_cuda_failure(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
     assert not is_cuda_failure(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert not is_cuda_failure(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert is_out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert not is_out_of_memory(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"))
     assert not is_cuda_failure(ValueError("CUDA error"))
     assert not is_cuda_failure(RuntimeError("shape mismatch"))
 
@@ -222,7 +247,7 @@ def test_serving_on_a_missing_gpu_fails_with_one_line(folder: Path, flags: list[
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if "--device cuda" in line]
     assert len(said) == 1
-    assert "without CUDA" in said[0]
+    assert str(find_cuda_problem()) in said[0]
     assert "--device cpu" in said[0]
 
 

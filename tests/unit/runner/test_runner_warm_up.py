@@ -1,10 +1,12 @@
 """The steps that a device runs before the engine is ready, on the CPU's runner, and a start without enough memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from octavo_engine import LLM
 from octavo_engine.config import EngineConfig
 from octavo_engine.runner import device as device_module
 from octavo_engine.runner.device import CpuDevice
@@ -122,6 +124,39 @@ def test_memory_that_runs_out_at_the_start_names_the_flag(
     with pytest.raises(StartupError, match=remedy) as raised:
         load_executor(config(folder, device="cpu", **fields))
     assert raised.value.code == "OutOfMemory"
+
+
+class OutOfResources(Exception):
+    """Triton's error of this name, with its text."""
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (AssertionError(), r"AssertionError at runner\.py:\d+\)\."),
+        (OutOfResources("out of resource: shared memory, Required: 270336.\nReducing block sizes may help."), "270336"),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore"), "no kernel image"),
+        (SyntaxError("at 12:8: unsupported type"), "SyntaxError.*at 12:8"),
+    ],
+    ids=["assertion", "out of resources", "no kernel image", "compile error"],
+)
+@pytest.mark.parametrize("start", ["executor", "LLM"])
+def test_a_first_step_that_fails_is_one_line_with_a_remedy(
+    folder: Path, error: Exception, cause: str, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Runner, plan: StepPlan) -> None:
+        raise error
+
+    monkeypatch.setattr(Runner, "_start", fail)
+    monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
+    starts: dict[str, Callable[[], object]] = {
+        "LLM": lambda: LLM(str(folder), dtype="float32", num_gpu_blocks_override=20, device="cpu"),
+        "executor": lambda: load_executor(config(folder, device="cpu")),
+    }
+    with pytest.raises(StartupError, match=cause) as raised:
+        starts[start]()
+    assert "\n" not in str(raised.value)
+    assert "--device cpu" in str(raised.value)
 
 
 class NoCache:

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,8 @@ _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are
 _GROUP_BYTES = 1024 * MIB  # buffers of NCCL, and contexts of the processes that use the GPU; an estimate
 _PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_TRITON_OUT_OF_MEMORY = "[CUDA]: out of memory"  # the end of Triton's error, which has no code
+_OLDER_INDEX, _NEWER_INDEX = (f"https://download.pytorch.org/whl/{cuda}" for cuda in ("cu126", "cu130"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,10 @@ class CudaFacts:
 
     is_cuda_build: bool = True
     device_error: str = ""
+    driver_cuda: tuple[int, int] = (0, 0)  # the newest CUDA of the driver; 0: unknown
+    built_cuda: tuple[int, int] = (0, 0)  # torch's
     capability: tuple[int, int] = _LEAST_CAPABILITY
+    architectures: tuple[str, ...] = ()  # of torch's kernels, as torch names them; empty: unknown
     free_bytes: int = 1 << 40
     has_triton: bool = True
     has_compiler: bool = True
@@ -64,14 +70,24 @@ class CudaFacts:
 
 def describe_problem(facts: CudaFacts) -> str | None:
     """Return cause and remedy, without a full stop, if an engine can't compute with CUDA here; else None."""
-    needed = ".".join(map(str, _LEAST_CAPABILITY))
+    needed, has = (".".join(map(str, capability)) for capability in (_LEAST_CAPABILITY, facts.capability))
     problems = (
         (not facts.is_cuda_build, f"torch {torch.__version__} is built without CUDA: install torch for CUDA"),
+        (
+            0 < facts.driver_cuda[0] < facts.built_cuda[0],
+            f"the NVIDIA driver knows CUDA up to {'.'.join(map(str, facts.driver_cuda))}, but torch is built for "
+            f"{'.'.join(map(str, facts.built_cuda))}: update the driver, or install torch for an older CUDA, such as "
+            f"TORCH_INDEX={_OLDER_INDEX}",
+        ),
         (bool(facts.device_error), f"torch finds no GPU ({facts.device_error}): check the driver with nvidia-smi"),
         (
             facts.capability < _LEAST_CAPABILITY,
-            f"the GPU has compute capability {'.'.join(map(str, facts.capability))}, less than {needed}: use a GPU of "
-            "the Ampere generation or later",
+            f"the GPU has compute capability {has}, less than {needed}: use a GPU of the Ampere generation or later",
+        ),
+        (
+            not has_kernels(facts.architectures, facts.capability),
+            f"torch {torch.__version__} has no kernels for the GPU's compute capability {has}, only for "
+            f"{', '.join(facts.architectures)}: install torch for a newer CUDA, such as TORCH_INDEX={_NEWER_INDEX}",
         ),
         (
             facts.free_bytes < _LEAST_FREE_BYTES,
@@ -89,10 +105,30 @@ def describe_problem(facts: CudaFacts) -> str | None:
     return next((text for is_true, text in problems if is_true), None)
 
 
+def has_kernels(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return True if one of torch's architectures runs on a GPU: "sm_90" on 9.x from 9.0, "compute_90" on all from 9.0.
+
+    Source: CUDA C++ Programming Guide, "Application Compatibility". "sm_90a" runs on 9.0 only.
+    """
+    for kind, _, number in (name.partition("_") for name in architectures):
+        major, minor = divmod(int(number.rstrip("af")), 10)
+        is_exact = number.endswith("a")
+        if (major, minor) == capability or (kind == "compute" and not is_exact and (major, minor) <= capability):
+            return True
+        if major == capability[0] and minor <= capability[1] and not is_exact:
+            return True
+    return not architectures
+
+
 def find_cuda_problem(index: int = 0) -> str | None:
     """Return why CUDA can't be used on a GPU of this machine, with the remedy; None if it can."""
     if torch.version.cuda is None:
         return describe_problem(CudaFacts(is_cuda_build=False))
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()  # 12020 for CUDA 12.2; builds without CUDA lack it
+    built = tuple(map(int, torch.version.cuda.split(".")[:2]))
+    versions = CudaFacts(driver_cuda=(driver // 1000, driver % 1000 // 10), built_cuda=(built[0], built[1]))
+    if (problem := describe_problem(versions)) is not None:
+        return problem
     try:
         capability, free = torch.cuda.get_device_capability(index), torch.cuda.mem_get_info(index)[0]
     except (RuntimeError, AssertionError) as error:  # no driver, no device, or no memory for a context
@@ -102,6 +138,7 @@ def find_cuda_problem(index: int = 0) -> str | None:
     return describe_problem(
         CudaFacts(
             capability=capability,
+            architectures=tuple(torch.cuda.get_arch_list()),
             free_bytes=free,
             has_triton=importlib.util.find_spec("triton") is not None,
             has_compiler=bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
@@ -138,9 +175,15 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     return activations + partial + logits + _LIBRARY_BYTES
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", None) == _OUT_OF_MEMORY:
+        return True
+    return isinstance(error, RuntimeError) and str(error).endswith(_TRITON_OUT_OF_MEMORY)
+
+
 def is_cuda_failure(error: Exception) -> bool:
     """Return True for a CUDA error other than memory that ran out: kernels launched after it fail as well."""
-    if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", None) == _OUT_OF_MEMORY:
+    if is_out_of_memory(error):
         return False
     is_cuda_text = isinstance(error, RuntimeError) and ("CUDA error" in str(error) or "[CUDA]" in str(error))
     return isinstance(error, torch.AcceleratorError) or is_cuda_text

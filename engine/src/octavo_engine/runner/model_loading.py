@@ -2,9 +2,11 @@
 
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +20,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.cuda_device import is_out_of_memory
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import DraftSource, find_draft
 from octavo_engine.runner.drafter import LoadedDraft, make_drafter
@@ -107,7 +110,7 @@ def load_executor(
     with as_startup_error(config, plan):
         loaded = {} if adapters is None else {m.name: adapters.load(m.path) for m in config.lora_modules}
     loaded_s = time.perf_counter()
-    with as_startup_error(config, plan):
+    with as_startup_error(config, plan), as_failed_step(device):
         runner, memory = make_runner(
             config, device, model, plan, compiler, adapters, reload_model=reload_model, draft=drafting
         )
@@ -177,8 +180,28 @@ def as_startup_error(config: EngineConfig, plan: MemoryPlan) -> Iterator[None]:
     """Turn a lack of GPU memory into a StartupError that names a flag: the plan's reserve was too small."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise StartupError(describe_lack_at_start(config, plan.memory), code="OutOfMemory") from error
+
+
+@contextmanager
+def as_failed_step(device: Device) -> Iterator[None]:
+    """Turn an error of the first steps, for which kernels compile, into a StartupError of one line with a remedy."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StartupError) or is_out_of_memory(error) or not device.compiles_late:
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next(frame for frame in reversed(frames) if "octavo_engine" in frame.filename)
+        cause = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        raise StartupError(
+            f"the first steps failed ({type(error).__name__} at {Path(place.filename).name}:{place.lineno})"
+            f"{cause and ': '}{cause}. Remedy: --device cpu, or a model of another architecture; report it with the "
+            "model, the GPU and the version of torch."
+        ) from error
 
 
 def load_model(
