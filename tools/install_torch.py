@@ -2,9 +2,9 @@
 
 The first of these sources is used: `TORCH_INDEX` or `TORCH_SPEC`; with `ENGINE_TARGET=cuda`, as for an image, the
 index of CUDA builds below; on a machine with an NVIDIA device, pip's default index (CUDA builds); a wheel in a folder
-of pip's `find-links`; PyTorch's index of CPU builds. Without an NVIDIA device PyPI's default build for Linux is not
-used, because it brings some 5 GB of CUDA packages. This script installs only torch itself; its dependencies are
-installed later, from the default index.
+of pip's `find-links`; PyTorch's index of CPU builds. Without an NVIDIA device PyPI's default build for Linux is used
+only if that index can't be reached, because it brings some 5 GB of CUDA packages. This script installs only torch
+itself; its dependencies are installed later, from the default index.
 """
 
 import os
@@ -75,10 +75,22 @@ def main() -> int:
         return 0
     source, arguments = choose(os.environ, requirement, nvidia=has_nvidia(), pip=run_pip)
     print(f"{requirement} from {source}", flush=True)
-    code = run_pip(["--quiet", "--progress-bar", "off", *arguments])
+    code = install(arguments, pip=run_pip)
     if code:
         print(REMEDY, file=sys.stderr)
     return code
+
+
+def install(arguments: list[str], *, pip: Pip) -> int:
+    """Install torch, if need be without the index of CPU builds, which a firewall or a mirror of PyPI may lack."""
+    quietly = ["--quiet", "--progress-bar", "off"]
+    code = pip([*quietly, *arguments])
+    if code == 0 or CPU_INDEX not in arguments:
+        return code
+    print(
+        f"{CPU_INDEX} can't be used: torch comes from pip's default index, with some 5 GB of CUDA packages", flush=True
+    )
+    return pip([*quietly, arguments[-1]])
 
 
 if __name__ == "__main__":

@@ -52,6 +52,36 @@ def test_settings_choose_the_source_of_torch(
     assert arguments == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "unreachable", "installed"),
+    [
+        pytest.param({}, {CPU}, [PIN], id="no CPU index"),
+        pytest.param({"TORCH_SPEC": PIN}, {CPU}, [PIN], id="no CPU index, and a version"),
+        pytest.param({}, set(), ["--index-url", CPU, PIN], id="all reachable"),
+        pytest.param({"TORCH_INDEX": "u"}, {"u"}, None, id="an index that the user chose"),
+        pytest.param({}, {CPU, PIN}, None, id="no network"),
+    ],
+)
+def test_torch_is_installed_without_the_index_of_cpu_builds(
+    settings: dict[str, str], unreachable: set[str], installed: list[str] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def pip(arguments: list[str]) -> int:
+        if "--no-index" in arguments:
+            return 1
+        calls.append([x for x in arguments if x not in ("--quiet", "--progress-bar", "off")])
+        return int(not unreachable.isdisjoint(arguments))
+
+    _, arguments = install_torch.choose(settings, PIN, nvidia=False, pip=pip)
+    code = install_torch.install(arguments, pip=pip)
+    assert code == int(installed is None)
+    assert installed is None or calls[-1] == installed
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(calls) - 1
+    assert all(CPU in line and "5 GB" in line for line in said)
+
+
 def test_torch_is_pinned() -> None:
     assert install_torch.pinned("torch", (ROOT / "constraints.txt").read_text()) == PIN
 
