@@ -3,7 +3,7 @@
 The device is any that torch names: CUDA, `meta` to compile without a device, and the CPU in Triton's interpreter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from octavo_engine.ops.triton.paged_attention import paged_attention
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_engine.ops.triton.write_qkv import write_qkv
 
-_CHUNK_BLOCKS = 256  # blocks copied or swapped at a time, which bounds the staging copies
+_CHUNK_BLOCKS = 256  # blocks copied at a time, which bounds the temporary copies of a layer
+_STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 
 
 class CudaBackend:
     """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer.
 
     `num_programs`: how many programs share the decode attention of a step; a few for each multiprocessor of the GPU.
+    `copy`: moves numbers of blocks to the device; by default through pageable memory.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class CudaBackend:
         device: torch.device | str,
         *,
         num_programs: int,
+        copy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self._copy = copy or (lambda numbers: numbers.to(self.device))
         self.num_programs = num_programs
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
@@ -78,29 +82,41 @@ class CudaBackend:
         return out
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        for sources, destinations in _chunks(pairs):
-            source, destination = sources.to(self.device), destinations.to(self.device)
+        for chunk in _chunks(pairs, _CHUNK_BLOCKS):
+            source, destination = self._copy(chunk.T.contiguous())
             for cache in self.caches:
                 cache.index_copy_(0, destination, cache.index_select(0, source))
 
     def swap_out(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
-        for blocks, rows in _chunks(pairs):
-            source = blocks.to(self.device)
-            for columns, cache in self._columns(host):
-                columns.index_copy_(0, rows, cache.index_select(0, source).to(host.device))
+        """Start to copy blocks to rows of `host`, which are complete once the device has finished."""
+        for chunk, staging in self._staged(pairs):
+            blocks = self._copy(chunk[:, 0].contiguous())
+            for columns, cache in self._columns(staging):
+                columns.copy_(cache.index_select(0, blocks))
+            for row, values in zip(chunk[:, 1].tolist(), staging, strict=True):
+                host[row].copy_(values, non_blocking=True)
 
     def swap_in(self, pairs: list[tuple[int, int]], host: Tensor) -> None:
-        for rows, blocks in _chunks(pairs):
-            destination = blocks.to(self.device)
-            for columns, cache in self._columns(host):
-                cache.index_copy_(0, destination, columns.index_select(0, rows).to(self.device))
+        """Start to copy rows of `host` to blocks; the rows may change once the device has finished."""
+        for chunk, staging in self._staged(pairs):
+            for row, values in zip(chunk[:, 0].tolist(), staging, strict=True):
+                values.copy_(host[row], non_blocking=True)
+            blocks = self._copy(chunk[:, 1].contiguous())
+            for columns, cache in self._columns(staging):
+                cache.index_copy_(0, blocks, columns)
 
-    def _columns(self, host: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair each cache, as rows of bytes, with the columns of `host` that hold its part of a block."""
+    def _staged(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pairs [n, 2] and memory of the device [n, bytes per block] for their blocks."""
+        size = self.bytes_per_block()
+        for chunk in _chunks(pairs, max(1, _STAGING_BYTES // size)):
+            yield chunk, torch.empty((len(chunk), size), dtype=torch.uint8, device=self.device)
+
+    def _columns(self, staging: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pair each cache, as rows of bytes, with the columns of `staging` that hold its part of a block."""
         offset = 0
         for cache in self.caches:
             raw = cache.view(len(cache), -1).view(torch.uint8)
-            yield host[:, offset : offset + raw.shape[1]], raw
+            yield staging[:, offset : offset + raw.shape[1]], raw
             offset += raw.shape[1]
 
 
@@ -111,7 +127,5 @@ def _with_adjacent_heads(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)  # `contiguous` keeps any stride of a single head
 
 
-def _chunks(pairs: list[tuple[int, int]]) -> Iterator[tuple[Tensor, Tensor]]:
-    for chunk in torch.split(torch.tensor(pairs, dtype=torch.int64).view(-1, 2), _CHUNK_BLOCKS):
-        first, second = chunk.T
-        yield first, second
+def _chunks(pairs: list[tuple[int, int]], size: int) -> tuple[Tensor, ...]:
+    return torch.split(torch.tensor(pairs, dtype=torch.int64).view(-1, 2), size)

@@ -213,7 +213,9 @@ class CudaDevice:
 
         processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         return CudaBackend(
-            specs, block_size, dtype, self.torch_device, num_programs=_PROGRAMS_PER_PROCESSOR * processors
+            *(specs, block_size, dtype, self.torch_device),
+            num_programs=_PROGRAMS_PER_PROCESSOR * processors,
+            copy=self.input_copy(),
         )
 
     def check_ranks(self, num_ranks: int, num_threads: int) -> None:
