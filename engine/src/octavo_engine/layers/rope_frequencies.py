@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.config import ModelConfig
+from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
 
@@ -31,18 +32,34 @@ class RopeSpec:
 
 def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
     """Build the spec from `parameters`, the result of `sources.model_config.rope_parameters`."""
+    numbers, max_positions = ConfigNumbers(config.name, dict(parameters)), config.max_position_embeddings
     return RopeSpec(
         kind=parameters["rope_type"],
-        theta=parameters["rope_theta"],
-        rotary_dim=int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)),
-        max_positions=config.max_position_embeddings,
-        original_positions=parameters.get("original_max_position_embeddings") or config.max_position_embeddings,
+        theta=numbers.real("rope_theta", 10000.0),
+        rotary_dim=int(config.head_dim * min(1.0, numbers.real("partial_rotary_factor", 1.0))),
+        max_positions=max_positions,
+        original_positions=numbers.optional(("original_max_position_embeddings",), max_positions),
         scaling=parameters,
     )
 
 
 def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[Float[Tensor, " half"], float]:
-    """Return the frequencies, and the factor by which cosine and sine are multiplied."""
+    """Return the frequencies, and the factor by which cosine and sine are multiplied. Raises StartupError."""
+    try:
+        frequencies, factor = _frequencies(spec, max_model_len)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    else:
+        if 2 * len(frequencies) == spec.rotary_dim and frequencies.isfinite().all() and math.isfinite(factor):
+            return frequencies, factor
+        problem = f"they give {len(frequencies)} frequencies for {spec.rotary_dim} dimensions, or infinite ones"
+    raise StartupError(
+        f"RoPE parameters {dict(spec.scaling)!r:.200} in config.json do not fit type '{spec.kind}': {problem}: correct "
+        "the file."
+    )
+
+
+def _frequencies(spec: RopeSpec, max_model_len: int) -> tuple[Tensor, float]:
     plain = _plain(spec.theta, spec.rotary_dim)
     match spec.kind:
         case "default":

@@ -27,7 +27,8 @@ from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
-from octavo_engine.sources.model_config import rope_parameters
+from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
+from octavo_engine.wire.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def llama_like(config: ModelConfig, *, ropes: tuple[RopeSpec, ...] | None = None
     hf = config.hf
     shared: dict[str, Any] = {
         "ropes": ropes or (rope_spec(config, rope_parameters(hf)),),
-        "norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "norm_eps": ConfigNumbers.of(config).real("rms_norm_eps", 1e-6),
         "activation": hf.get("hidden_act", "silu"),
         "tied": hf.get("tie_word_embeddings", False),
     }
@@ -130,6 +131,16 @@ def layer_types(config: ModelConfig, is_sliding: Callable[[int], bool]) -> tuple
     """List "sliding_attention" or "full_attention" per layer, from the config or else by `is_sliding`."""
     listed = config.hf.get("layer_types")
     if listed:
+        kinds = ("sliding_attention", "full_attention")
+        if (
+            not isinstance(listed, list)
+            or len(listed) != config.num_layers
+            or any(kind not in kinds for kind in listed)
+        ):
+            raise StartupError(
+                f"{config.name}: layer_types in config.json must list {' or '.join(kinds)} for each of the "
+                f"{config.num_layers} layers, got {listed!r:.60}: correct the file."
+            )
         return tuple(listed)
     return tuple("sliding_attention" if is_sliding(idx) else "full_attention" for idx in range(config.num_layers))
 
@@ -183,5 +194,5 @@ def _mlp(prefix: str, layer_idx: int, spec: DecoderSpec, config: ModelConfig, bu
     if experts is not None:
         return MoE(prefix, config.hidden_size, experts, spec.activation, build)
     names = ("gate_up_proj", "down_proj") if spec.fused else ("gate_proj", "up_proj", "down_proj")
-    inner = int(config.hf["intermediate_size"])
+    inner = ConfigNumbers.of(config).required(("intermediate_size",))
     return gated_mlp(f"{prefix}.mlp", config.hidden_size, inner, names, spec.activation, build, bias=spec.mlp_bias)

@@ -1,6 +1,5 @@
 """The experts of a model, from the keys of its `config.json`; absent keys have the defaults of the architecture."""
 
-from collections.abc import Collection
 from typing import Any
 
 from octavo_engine.config import ModelConfig
@@ -9,6 +8,7 @@ from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
 #: The number of experts, as the files on the hub and as transformers 5 name it.
+_MOST_EXPERTS = 2**17  # of all layers together
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
 
 
@@ -25,13 +25,18 @@ def moe_spec(
 
     `num_experts` and `top_k` are defaults; `inner` and `shared` are the keys of the experts' sizes, with defaults.
     """
-    numbers = ConfigNumbers(config.name, config.hf)
+    numbers = ConfigNumbers.of(config)
     num_experts = numbers.optional(_NUM_EXPERTS, num_experts)
     top_k = numbers.optional(("num_experts_per_tok",), top_k)
     if top_k > num_experts:
         raise StartupError(
             f"{config.name}: num_experts_per_tok is {top_k}, but the model has {num_experts} experts: "
             f"use at most {num_experts}."
+        )
+    if num_experts * config.num_layers > _MOST_EXPERTS:
+        raise StartupError(
+            f"{config.name}: {config.num_layers} layers of {num_experts} experts each are more than {_MOST_EXPERTS} "
+            "experts: correct config.json."
         )
     return MoESpec(
         num_experts=num_experts,
@@ -44,6 +49,10 @@ def moe_spec(
 
 def qwen_experts(config: ModelConfig, spec: MoESpec) -> tuple[MoESpec | None, ...]:
     """Return the experts per layer: `decoder_sparse_step` and `mlp_only_layers` make some layers dense."""
-    step = ConfigNumbers(config.name, config.hf).optional(("decoder_sparse_step",), 1)
-    dense: Collection[int] = config.hf.get("mlp_only_layers") or ()
+    step = ConfigNumbers.of(config).optional(("decoder_sparse_step",), 1)
+    dense = config.hf.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise StartupError(
+            f"{config.name}: mlp_only_layers in config.json must be a list of layers, got {dense!r:.60}."
+        )
     return tuple(None if idx in dense or (idx + 1) % step else spec for idx in range(config.num_layers))

@@ -4,7 +4,7 @@ from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types
 from octavo_engine.models.gemma2 import gemma_like
-from octavo_engine.sources.model_config import rope_parameters
+from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
@@ -20,13 +20,14 @@ def _ropes(config: ModelConfig) -> tuple[RopeSpec, RopeSpec]:
 class Gemma3(Decoder):
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
-        hf = config.hf
-        types = layer_types(config, lambda idx: (idx + 1) % hf.get("sliding_window_pattern", 6) != 0)
+        numbers = ConfigNumbers.of(config)
+        pattern = numbers.optional(("sliding_window_pattern",), 6)
+        types = layer_types(config, lambda idx: (idx + 1) % pattern != 0)
         return gemma_like(
             config,
             types,
             ropes=_ropes(config),
             rope_idx=tuple(int(kind == "sliding_attention") for kind in types),
             head_norm=True,
-            final_softcap=hf.get("final_logit_softcapping"),
+            final_softcap=numbers.nullable_real("final_logit_softcapping", None),
         )

@@ -7,10 +7,11 @@ from octavo_engine.layers.embedding import Embedding, LearnedPositions
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
+from octavo_engine.sources.model_config import ConfigNumbers
 
 
 def _spec(config: ModelConfig) -> GPTDecoderSpec:
-    hf = config.hf
+    hf, numbers = config.hf, ConfigNumbers.of(config)
     scale = config.head_dim**-0.5 if hf.get("scale_attn_weights", True) else 1.0
     by_layer = hf.get("scale_attn_by_inverse_layer_idx", False)
     return GPTDecoderSpec(
@@ -20,10 +21,10 @@ def _spec(config: ModelConfig) -> GPTDecoderSpec:
         down="mlp.c_proj",
         attention_norm="ln_1",
         mlp_norm="ln_2",
-        inner_size=hf.get("n_inner") or 4 * config.hidden_size,
+        inner_size=numbers.optional(("n_inner",), 4 * config.hidden_size),
         activation=hf.get("activation_function", "gelu_new"),
         scales=tuple(scale / (idx + 1) if by_layer else scale for idx in range(config.num_layers)),
-        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+        norm_eps=numbers.real("layer_norm_epsilon", 1e-5),
         transposed=True,
     )
 

@@ -2,9 +2,10 @@
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
+from octavo_engine.sources.model_config import ConfigNumbers
 
 
 class Mistral(Decoder):
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
-        return llama_like(config, windows=(config.hf.get("sliding_window", 4096),) * config.num_layers)
+        return llama_like(config, windows=(ConfigNumbers.of(config).window(4096),) * config.num_layers)

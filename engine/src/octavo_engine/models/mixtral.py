@@ -4,13 +4,13 @@ from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope_frequencies import rope_spec
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.experts import moe_spec
-from octavo_engine.sources.model_config import rope_parameters
+from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 
 
 class Mixtral(Decoder):
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
-        hf = config.hf
+        hf, numbers = config.hf, ConfigNumbers.of(config)
         experts = moe_spec(
             config,
             num_experts=8,
@@ -23,7 +23,7 @@ class Mixtral(Decoder):
         return llama_like(
             config,
             ropes=(rope_spec(config, rope_parameters({"rope_theta": 1e6, **hf})),),
-            norm_eps=hf.get("rms_norm_eps", 1e-5),
-            windows=(hf.get("sliding_window"),) * config.num_layers,
+            norm_eps=numbers.real("rms_norm_eps", 1e-5),
+            windows=(numbers.window(None),) * config.num_layers,
             experts=(experts,) * config.num_layers,
         )

@@ -3,6 +3,7 @@
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.experts import moe_spec
+from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
 
@@ -27,6 +28,6 @@ class OLMoE(Decoder):
             qkv_bias=bias,
             out_bias=bias,
             projection_norm=True,
-            norm_eps=hf.get("rms_norm_eps", 1e-5),
+            norm_eps=ConfigNumbers.of(config).real("rms_norm_eps", 1e-5),
             experts=(experts,) * config.num_layers,
         )

@@ -9,6 +9,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
+from octavo_engine.sources.model_config import ConfigNumbers
 
 POSITION_OFFSET = 2
 
@@ -22,7 +23,7 @@ def _spec(config: ModelConfig) -> GPTDecoderSpec:
         down="fc2",
         attention_norm="self_attn_layer_norm",
         mlp_norm="final_layer_norm",
-        inner_size=hf.get("ffn_dim", 3072),
+        inner_size=ConfigNumbers.of(config).optional(("ffn_dim",), 3072),
         activation=hf.get("activation_function", "relu"),
         scales=(config.head_dim**-0.5,) * config.num_layers,
         norm_first=hf.get("do_layer_norm_before", True),
@@ -35,7 +36,7 @@ class OPT(GPTDecoder):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         hf, spec, hidden = config.hf, _spec(config), config.hidden_size
-        narrow = hf.get("word_embed_proj_dim") or hidden
+        narrow = ConfigNumbers.of(config).optional(("word_embed_proj_dim",), hidden)
         prefix = "model.decoder"
         self.embedding = Embedding(f"{prefix}.embed_tokens", config.vocab_size, narrow, build)
         self.positions = LearnedPositions(

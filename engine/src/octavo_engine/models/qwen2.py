@@ -2,12 +2,15 @@
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
+from octavo_engine.sources.model_config import ConfigNumbers
 
 
 def qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     hf = config.hf
-    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
-    types = layer_types(config, lambda idx: window is not None and idx >= hf.get("max_window_layers", 28))
+    numbers = ConfigNumbers.of(config)
+    window = numbers.window(4096) if hf.get("use_sliding_window", False) else None
+    first = numbers.optional(("max_window_layers",), 28, lowest=0)
+    types = layer_types(config, lambda idx: window is not None and idx >= first)
     return windows(types, window)
 
 

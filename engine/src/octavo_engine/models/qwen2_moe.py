@@ -3,14 +3,15 @@
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
 from octavo_engine.models.experts import moe_spec, qwen_experts
+from octavo_engine.sources.model_config import ConfigNumbers
 
 
 class Qwen2MoE(Decoder):
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
-        hf = config.hf
-        window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
-        last = hf.get("max_window_layers", 28)
+        hf, numbers = config.hf, ConfigNumbers.of(config)
+        window = numbers.window(4096) if hf.get("use_sliding_window", False) else None
+        last = numbers.optional(("max_window_layers",), 28, lowest=0)
         types = layer_types(config, lambda idx: window is not None and idx % 2 == 0 and idx < last)
         experts = moe_spec(
             config,

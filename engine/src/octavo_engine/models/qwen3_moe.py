@@ -3,13 +3,14 @@
 from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.experts import moe_spec, qwen_experts
+from octavo_engine.sources.model_config import ConfigNumbers
 
 
 class Qwen3MoE(Decoder):
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
         hf, bias = config.hf, config.hf.get("attention_bias", False)
-        window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+        window = ConfigNumbers.of(config).window(4096) if hf.get("use_sliding_window", False) else None
         experts = moe_spec(
             config,
             num_experts=128,

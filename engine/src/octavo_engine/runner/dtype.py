@@ -62,7 +62,7 @@ def layer_shapes(model: ModelConfig) -> list[GemmShape]:
     """Return the shapes of one layer's fused projections; the MLP's width has different names in configs."""
     hidden = model.hidden_size
     widths = (model.hf.get(k) for k in ("intermediate_size", "ffn_dim", "n_inner"))
-    width = next((int(w) for w in widths if w), 4 * hidden)
+    width = next((w for w in widths if type(w) is int and w > 0), 4 * hidden)
     attention = model.num_heads * model.head_dim
     return [
         GemmShape(in_features=hidden, out_features=attention + 2 * model.num_kv_heads * model.head_dim),

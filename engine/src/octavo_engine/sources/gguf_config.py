@@ -11,6 +11,7 @@ from typing import Any
 from octavo_engine.sources.gguf_header import GGUFFile
 from octavo_engine.sources.gguf_rope import DEFAULT_THETA, rope_config
 from octavo_engine.sources.gguf_values import GGUFValues
+from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
 Config = dict[str, Any]
@@ -29,11 +30,19 @@ def gguf_to_hf_config(header: GGUFFile) -> Config:
     if rule is None:
         known = ", ".join(sorted(_RULES))
         raise StartupError(f"{header.path}: GGUF architecture {architecture!r} is not supported, only {known}.")
-    values = GGUFValues(header, str(architecture))
-    if values.get("expert_count") and architecture not in _WITH_EXPERTS:
-        raise StartupError(f"{header.path}: experts are not supported for the GGUF architecture {architecture!r}.")
-    config = {**values.common(), **_token_ids(header), **rope_config(values)}
-    rule(values, config)
+    try:
+        values = GGUFValues(header, str(architecture))
+        if values.get("expert_count") and architecture not in _WITH_EXPERTS:
+            raise StartupError(f"{header.path}: experts are not supported for the GGUF architecture {architecture!r}.")
+        config = values.common()
+        ConfigNumbers(str(header.path), config).check_dimensions()
+        config |= {**_token_ids(header), **rope_config(values)}
+        rule(values, config)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise StartupError(
+            f"{header.path}: corrupt GGUF metadata ({problem:.100}): download the file again."
+        ) from error
     return config
 
 
@@ -110,22 +119,21 @@ def _expert_size(values: GGUFValues, config: Config) -> int:
 
 def _gemma2(values: GGUFValues, config: Config) -> None:
     config.setdefault("sliding_window", 4096)
-    config["layer_types"] = _layer_types(values, pattern=2)
+    config["layer_types"] = _layer_types(values, config["num_hidden_layers"], pattern=2)
     _gemma(config, big_layers=46)
     _is(config, "gemma2", "Gemma2ForCausalLM")
 
 
 def _gemma3(values: GGUFValues, config: Config) -> None:
-    config["layer_types"] = _layer_types(values, pattern=_GEMMA3_WINDOW_PATTERN)
+    config["layer_types"] = _layer_types(values, config["num_hidden_layers"], _GEMMA3_WINDOW_PATTERN)
     _gemma(config, big_layers=62)
     config["rope_theta"] = values.get("rope.freq_base", 1_000_000.0)
     config["rope_local_base_freq"] = values.get("rope.freq_base_swa", DEFAULT_THETA)
     _is(config, "gemma3_text", "Gemma3ForCausalLM")
 
 
-def _layer_types(values: GGUFValues, pattern: int) -> list[str]:
+def _layer_types(values: GGUFValues, count: int, pattern: int) -> list[str]:
     """List the layers' types: every `pattern`-th layer has full attention, unless the file lists the layers."""
-    count = values.get("block_count")
     slides = values.get("attention.sliding_window_pattern", pattern)
     if isinstance(slides, int):
         slides = [(layer + 1) % slides != 0 for layer in range(count)] if slides > 1 else [False] * count

@@ -71,6 +71,10 @@ class GGUFValues:
         embedding = self.header.tensors.get("token_embd.weight")
         if embedding is None:
             raise StartupError(f"{self.header.path}: has no tensor 'token_embd.weight', so the model is incomplete.")
+        if len(embedding.shape) != 2:
+            raise StartupError(
+                f"{self.header.path}: tensor 'token_embd.weight' has shape {embedding.shape}, not 2 sizes."
+            )
         return embedding.shape[0]
 
     def _dtype(self) -> str:

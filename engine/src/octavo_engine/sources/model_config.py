@@ -12,6 +12,19 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.wire.errors import StartupError
 
+#: Largest whole numbers, far above those of real models. Products of sizes fit into 64 bits.
+LIMITS = {
+    "num_hidden_layers": 2**11,
+    "hidden_size": 2**20,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "num_experts": 2**14,
+    "max_position_embeddings": 2**31,
+    "original_max_position_embeddings": 2**31,
+    "sliding_window": 2**31,
+}
+_OTHER_LIMIT, _REAL_LIMIT = 2**24, 2.0**53
 #: Keys by their usual name, then by GPT-2's and OPT's names.
 _HIDDEN = ("hidden_size", "n_embd")
 _LAYERS = ("num_hidden_layers", "n_layer")
@@ -60,7 +73,7 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         num_layers=numbers.required(_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=numbers.optional(("head_dim",), hidden_size // num_heads),
+        head_dim=numbers.optional(("head_dim",), max(1, hidden_size // num_heads)),
         max_position_embeddings=numbers.required(_CONTEXT),
         dtype=_dtype(files, hf),
         hf=hf,
@@ -95,10 +108,12 @@ def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
     return _one_rope(hf, parameters or hf.get("rope_scaling") or {})
 
 
-def _one_rope(hf: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+def _one_rope(hf: dict[str, Any], parameters: Any) -> dict[str, Any]:
+    if not isinstance(parameters, dict):
+        raise StartupError(f"RoPE parameters in config.json must be a JSON object, got {parameters!r:.60}.")
     rope = {"rope_theta": hf.get("rope_theta") or 10000.0, **parameters}
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    rope["rope_type"] = _RENAMED_ROPES.get(hf.get("model_type"), {}).get(kind, kind)
+    rope["rope_type"] = _RENAMED_ROPES.get(str(hf.get("model_type")), {}).get(str(kind), kind)
     for key in ("original_max_position_embeddings", "partial_rotary_factor"):
         if key not in rope and hf.get(key) is not None:
             rope[key] = hf[key]
@@ -109,31 +124,62 @@ def context_length(config: ModelConfig) -> int:
     """Return the model's context length in tokens: `max_position_embeddings`, extended by RoPE scaling as in vLLM."""
     rope = rope_parameters(config.hf)
     rope = rope.get("full_attention", rope)
-    if rope["rope_type"] not in ("linear", "dynamic", "yarn") or config.hf.get("model_type", "").startswith("gemma3"):
+    is_scaled = rope["rope_type"] in ("linear", "dynamic", "yarn") and rope.get("factor") is not None
+    if not is_scaled or str(config.hf.get("model_type")).startswith("gemma3"):
         return config.max_position_embeddings
-    length, factor = config.max_position_embeddings, rope.get("factor")
-    if factor is None:
-        return length
+    numbers, length = ConfigNumbers(config.name, rope), config.max_position_embeddings
     if rope["rope_type"] == "yarn":
-        length = rope.get("original_max_position_embeddings", length)
-    return int(length * factor)
+        length = numbers.optional(("original_max_position_embeddings",), length)
+    scaled = {"max_position_embeddings": int(length * numbers.real("factor", 1.0))}
+    return ConfigNumbers(config.name, scaled).required(_CONTEXT)
 
 
 class ConfigNumbers:
-    """The positive numbers of a `config.json`. Raises StartupError for another value."""
+    """The numbers of a `config.json`, all of which are positive. Raises StartupError for another value, and for one
+    above its limit."""
 
     def __init__(self, name: str, hf: dict[str, Any]) -> None:
         self._name = name
         self._hf = hf
 
-    def required(self, keys: tuple[str, ...]) -> int:
-        value = next((self._hf[key] for key in keys if self._hf.get(key) is not None), None)
-        if not isinstance(value, int) or value < 1:
-            raise StartupError(f"{self._name}: {keys[0]} in config.json must be a positive number, got {value!r}.")
+    @classmethod
+    def of(cls, config: ModelConfig) -> "ConfigNumbers":
+        return cls(config.name, config.hf)
+
+    def required(self, keys: tuple[str, ...], *, lowest: int = 1) -> int:
+        """Return the whole number of the first key that is there. The first of `keys` decides its limit."""
+        key = next((key for key in keys if self._hf.get(key) is not None), keys[0])
+        value, limit = self._hf.get(key), LIMITS.get(keys[0], _OTHER_LIMIT)
+        if type(value) is not int or not lowest <= value <= limit:
+            raise self._error(key, value, f"a whole number from {lowest} to {limit}")
         return value
 
-    def optional(self, keys: tuple[str, ...], default: int) -> int:
-        return default if all(self._hf.get(key) is None for key in keys) else self.required(keys)
+    def optional(self, keys: tuple[str, ...], default: int, *, lowest: int = 1) -> int:
+        return default if all(self._hf.get(key) is None for key in keys) else self.required(keys, lowest=lowest)
+
+    def check_dimensions(self) -> None:
+        for keys in (_HIDDEN, _LAYERS, _HEADS, _CONTEXT, ("vocab_size",)):
+            self.required(keys)
+
+    def window(self, absent: int | None) -> int | None:
+        """Return the sliding window, None if the key is null. `absent`: the window if there is no key."""
+        if "sliding_window" not in self._hf:
+            return absent
+        return None if self._hf["sliding_window"] is None else self.required(("sliding_window",))
+
+    def real(self, key: str, default: float) -> float:
+        value = default if self._hf.get(key) is None else self._hf[key]
+        if type(value) not in (int, float) or not 0 < value <= _REAL_LIMIT:
+            raise self._error(key, value, f"a number up to {_REAL_LIMIT:.0f}")
+        return value  # type: ignore[no-any-return]
+
+    def nullable_real(self, key: str, absent: float | None) -> float | None:
+        """Return the number, None if the key is null. `absent`: the number if there is no key."""
+        return self.real(key, 0.0) if self._hf.get(key) is not None else None if key in self._hf else absent
+
+    def _error(self, key: str, value: object, remedy: str) -> StartupError:
+        problem = f"{key} in config.json must be a positive number, got {value!r:.60}"
+        return StartupError(f"{self._name}: {problem}: use {remedy}.")
 
 
 def _architecture(name: str, hf: dict[str, Any]) -> str:
@@ -163,4 +209,8 @@ def _eos_token_ids(generation: dict[str, Any], hf: dict[str, Any]) -> tuple[int,
     ids: list[int] = []
     for value in (generation.get("eos_token_id"), hf.get("eos_token_id")):
         ids += value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(id_) is int for id_ in ids):
+        raise StartupError(
+            f"eos_token_id must be a token id or a list of token ids, got {ids!r:.60}: correct the file."
+        )
     return tuple(dict.fromkeys(ids))
