@@ -6,6 +6,7 @@ dropped. Text and tokens are kept until the request ends, log-probabilities unti
 reader gets everything that it missed in one piece; memory is bounded by the length of the request.
 """
 
+import logging
 from dataclasses import dataclass, field
 
 from octavo_engine.outputs import CompletionOutput, Logprob, OutputKind, PositionLogprobs, RequestMetrics, RequestOutput
@@ -13,6 +14,8 @@ from octavo_engine.text.detokenizer import IncrementalDetokenizer
 from octavo_engine.text.stop_strings import StopSearch, StopStrings
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, FinishReason, SeqOutput, Timing, TokenLogprobs
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def position_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer | None) -> PositionLogprobs:
@@ -171,19 +174,30 @@ class RequestAssembly:
         return self._prompt_output.num_cached_tokens
 
     def push(self, out: SeqOutput, now: float) -> bool:
-        """Add a record; return True if the caller must abort this (request, index) in the engine core."""
+        """Add a record; return True if the caller must abort this (request, index) in the engine core.
+
+        An exception ends the sequence with an error: the records of other requests come by the same way.
+        """
+        sequence = self.sequences[out.index]
+        was_open = sequence.finish_reason is None
+        try:
+            must_abort = self._add(sequence, out, now)
+        except Exception as error:
+            _LOGGER.exception("an output of request %s failed", self.request_id)
+            self.error = self.error or ErrorInfo(f"The output failed: {type(error).__name__}: {error}")
+            sequence.finish_reason, must_abort = "error", True
+        if was_open and sequence.finish_reason is not None:
+            self._num_open -= 1
+        return must_abort
+
+    def _add(self, sequence: SequenceAssembly, out: SeqOutput, now: float) -> bool:
         self._prompt_output.push(out, self.tokenizer if self.request.params.detokenize else None)
         if out.token_ids:
             self.metrics.first_token_s = self.metrics.first_token_s or now
             self.metrics.last_token_s = now
         self.error = self.error or out.error
         self.embedding = self.embedding or out.embedding
-        sequence = self.sequences[out.index]
-        was_open = sequence.finish_reason is None
-        must_abort = sequence.push(out)
-        if was_open and sequence.finish_reason is not None:
-            self._num_open -= 1
-        return must_abort
+        return sequence.push(out)
 
     def take_output(self, kind: OutputKind) -> RequestOutput | None:
         """Return the output if a part of it is unread, else None; with "final" only once the request has ended."""

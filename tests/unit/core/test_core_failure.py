@@ -1,7 +1,8 @@
 """A failed step ends only its own sequences, and no block that it may have corrupted is used again."""
 
+import pytest
 from octavo_engine.wire.plan import StepResult
-from octavo_engine.wire.records import ErrorInfo
+from octavo_engine.wire.records import ErrorInfo, SeqOutput
 from octavo_testing.simulation import Simulation
 
 
@@ -77,3 +78,25 @@ def test_the_next_plan_drops_sequences_of_the_failed_plan_again() -> None:
 
 def test_an_unknown_step_is_ignored() -> None:
     assert Simulation().scheduler.commit(StepResult(step_id=77), 1.0) == []
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3], ids=["in the first part", "in the middle", "in the last part"])
+def test_a_sequence_may_fail_before_its_prompt_ends(num_steps: int) -> None:
+    sim = Simulation(max_num_batched_tokens=8)
+    sim.add("a", [1] * 8, max_tokens=6)
+    sim.step()
+    sim.commit()
+    sim.add("b", [2] * 20, max_tokens=2, prompt_logprobs=1)
+    error, failed = ErrorInfo("no such row"), list[SeqOutput]()
+    for number in range(num_steps):
+        sim.step()
+        if number == num_steps - 1:
+            (seq,) = [each for each in sim.results[0].seqs if each.prompt_logprobs]
+            seq.token_ids, seq.error = [], error
+        failed += [o for o in sim.commit() if o.request_id == "b"]
+    assert [(o.finish_reason, o.error) for o in failed] == [("error", error)]
+    sim.drain()
+    last = sim.received["a", 0].last
+    assert last is not None
+    assert last.finish_reason == "length"
+    assert sim.scheduler.stats().in_use_blocks == 0

@@ -203,3 +203,20 @@ def test_delta_output_keeps_no_logprobs_that_were_taken(assemble):
     assembly.push(out("b", logprobs=[TokenLogprobs([98], [-1.0], 1)], finish_reason="length"), 1.0)
     last = assembly.take_output("delta").outputs[0]
     assert (len(taken), len(last.logprobs), last.cumulative_logprob) == (48, 3, pytest.approx(-51.0))
+
+
+def test_an_exception_ends_its_sequence_only(assemble, monkeypatch, caplog):
+    assembly, other = assemble(n=2), assemble()
+
+    def fail(token_id, *, hidden):
+        raise ValueError("no such text")
+
+    monkeypatch.setattr(assembly.sequences[1], "_add_text", fail)
+    asked = [each.push(out("a", index=i), 1.0) for each, i in ((assembly, 0), (assembly, 1), (other, 0))]
+    assert asked == [False, True, False]
+    assert not assembly.push(out("b", index=1), 1.0), "the record was on its way when the sequence ended"
+    for each in (assembly, other):
+        each.push(out("b", finish_reason="length"), 1.0)
+    assert [each.finish_reason for each in assembly.take_output("final").outputs] == ["length", "error"]
+    assert (assembly.error.kind, completion(other).text, other.error) == ("internal", "ab", None)
+    assert [record.exc_info[1].args for record in caplog.records] == [("no such text",)]

@@ -33,8 +33,8 @@ class Committer:
             sampled = by_id.get(step.seq_id)
             if seq.prompt_logprobs is not None and sampled is not None and sampled.prompt_logprobs:
                 self._collect_prompt_logprobs(seq, step, sampled)
-            if step.sample:
-                seq.pending -= 1
+            seq.pending -= step.sample
+            if step.sample or (sampled is not None and sampled.error is not None):
                 self._commit_seq(seq, step, sampled, outputs)
         return outputs
 

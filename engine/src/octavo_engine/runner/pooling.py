@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_engine.config import PoolingType
 from octavo_engine.runner.batch import StepInputs
-from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.runner.seq_state import SeqState, isolated
 from octavo_engine.wire.plan import SeqId, SeqResult
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import ErrorInfo
@@ -28,18 +28,25 @@ class Pooler:
 
     def pool(self, inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> dict[SeqId, SeqResult]:
         """Return the results of the sequences whose last prompt token this step has computed."""
+        if self._kind != "LAST":
+            self._collect(inputs, hidden, seqs)
         ended = [index for index, step in enumerate(inputs.steps) if step.sample]
+        if not ended:
+            return {}
         states = [seqs[inputs.steps[index].seq_id] for index in ended]
         if self._kind == "LAST":
             last = (inputs.first_row + inputs.num_rows)[ended] - 1
             pooled = hidden[torch.from_numpy(last).to(hidden.device)].float()
         else:
-            self._collect(inputs, hidden, seqs)
-            pooled = torch.stack([_collected(state) for state in states]) if states else hidden[:0]
+            pooled = torch.stack([_collected(state) for state in states])
         rows = pooled.cpu().numpy()
         if self._kind == "MEAN":
             rows = rows / np.array([[state.num_prompt_tokens] for state in states], dtype=np.float32)
-        return {state.seq_id: _result(state, row) for state, row in zip(states, rows, strict=True)}
+        results, errors = dict[SeqId, SeqResult](), dict[int, ErrorInfo]()
+        for state, row in zip(states, rows, strict=True):
+            with isolated(errors, state.seq_id):
+                results[state.seq_id] = _result(state, row)
+        return results | {i: SeqResult(seq_id=i, token_ids=[], error=error) for i, error in errors.items()}
 
     def _collect(self, inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> None:
         """Add this step's rows to the sequences' sums, or keep their first rows."""
@@ -61,8 +68,10 @@ def _collected(seq: SeqState) -> Tensor:
 def _result(seq: SeqState, row: npt.NDArray[np.float32]) -> SeqResult:
     if not np.isfinite(row).all():
         return SeqResult(seq_id=seq.seq_id, token_ids=[], error=NOT_FINITE)
+    return SeqResult(seq_id=seq.seq_id, token_ids=[], embedding=_vector(seq, row).astype("<f4").tobytes())
+
+
+def _vector(seq: SeqState, row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     params = seq.pooling or PoolingParams()  # the warm-up's sequences have none
     vector = row[: params.dimensions]
-    if params.normalize:
-        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
-    return SeqResult(seq_id=seq.seq_id, token_ids=[], embedding=vector.astype("<f4").tobytes())
+    return vector / max(float(np.linalg.norm(vector)), 1e-12) if params.normalize else vector

@@ -34,12 +34,12 @@ from octavo_engine.runner.lockstep import LockstepSampler, share_drafts
 from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.runner.sampler import ChosenTokens, Sampler, SampleRows
-from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.runner.seq_state import SeqState, isolated
 from octavo_engine.runner.step_graphs import RunnableModel, may_replay
 from octavo_engine.runner.transfers import keep
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
 if TYPE_CHECKING:
     from octavo_engine.runner.drafter import Drafter
@@ -172,7 +172,8 @@ class Runner:
             self._group.wait()
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
             wait_for_results = lambda: pooled  # noqa: E731
-        prompt_logprobs = self._prompt_logprobs(inputs, hidden)
+        errors: dict[SeqId, ErrorInfo] = {}
+        prompt_logprobs = self._prompt_logprobs(inputs, hidden, errors)
         timer.stop()
 
         def collect() -> list[SeqResult]:
@@ -182,6 +183,7 @@ class Runner:
                 self._drafter.record_accepted(plan, results)
             for seq_id, logprobs in prompt_logprobs.items():
                 results.setdefault(seq_id, SeqResult(seq_id=seq_id, token_ids=[])).prompt_logprobs = logprobs
+            results |= {i: SeqResult(seq_id=i, token_ids=[], error=error) for i, error in errors.items()}
             self._costs.record_forward(inputs.num_rows, inputs.start, timer.seconds(), num_drafts=inputs.num_drafts)
             return list(results.values())
 
@@ -274,23 +276,29 @@ class Runner:
         in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
         return logits if in_order else logits[self._copy(torch.from_numpy(inverse))]
 
-    def _prompt_logprobs(self, inputs: StepInputs, hidden: Tensor) -> dict[SeqId, list[TokenLogprobs]]:
+    def _prompt_logprobs(
+        self, inputs: StepInputs, hidden: Tensor, errors: dict[SeqId, ErrorInfo]
+    ) -> dict[SeqId, list[TokenLogprobs]]:
+        """Return log-probabilities by sequence; add the errors of sequences that fail to `errors`."""
         return {
-            step.seq_id: self._prompt_logprobs_of(step, first_row, hidden)
+            step.seq_id: self._prompt_logprobs_of(step, first_row, hidden, errors)
             for step, first_row in zip(inputs.steps, inputs.first_row.tolist(), strict=True)
             if step.num_prompt_logprobs
         }
 
-    def _prompt_logprobs_of(self, step: SeqStep, first_row: int, hidden: Tensor) -> list[TokenLogprobs]:
+    def _prompt_logprobs_of(
+        self, step: SeqStep, first_row: int, hidden: Tensor, errors: dict[SeqId, ErrorInfo]
+    ) -> list[TokenLogprobs]:
         seq = self._batch.seqs[step.seq_id]
         logprobs: list[TokenLogprobs] = []
         chunk = self._rows_at_a_time()
         for at in range(0, step.num_prompt_logprobs, chunk):
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
-            logits = self.model.logits(hidden[first_row + at : first_row + end])
+            logits = self.model.logits(hidden[first_row + at : first_row + end])  # with several ranks on all of them
             if self._group.rank == 0:
-                logprobs += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
+                with isolated(errors, step.seq_id):
+                    logprobs += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
         return logprobs
 
     def _rows_at_a_time(self) -> int:

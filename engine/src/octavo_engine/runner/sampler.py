@@ -23,7 +23,7 @@ from octavo_engine.runner.keyed_random import draw_keys
 from octavo_engine.runner.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.runner.penalties import apply_penalties
 from octavo_engine.runner.processed_logits import processed_logits
-from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.runner.seq_state import SeqState, isolated
 from octavo_engine.runner.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
@@ -141,7 +141,7 @@ class Sampler:
             on_host=self._fetch(chosen),
             errors=errors,
             wanting=wanting.tolist(),
-            logprobs=list if reported is None else self._logprobs(reported, chosen, rows, wanting),
+            logprobs=list if reported is None else self._logprobs(reported, chosen, rows, wanting, errors),
         )
 
     def _take(self, values: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
@@ -151,25 +151,26 @@ class Sampler:
     def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
         """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
-        penalties, penalised_rows, masked_rows = [], [], []
+        penalties, penalised_rows, masked_rows, errors = [], [], [], dict[int, ErrorInfo]()
         for row in editing:
             seq, length = rows.seqs[row], int(rows.positions[row])
-            if seq.masks is not None:
-                seq.masks.apply(logits[row], seq.output(length))
-                masked_rows.append(row)
-            if seq.counts is not None:
-                penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
-                penalised_rows.append(row)
+            with isolated(errors, row):
+                if seq.masks is not None:
+                    seq.masks.apply(logits[row], seq.output(length))
+                    masked_rows.append(row)
+                if seq.counts is not None:
+                    penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
+                    penalised_rows.append(row)
         if penalties:
             apply_penalties(logits, penalised_rows, penalties)
         if not masked_rows:
-            return {}
+            return errors
         empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
         return {
             row: NO_TOKEN_IN_GRAMMAR if row in shaped_rows else NO_TOKEN_LEFT
             for row, is_empty in zip(masked_rows, empty, strict=True)
             if is_empty
-        }
+        } | errors
 
     def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:
         columns = self._columns
@@ -182,7 +183,12 @@ class Sampler:
         )
 
     def _logprobs(
-        self, logits: Tensor, chosen: Tensor, rows: SampleRows, wanting: npt.NDArray[np.int64]
+        self,
+        logits: Tensor,
+        chosen: Tensor,
+        rows: SampleRows,
+        wanting: npt.NDArray[np.int64],
+        errors: dict[int, ErrorInfo],
     ) -> Callable[[], list[TokenLogprobs]]:
         as_logits = self._mode.endswith("logits")
         params = [rows.seqs[row].params for row in wanting.tolist()]
@@ -194,7 +200,8 @@ class Sampler:
             return pending.entries
         entries = pending.entries()
         for i, ids in named.items():
-            entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), ids, as_logits=as_logits)
+            with isolated(errors, int(wanting[i])):
+                entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), ids, as_logits=as_logits)
         return lambda: entries
 
 

@@ -1,5 +1,8 @@
 """`SeqState`: the runner's state of one sequence besides its rows in the batch arrays."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,9 +11,13 @@ import torch
 
 from octavo_engine.runner.penalties import TokenCounts
 from octavo_engine.runner.token_masks import TokenMasks
+from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqId
 from octavo_engine.wire.pooling import PoolingParams
+from octavo_engine.wire.records import ErrorInfo
 from octavo_engine.wire.sampling import SamplingParams
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,3 +56,15 @@ class SeqState:
     def output(self, length: int) -> npt.NDArray[np.int32]:
         """Return the generated tokens of a sequence that has `length` tokens in total."""
         return self.token_ids[self.num_prompt_tokens : length]
+
+
+@contextmanager
+def isolated(errors: dict[int, ErrorInfo], key: int) -> Iterator[None]:
+    """Record an exception of the work for one sequence in `errors`, so that it ends no other sequence of the step."""
+    try:
+        yield
+    except EngineDead:
+        raise
+    except Exception as error:
+        _LOGGER.exception("the result of one sequence failed")
+        errors[key] = ErrorInfo(f"The result failed: {type(error).__name__}: {error}")
