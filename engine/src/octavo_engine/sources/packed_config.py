@@ -15,8 +15,8 @@ class PackedConfig:
     """`method`: as in vLLM. `group_size`: inputs that share a scale; None: all of a layer.
 
     `symmetric`: all zero points are 2^(bits - 1). `zero_offset`: 1 in the first version of GPTQ's format, which stores
-    zero points less one. `ignored`: parts of the names of layers that are not quantised. `activation_bits`: of the
-    activations that the checkpoint was made for, if they are quantised.
+    an integer of packed zero points less one in each. `ignored`: parts of the names of layers that are not quantised.
+    `activation_bits`: of the activations that the checkpoint was made for, if they are quantised.
     """
 
     method: str

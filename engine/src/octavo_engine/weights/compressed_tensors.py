@@ -25,14 +25,18 @@ def _packed_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tu
 
 
 def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
-    """Codes and zero points are stored as unsigned numbers, which are 2^(bits - 1) larger."""
+    """Codes and zero points are stored as unsigned numbers, which are 2^(bits - 1) larger.
+
+    A group of -1, also of one input only, means that the groups have the order of the inputs.
+    """
     packed, scales, zeros = parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")
+    groups = parts.get("weight_g_idx")
     symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.int16)
     return PackedTensors(
         unpack=lambda outputs: unpack_ints(packed[outputs], config.bits),
         scales=scales,
         zeros=symmetric if zeros is None else unpack_ints(zeros.t(), config.bits).t()[: len(scales)],
-        groups=parts["weight_g_idx"].long() if "weight_g_idx" in parts else None,
+        groups=None if groups is None or bool((groups == -1).any()) else groups.long(),
         shape=tuple(parts["weight_shape"].tolist()),
     )
 

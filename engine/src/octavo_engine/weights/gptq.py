@@ -19,10 +19,12 @@ def _shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int
 
 def _read(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
     packed, scales = parts["qweight"], parts["scales"].t()
+    one_each = sum(1 << shift for shift in range(0, 32, config.bits))
+    zeros = parts["qzeros"] + config.zero_offset * one_each  # before unpacking: a zero point of 0 has borrowed
     return PackedTensors(
         unpack=lambda outputs: unpack_ints(packed[:, outputs].t(), config.bits),
         scales=scales,
-        zeros=unpack_ints(parts["qzeros"], config.bits).t()[: len(scales)] + config.zero_offset,
+        zeros=unpack_ints(zeros, config.bits).t()[: len(scales)],
         groups=parts["g_idx"].long() if "g_idx" in parts else None,
     )
 
