@@ -72,6 +72,11 @@ LOOP = "{% for m in messages %}{{ m.role }}:CONTENT;{% endfor %}"
 TEMPLATED = {
     "parts": {"chat_template": LOOP.replace("CONTENT", "{% for part in m.content %}{{ part.text }}|{% endfor %}")},
     "first part": {"chat_template": LOOP.replace("CONTENT", "{{ m.content[0].text }}")},
+    "one system": {
+        "chat_template": LOOP.replace(
+            "CONTENT", "{{ raise_exception('late') if m.role == 'system' and not loop.first }}{{ m.content }}"
+        )
+    },
     "openai": {"chat_template": LOOP.replace("CONTENT", "{{ m.content }}"), "chat_template_content_format": "openai"},
 }
 
@@ -87,6 +92,11 @@ async def test_a_router_renders_each_template_as_the_server_does(tmp_path, setti
             hashes = [*reader.hash_prompt("chat", body, "").hashes]
             assert hashes == numbers_of(reader.card.root, rendered["token_ids"], 16) != []
             assert bytes(rendered["token_ids"]).count(b"a question " * 9) == 2
+        item = {"role": "developer", "content": [{"type": "input_text", "text": "be kind, " * 9}]}
+        body = {"instructions": "be brief, " * 9, "input": [item, {"role": "user", "content": "a question " * 9}]}
+        rendered = (await served.http.post("/v1/responses/render", json=body)).json()
+        hashes = [*reader.hash_prompt("responses", body, "").hashes]
+        assert hashes == numbers_of(reader.card.root, rendered["token_ids"], 16) != []
 
 
 async def test_the_longest_of_several_prompts_counts(reader):

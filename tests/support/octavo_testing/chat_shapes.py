@@ -67,9 +67,14 @@ PARTS = """{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + messa
 {%- if message.role == 'assistant' %}{{ message.content + '' }}
 {%- else %}{% for part in message.content %}{{ part.text }}{% if not loop.last %}{{ ' + ' }}{% endif %}{% endfor %}
 {%- endif %}{{ '<|im_end|>' }}{% endfor %}"""
+ONE_SYSTEM = """{% if messages[0].role == 'system' %}
+{{ '<|im_start|>' + messages[0].content + '<|im_end|>' }}{% endif %}
+{%- for message in messages %}{% if message.role != 'system' %}
+<|im_start|>{{ message.role }}
+{{ message.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
 TEMPLATES = {
     "chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "qwen": QWEN, "counted": COUNTED,
-    "printed": PRINTED, "parts": PARTS,
+    "printed": PRINTED, "parts": PARTS, "one system": ONE_SYSTEM,
 }  # fmt: skip
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -163,6 +163,18 @@ def test_real_templates_show_each_text_as_by_transformers(path: Path, role: str)
         assert text.count(SECOND) == as_strings.count(FIRST) * (sent == "parts")
 
 
+@pytest.mark.skipif(not REAL, reason="OCTAVO_LLAMA_VOCABS names no folder with llama.cpp's templates")
+@pytest.mark.parametrize("path", REAL, ids=[path.stem for path in REAL])
+@pytest.mark.parametrize("second", ["system", "developer"])
+def test_real_templates_that_show_a_system_message_show_two(path: Path, second: str) -> None:
+    source = path.read_text(encoding="utf-8")
+    messages = [{"role": "system", "content": FIRST}, {"role": second, "content": SECOND}, USER]
+    one = by_transformers(source, [messages[0], USER])
+    if one is not None:
+        text = ChatTemplate(source, TOKENS).render(messages)
+        assert text.count(FIRST) == text.count(SECOND) == one.count(FIRST)
+
+
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 EITHER_LOOP = "{% for message in messages %}" + EITHER + ";{% endfor %}"
 PRINTED = "{% for message in messages %}{{ message.content }};{% endfor %}"

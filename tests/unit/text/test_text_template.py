@@ -38,7 +38,22 @@ def test_blocks_leave_no_blank_lines() -> None:
 
 @pytest.mark.parametrize(
     ("source", "text"),
-    [("{{ messages[0].role }}", "system"), ("developer? {{ messages[0].role }}", "developer? developer")],
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{# developer #}{# for developers #}{{ messages[0].role }}", "system"),
+        ("For developers, by a developer: {{ messages[0].role }}", "For developers, by a developer: system"),
+        ("{{ 'Act as a developer.' if messages[0].role == 'user' }}{{ messages[0].role }}", "system"),
+        (
+            "{{ 'knows ' if messages[0].role == 'developer' }}{{ messages[0].role }}{{ messages[0].content }}",
+            "knows developerx",
+        ),
+        (
+            "{% set m = messages[0] %}{% if m['role'] in ['system', 'developer'] %}{{ m.role + m.content }}{% endif %}",
+            "developerx",
+        ),
+        ("{{ {'system': 'S', 'developer': 'D'}[messages[0].role] }}{{ messages[0].content }}", "Dx"),
+        ("{{ messages[0].role + messages[0].content if messages[0].role != 'developer' }}", "systemx"),
+    ],
 )
 def test_the_developer_role_becomes_system_for_other_templates(source: str, text: str) -> None:
     assert ChatTemplate(source).render([{"role": "developer", "content": "x"}]) == text

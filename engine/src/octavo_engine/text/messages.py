@@ -6,7 +6,7 @@ there were none. The input is never changed.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
+
+
+SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 class ContentFormat(NamedTuple):
@@ -36,11 +39,13 @@ class MessageRules:
 
     `keeps_null`: null content of a message with tool calls stays None, for templates that test for it.
     `knows_developer`: False renames OpenAI's newer role "developer" to "system", as templates omit unknown roles.
+    `joined_systems`: roles of two leading messages that become one, as the template does not show both.
     `formats`: by role, or "call" for a message with tool calls; a role that is missing has the format of "user".
     """
 
     keeps_null: bool = False
     knows_developer: bool = True
+    joined_systems: Set[tuple[str, str]] = frozenset()
     formats: Mapping[str, ContentFormat] = field(default_factory=dict)
 
 
@@ -68,14 +73,31 @@ def normalise_messages(
     if not messages:
         raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
     normal = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if not rules.knows_developer:
+        for message in normal:
+            message["role"] = "system" if message["role"] == "developer" else message["role"]
+    normal = _join_leading(normal, rules.joined_systems)
     for message in normal:
-        if message["role"] == "developer" and not rules.knows_developer:
-            message["role"] = "system"
         content, has_calls = message["content"], "tool_calls" in message
         if content is not None or not (rules.keeps_null and has_calls):
             wanted = rules.formats.get("call" if has_calls else message["role"])
             message["content"] = _in_format(content, wanted or rules.formats.get("user", TEXT))
     return normal
+
+
+def _join_leading(messages: list[dict[str, Any]], pairs: Set[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Join neighbours with these pairs of roles among the leading system messages, with blank lines between texts."""
+    joined = messages[:1]
+    for i, message in enumerate(messages[1:], start=1):
+        pair = joined[-1]["role"], message["role"]
+        if not SYSTEM_ROLES.issuperset(pair):
+            return joined + messages[i:]
+        if pair in pairs:
+            texts = (_in_format(each["content"], TEXT) for each in (joined[-1], message))
+            joined[-1] = {**joined[-1], "content": "\n\n".join(filter(None, texts))}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _in_format(content: str | list[str] | None, wanted: ContentFormat) -> str | list[dict[str, str]]:

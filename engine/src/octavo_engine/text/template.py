@@ -8,6 +8,7 @@ template is no more trustworthy than the weights that it came with.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,15 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.messages import PARTS, TEXT, ContentFormat, MessageRules, append_text, normalise_messages
+from octavo_engine.text.messages import (
+    PARTS,
+    SYSTEM_ROLES,
+    TEXT,
+    ContentFormat,
+    MessageRules,
+    append_text,
+    normalise_messages,
+)
 from octavo_engine.text.sandbox import RaisedByTemplate, RangeBudget, template_environment
 from octavo_engine.text.template_meter import METER, Meter, meter_tree
 from octavo_engine.text.tokenizer import Tokenizer, token_content
@@ -78,6 +87,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._tests_null = _tests_null_content(tree)
+            self._names_developer = any(constant.value == "developer" for constant in tree.find_all(nodes.Const))
             self._template = environment.from_string(meter_tree(tree))
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
@@ -116,12 +126,25 @@ class ChatTemplate:
     @cached_property
     def _rules(self) -> MessageRules:
         """Rules that follow from renderings of short conversations, which share a part of the limits of one."""
-        limits, rules = _limits(share=_SAMPLES_SHARE), MessageRules(knows_developer="developer" in self.source)
+        limits, rules = _limits(share=_SAMPLES_SHARE), MessageRules()
         if self.content_format != "auto":
             rules = replace(rules, formats={"user": _FORMATS[self.content_format]})
         for kind in _SAMPLES if self.content_format == "auto" else ():
             rules = replace(rules, formats={**rules.formats, kind: self._format_of(kind, rules, limits)})
-        return replace(rules, keeps_null=self._tests_null and self._renders_null(rules, limits))
+
+        def shows(*roles: str) -> bool:
+            marked = [{"role": role, "content": mark} for role, mark in zip(roles, (_FIRST, _SECOND), strict=False)]
+            text = self._sample([*marked, _USER], rules, limits)
+            return all(message["content"] in text for message in marked)
+
+        knows_developer = self._names_developer and shows("developer")
+        pairs = product(SYSTEM_ROLES if knows_developer else ("system",), repeat=2)
+        return replace(
+            rules,
+            keeps_null=self._tests_null and self._renders_null(rules, limits),
+            knows_developer=knows_developer,
+            joined_systems=frozenset(pair for pair in pairs if not shows(*pair)),
+        )
 
     def _renders_null(self, rules: MessageRules, limits: Mapping[str, Any]) -> bool:
         """False for a template that rejects null content of a message with calls, or prints it as "None"."""
