@@ -164,7 +164,7 @@ def kv_events_config(value: Any) -> KVEventsConfig | None:
         given = json.loads(value) if isinstance(value, str) else value
         unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
         settings = msgspec.convert(given, KVEventsConfig)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise StartupError(f"kv_events_config={value!r} is not a valid configuration: {error}.") from None
     if unknown:
         raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")

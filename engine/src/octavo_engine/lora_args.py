@@ -62,7 +62,7 @@ def _read_all(value: Any) -> Iterator[LoRAModule]:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"lora_modules={text!r} is not valid JSON: {error}: use {_FORMS}.") from None
 
 

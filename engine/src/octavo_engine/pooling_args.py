@@ -58,7 +58,7 @@ def hf_overrides(value: Any) -> dict[str, Any]:
 def _as_mapping(name: str, value: Any) -> Mapping[str, Any]:
     try:
         given = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{name}={value!r} is no JSON: {error}.") from None
     if not isinstance(given, Mapping):
         raise StartupError(f"{name}={value!r} must be a JSON object.")

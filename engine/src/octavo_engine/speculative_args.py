@@ -81,7 +81,7 @@ def _draft_model(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig
 def _as_mapping(value: Any) -> Mapping[str, Any]:
     try:
         given = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"speculative_config={value!r} is no JSON: {error}.") from None
     if not isinstance(given, Mapping):
         raise StartupError(

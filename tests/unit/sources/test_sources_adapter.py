@@ -1,14 +1,17 @@
 """Adapters on disk: scales of modules, and a refusal of everything that is broken or is no plain LoRA."""
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
+import octavo_engine.sources.adapter
 import pytest
 import torch
 from octavo_engine.sources.adapter import read_adapter
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.adapter_files import llama_pairs, write_adapter
+from octavo_testing.counted_work import count_steps
 
 Q, OUT = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"
 
@@ -31,6 +34,8 @@ def refusal(folder: Path) -> str:
         ({"alpha_pattern": {"q_proj": 2}}, (0.25, 1.0)),
         ({"alpha_pattern": {r".*\.0\..*o_proj": 2, "o_proj": 4}}, (1.0, 0.25)),
         ({"alpha_pattern": {"proj": 2}}, (1.0, 1.0)),
+        ({"alpha_pattern": {r".*layers\.[0-9]+\.(self_attn|mlp)\.(q|k|v)_proj": 2}}, (0.25, 1.0)),
+        ({"alpha_pattern": {r"(?:self_attn\.)?q_proj": 2, r"[ok(]_proj": 4}}, (0.25, 0.5)),
         ({"r": 99, "rank_pattern": {"q_proj": 8, "o_proj": 8}}, (1.0, 1.0)),
     ],
     ids=str,
@@ -63,6 +68,8 @@ def test_scales_follow_patterns_and_rslora(tmp_path: Path, settings: dict[str, A
         ({"lora_alpha": float("inf")}, "lora_alpha"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern"),
         ({"alpha_pattern": {"(": 3}}, "invalid pattern '('"),
+        ({"r": 10**400}, "must be a number"),
+        ({"lora_alpha": -(10**400)}, "must be a number"),
     ],
     ids=str,
 )
@@ -117,6 +124,67 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     assert "not valid JSON" in refusal(folder)
     settings.unlink()
     assert "cannot be read" in refusal(folder)
+
+
+#: Patterns that run for years on names of 100 letters, or match in so many ways.
+SLOW = [
+    *(r"(([a-z]|[a-z.0-9_])+)+X", r"(a|a)*X", r"(.*)*X", r"(a+)+X", r"(?:a*){2,}X", r"(?:a|aa)+X", r"(\w+\.?)+X"),
+    *(r".*.*.*.*X", r"a?a?a?a?a?a?a?a?a?a?X", r"(a|a)" * 40 + "X", r"((a|a)(a|a)){9}X", r"(?x:(a+) +)X", r"[)](a+)+X"),
+    *(r"\((a+)+X", "a" * 300, r"(a{1,9}){9}X", r"a{0,99}a{0,99}a{0,99}a{0,99}X"),
+]
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("pattern", SLOW)
+def test_patterns_that_may_run_for_long_are_refused(tmp_path: Path, key: str, pattern: str) -> None:
+    pairs = {"a" * 100: llama_pairs("self_attn.q_proj")[Q]}
+    assert "may run for long" in refusal(write_adapter(tmp_path / "a", pairs, **{key: {pattern: 8}}))
+
+
+def test_many_patterns_are_matched_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(octavo_engine.sources.adapter, "MAX_MATCHING_S", -1)
+    folder = write_adapter(tmp_path / "a", llama_pairs("self_attn.q_proj"), rank_pattern={"x": 8})
+    assert "rank_pattern takes longer" in refusal(folder)
+
+
+HUGE = 10_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"shape": [1] * 9, "data_offsets": [0, 4]}, "9 dimensions"),
+        ({"shape": [HUGE] * 500_000, "data_offsets": [0, 4]}, "longer than 4194304 bytes"),
+        ({"shape": [HUGE] * 300_000, "data_offsets": [0, 4]}, "300000 dimensions"),
+        ({"shape": [2**24, 2**25], "data_offsets": [0, 4]}, "2^48 elements"),
+        ({"shape": [10**4000, 1], "data_offsets": [0, 4]}, "entry is corrupt"),
+        ({"shape": [1, 1], "data_offsets": [10**4000, 10**4000 + 4]}, "entry is corrupt"),
+        ({"shape": [8, 1], "data_offsets": [0, 32], "x": "[" * 4_300_000}, "longer than 4194304 bytes"),
+        ("[" * 100_000 + "]" * 100_000, "not JSON"),
+    ],
+    ids=["dimensions", "long", "many dimensions", "elements", "digits", "digits of offsets", "text", "depth"],
+)
+def test_hostile_headers_are_refused_soon(tmp_path: Path, entries: dict[str, Any] | str, words: str) -> None:
+    folder = write_adapter(tmp_path / "a", llama_pairs("self_attn.q_proj"))
+    tensor = entries if isinstance(entries, str) else json.dumps({"dtype": "F32", **entries})
+    header = f'{{"base_model.model.x.lora_A.weight": {tensor}}}'.encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(32))
+    with count_steps() as steps:
+        assert words in refusal(folder)
+    assert steps.count < 10 * 300_000  # no more than the checks of each number
+
+
+def test_hostile_settings_are_refused_soon(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", llama_pairs("self_attn.q_proj"))
+    (folder / "adapter_config.json").write_text("[" * 100_000 + "]" * 100_000)
+    assert "not valid JSON" in refusal(folder)
+    (folder / "adapter_config.json").write_text('{"x": "' + "a" * 5_000_000 + '"}')
+    assert "more than 4194304" in refusal(folder)
+
+
+def test_a_module_with_a_long_name_is_refused(tmp_path: Path) -> None:
+    pairs = {"a" * 129: llama_pairs("self_attn.q_proj")[Q]}
+    assert "exceeds 128 characters" in refusal(write_adapter(tmp_path / "a", pairs))
 
 
 def test_an_adapter_without_tensors_is_refused(tmp_path: Path) -> None:

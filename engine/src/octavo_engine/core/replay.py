@@ -75,7 +75,7 @@ def replay(lines: Iterable[str]) -> ReplayReport:
                 scheduler = _open(entry)
             else:
                 report.divergence = _replay_entry(scheduler, entry, number, report)
-        except (ValueError, KeyError, TypeError, OctavoError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OctavoError) as error:
             raise StartupError(f"Line {number} of the trace can't be replayed: {error!r}.") from error
         report.num_lines = number
         if report.divergence:

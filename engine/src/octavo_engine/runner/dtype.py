@@ -127,7 +127,7 @@ def _read(path: Path) -> Times | None:
     try:
         times = json.loads(path.read_text())
         return {name: [float(t) for t in times[name]] for name in _TYPES}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

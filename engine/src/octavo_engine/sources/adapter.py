@@ -6,7 +6,8 @@ than in training. Errors are StartupErrors in one line with the folder, the valu
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ _UNSUPPORTED = {
     "arrow_config": "a choice between adapters",
     "monteclora_config": "distributions of weights",
 }
+#: Limits of what the author of an adapter decides: all is read beside running requests.
+MAX_FILE_BYTES = 4 * 2**20  # of the settings, and of the header of the tensors
+MAX_MODULE_CHARS, MAX_PATTERN_CHARS = 128, 256
+MAX_WORK = 2**25  # ways to match a pattern
+MAX_MATCHING_S = 2  # CPU time
+MAX_VALUE = 2**31
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:", re.DOTALL)
+_REPEATED_GROUP = re.compile(r"\)\s*[*+{]")
 _RETRAIN = "train it with plain LoRA, or merge it into the checkpoint and serve the result"
 
 
@@ -72,7 +81,7 @@ def read_adapter(folder: Path) -> AdapterFiles:
     files = AdapterFiles(folder=folder, modules={})
     if not folder.is_dir():
         raise files.error("there is no such folder: give the folder that peft's save_pretrained has written.")
-    settings = read_json_object(folder / SETTINGS_FILE)
+    settings = read_json_object(folder / SETTINGS_FILE, max_bytes=MAX_FILE_BYTES)
     _check_settings(files, settings)
     if (folder / PICKLED_FILE).is_file() and not files.tensors_file.is_file():
         raise files.error(
@@ -80,12 +89,13 @@ def read_adapter(folder: Path) -> AdapterFiles:
             f"{TENSORS_FILE}."
         )
     pairs: dict[str, dict[str, SafeTensor]] = {}
-    for tensor in read_safetensors(files.tensors_file).values():
+    for tensor in read_safetensors(files.tensors_file, max_header_bytes=MAX_FILE_BYTES).values():
         module, part = _split_name(files, tensor)
         pairs.setdefault(module, {})[part] = tensor
     if not pairs:
         raise files.error(f"{TENSORS_FILE} has no tensors: train the adapter, then save it again.")
-    modules = (_module(files, settings, name, parts) for name, parts in sorted(pairs.items()))
+    patterns = {key: _Patterns(files, settings, key) for key in ("rank_pattern", "alpha_pattern")}
+    modules = (_module(files, settings, patterns, name, parts) for name, parts in sorted(pairs.items()))
     return AdapterFiles(folder=folder, modules={module.name: module for module in modules})
 
 
@@ -122,43 +132,85 @@ def _split_name(files: AdapterFiles, tensor: SafeTensor) -> tuple[str, str]:
     raise files.error(f"it has the tensor '{tensor.name}', which is no part of plain LoRA: {_RETRAIN}.")
 
 
-def _module(files: AdapterFiles, settings: Mapping[str, Any], name: str, parts: dict[str, SafeTensor]) -> AdapterModule:
+def _module(
+    files: AdapterFiles,
+    settings: Mapping[str, Any],
+    patterns: Mapping[str, "_Patterns"],
+    name: str,
+    parts: dict[str, SafeTensor],
+) -> AdapterModule:
     if missing := [suffix for part, suffix in _PARTS.items() if part not in parts]:
         raise files.error(f"the tensor '{_PREFIX}{name}{missing[0]}' is missing: save the adapter again.")
+    if len(name) > MAX_MODULE_CHARS:
+        raise files.error(f"the name of the module '{name[:MAX_MODULE_CHARS]}…' exceeds {MAX_MODULE_CHARS} characters.")
     a, b = parts["a"], parts["b"]
-    rank = _number(files, settings, "r", "rank_pattern", name)
+    rank = _number(files, settings, "r", patterns["rank_pattern"], name)
     for tensor, dim in ((a, 0), (b, 1)):
         if len(tensor.shape) != 2 or tensor.shape[dim] != rank:
             raise files.error(
                 f"tensor '{tensor.name}' has shape {tensor.shape}, but {SETTINGS_FILE} gives it rank {rank:g}: the two "
                 "files do not belong together; save the adapter again."
             )
-    alpha = _number(files, settings, "lora_alpha", "alpha_pattern", name)
+    alpha = _number(files, settings, "lora_alpha", patterns["alpha_pattern"], name)
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return AdapterModule(name=name, rank=int(rank), scale=scale, a=a, b=b)
 
 
-def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, pattern_key: str, module: str) -> float:
+def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, patterns: "_Patterns", module: str) -> float:
     """Return the value of a module: of the first pattern that the end of its name matches, as in peft."""
-    patterns = settings.get(pattern_key) or {}
-    value = next((patterns[p] for p in _patterns(files, pattern_key, patterns) if _matches(p, module)), None)
+    value = patterns.value_of(module)
     value = settings.get(key) if value is None else value
-    least = 1 if key == "r" else -math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+    least = 1 if key == "r" else -MAX_VALUE
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_VALUE:
         raise files.error(f"{SETTINGS_FILE}: {key} of '{module}' is {value!r}, but must be a number.")
     return value
 
 
-def _patterns(files: AdapterFiles, key: str, patterns: object) -> Iterator[str]:
-    if not isinstance(patterns, dict):
-        raise files.error(f"{SETTINGS_FILE}: {key} is {patterns!r}, but must be an object of patterns and numbers.")
-    for pattern in patterns:
+class _Patterns:
+    """The values of `rank_pattern` or `alpha_pattern`. A pattern runs within Python's `re`, which stops all threads of
+    the engine, so only patterns are accepted that end soon on every name."""
+
+    def __init__(self, files: AdapterFiles, settings: Mapping[str, Any], key: str) -> None:
+        self._files, self._key = files, key
+        self._end_s = time.thread_time() + MAX_MATCHING_S
+        given = settings.get(key) or {}
+        if not isinstance(given, dict):
+            raise files.error(f"{SETTINGS_FILE}: {key} is {given!r}, but must be an object of patterns and numbers.")
+        self._values = [(self._compiled(pattern), value) for pattern, value in given.items()]
+
+    def value_of(self, module: str) -> Any:
+        for pattern, value in self._values:
+            self._check_time()
+            if pattern.match(module):
+                return value
+        return None
+
+    def _compiled(self, pattern: str) -> "re.Pattern[str]":
+        self._check_time()
+        if len(pattern) > MAX_PATTERN_CHARS or _work_of(pattern) > MAX_WORK:
+            raise self._files.error(
+                f"{SETTINGS_FILE}: {self._key} has the pattern {pattern[:MAX_PATTERN_CHARS]!r}, which may run for "
+                "long: write the names of the modules, without repeated groups."
+            )
         try:
-            re.compile(pattern)
+            return re.compile(rf"(.*\.)?({pattern})$")
         except re.error as error:
-            raise files.error(f"{SETTINGS_FILE}: {key} has the invalid pattern {pattern!r}: {error}.") from None
-        yield pattern
+            raise self._files.error(
+                f"{SETTINGS_FILE}: {self._key} has the invalid pattern {pattern!r}: {error}."
+            ) from None
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._end_s:
+            raise self._files.error(
+                f"{SETTINGS_FILE}: {self._key} takes longer than {MAX_MATCHING_S} s: use fewer patterns of names."
+            )
 
 
-def _matches(pattern: str, module: str) -> bool:
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+def _work_of(pattern: str) -> float:
+    """Return a bound of the ways to match a pattern at one place of a module's name."""
+    parts = _ATOM.sub(lambda atom: "(" if atom[0] == "(?:" else "a", pattern)
+    if _REPEATED_GROUP.search(parts):
+        return math.inf
+    num_groups, num_repeats = parts.count("("), sum(map(parts.count, "*+?{"))
+    num_choices = (parts.count("|") / max(num_groups, 1) + 1) ** max(num_groups, 1)
+    return float(num_choices * MAX_MODULE_CHARS**num_repeats)

@@ -45,7 +45,7 @@ def read_complete_snapshot(folder: Path) -> Snapshot | None:
     """Return the snapshot in the folder's marker; None without a marker, or if a file is missing or incomplete."""
     try:
         snapshot = Snapshot(**json.loads((folder / MARKER).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     return snapshot if all(_num_bytes(folder / name) == size for name, size in snapshot.files.items()) else None
 
@@ -138,7 +138,7 @@ def _recorded_uri(folder: Path) -> str | None:
 def _read_marker(folder: Path) -> dict[str, Any]:
     try:
         value = json.loads((folder / MARKER).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -134,7 +134,7 @@ def _modules(files: ModelFiles) -> list[dict[str, Any]] | None:
         return None
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartupError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise StartupError(f"{path}: must hold a list of modules.")

@@ -15,6 +15,8 @@ from typing import Any, BinaryIO
 from octavo_engine.wire.errors import StartupError
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS, MAX_ELEMENTS = 8, 2**48
+MAX_NUMBER = 2**63 - 1
 
 DTYPE_BYTES = {
     "F64": 8,
@@ -43,11 +45,11 @@ class SafeTensor:
     num_bytes: int
 
 
-def read_safetensors(path: Path) -> dict[str, SafeTensor]:
+def read_safetensors(path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> dict[str, SafeTensor]:
     """Read a header. Raises StartupError in one line with the file and the tensor."""
     try:
         with path.open("rb") as file:
-            entries, data_start = _read_header(path, file)
+            entries, data_start = _read_header(path, file, max_header_bytes)
             size = path.stat().st_size
     except OSError as error:
         raise StartupError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -56,15 +58,18 @@ def read_safetensors(path: Path) -> dict[str, SafeTensor]:
     }
 
 
-def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, file: BinaryIO, max_bytes: int) -> tuple[dict[str, Any], int]:
     prefix = file.read(8)
-    num_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
-    header = file.read(num_bytes) if num_bytes <= MAX_HEADER_BYTES else b""
+    num_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else max_bytes + 1
+    header = file.read(num_bytes) if num_bytes <= max_bytes else b""
     if len(header) < num_bytes:
-        raise StartupError(f"{path}: corrupt or truncated safetensors file: its header is incomplete.")
+        raise StartupError(
+            f"{path}: corrupt or truncated safetensors file: its header is incomplete, or longer than "
+            f"{max_bytes} bytes."
+        )
     try:
         entries = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{path}: corrupt safetensors file: its header is not JSON.") from error
     if not isinstance(entries, dict):
         raise StartupError(f"{path}: corrupt safetensors file: its header is not a JSON object.")
@@ -74,13 +79,19 @@ def _read_header(path: Path, file: BinaryIO) -> tuple[dict[str, Any], int]:
 def _checked(path: Path, name: str, entry: Any, data_start: int, size: int) -> SafeTensor:
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        sound = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
+        numbers = (*shape, start, end)
+        sound = isinstance(dtype, str) and all(isinstance(n, int) and 0 <= n <= MAX_NUMBER for n in numbers)
     except (TypeError, KeyError, ValueError):
         sound = False
     if not sound:
         raise StartupError(f"{path}: tensor {name!r}: its header entry is corrupt.")
     if dtype not in DTYPE_BYTES:
         raise StartupError(f"{path}: tensor {name!r} has the unsupported dtype {dtype!r}.")
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) > MAX_ELEMENTS:
+        raise StartupError(
+            f"{path}: tensor {name!r} has {len(shape)} dimensions of up to {max(shape)}: at most {MAX_DIMENSIONS} and "
+            f"2^48 elements are supported."
+        )
     if end - start != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise StartupError(f"{path}: tensor {name!r}: {end - start} bytes do not hold {dtype} of shape {list(shape)}.")
     if data_start + end > size:

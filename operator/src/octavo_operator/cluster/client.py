@@ -264,7 +264,7 @@ def _content(data: bytes) -> Raw:
     """Parse a response body as JSON, if it is: a proxy in front of the API server may send other text."""
     try:
         content = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     return content if isinstance(content, dict) else {"message": data[:200].decode(errors="replace")}
 

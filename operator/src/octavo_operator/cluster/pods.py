@@ -144,7 +144,7 @@ def _termination_message(text: str) -> tuple[str, str]:
     """
     try:
         message = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
     if isinstance(message, dict) and isinstance(message.get("code"), str) and isinstance(message.get("message"), str):
         return message["code"], message["message"]

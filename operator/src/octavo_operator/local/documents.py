@@ -56,7 +56,7 @@ def read_documents(text: str) -> Documents:
 def _manifests(text: str) -> Iterator[dict[str, Any]]:
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise InvalidSpec(f"the file is not valid YAML: {' '.join(str(error).split())}") from None
     for position, document in enumerate(documents, 1):
         if not isinstance(document, dict):

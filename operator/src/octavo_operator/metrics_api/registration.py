@@ -168,7 +168,7 @@ def _names(text: str) -> tuple[str, ...]:
     """Read a list of names, or null, from JSON. Raises ValueError for other content."""
     try:
         names = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         names = text
     if names is None:
         return ()

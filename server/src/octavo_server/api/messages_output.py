@@ -88,7 +88,7 @@ def _input(arguments: str) -> dict[str, Any]:
     """Arguments of a call; empty if the token limit has cut them."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 

@@ -57,7 +57,7 @@ def custom_samples(
 def _line(path: Path, line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         entry = None
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise InvalidDataset(f'{path}: every line must be a JSON object with "prompt"; this one is not: {line[:80]}')
@@ -84,7 +84,7 @@ def burstgpt_samples(codec: Codec, seed: int, path: Path) -> Iterator[Sample]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidDataset(f"{path} is not JSON: {error}") from error
 
 

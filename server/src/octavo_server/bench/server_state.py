@@ -55,7 +55,7 @@ async def reset_prefix_cache(api: ApiClient) -> bool:
 async def read_version(api: ApiClient) -> str | None:
     try:
         answer = msgspec.json.decode(await api.get(f"{api.url}/version"))
-    except (ApiFailure, msgspec.DecodeError):
+    except (ApiFailure, msgspec.DecodeError, RecursionError):
         return None
     version = answer.get("version") if isinstance(answer, dict) else None
     return version if isinstance(version, str) else None

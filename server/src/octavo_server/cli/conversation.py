@@ -54,7 +54,7 @@ class Conversation:
         """Load a file written by `save`, or a JSON list of messages. Raises OSError, NotAConversation."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NotAConversation(f"{path} is not JSON: {error}") from error
         messages = content.get("messages") if isinstance(content, dict) else content
         if not isinstance(messages, list) or not all(_is_message(message) for message in messages):

@@ -111,7 +111,7 @@ async def _decisions(api: ApiClient, url: str) -> list[DecisionInfo]:
     body = await api.get(url)
     try:
         return msgspec.json.decode(body, type=Decisions).decisions
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ApiFailure(f"{url} did not return decisions: {error}") from None
 
 

@@ -86,7 +86,7 @@ def add_cors_flags(group: Any) -> None:
 def json_list(text: str) -> list[str]:
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
         raise ArgumentTypeError(f'{text!r} is not a JSON list of strings, such as ["https://example.org"]')

@@ -72,5 +72,5 @@ def _value(text: str) -> Any:
         return _CONSTANTS[text.lower()]
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -86,5 +86,5 @@ def _flag(name: str) -> str:
 def json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

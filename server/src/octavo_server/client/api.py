@@ -90,7 +90,7 @@ class ApiClient:
         body = await self.get(f"{self.url}{path}")
         try:
             return msgspec.json.decode(body, type=_ModelList).data
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ApiFailure(f"{self.url}{path} did not return a list of models: {error}") from error
 
     async def get(self, url: str) -> bytes:
@@ -137,7 +137,7 @@ _JSON = {"Content-Type": "application/json"}
 def _checked(data: bytes) -> Chunk:
     try:
         chunk = decode_chunk(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ApiFailure(f"the server sent an invalid chunk: {error}") from error
     if chunk.error is not None:
         raise ApiFailure(error_message(chunk.error))
@@ -147,7 +147,7 @@ def _checked(data: bytes) -> Chunk:
 def _http_failure(status: int, body: bytes) -> ApiFailure:
     try:
         message = error_message(msgspec.json.decode(body))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         message = body.decode(errors="replace").strip() or "no message"
     return ApiFailure(f"HTTP {status}: {message[:_MOST_ERROR_CHARS]}", status)
 

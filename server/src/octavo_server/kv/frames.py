@@ -156,5 +156,5 @@ class FrameReader:
 def _read(body: bytes) -> Frame:
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise FrameError(f"a frame is invalid: {error}.") from None

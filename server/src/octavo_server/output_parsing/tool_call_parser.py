@@ -188,7 +188,7 @@ class ToolCallParser(StreamingParser):
             return None
         try:
             return str(json.loads((yield from self._parse_value())))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def _parse_value(self) -> Steps[str]:

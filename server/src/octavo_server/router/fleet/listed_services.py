@@ -73,5 +73,5 @@ def _read(path: Path) -> tuple[Service, ...]:
         return _decode(path.read_bytes()).services
     except OSError as error:
         raise StartupError(f"--services-file {path}: cannot be read: {error.strerror}.") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise StartupError(f"--services-file {path}: {error}: write {{'services': [{{'name', 'models'}}]}}.") from None

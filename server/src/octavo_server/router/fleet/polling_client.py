@@ -82,7 +82,7 @@ class PollingClient:
         body = await self._read("/v1/models", timeout_s)
         try:
             models = _read_models(body).data
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise aiohttp.ClientPayloadError(f"/v1/models is invalid: {error}") from None
         lengths = {model.id: _length(model.max_model_len) for model in models}
         return PolledModels(lengths, frozenset(model.id for model in models if isinstance(model.parent, str)))
