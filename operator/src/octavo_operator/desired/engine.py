@@ -18,15 +18,17 @@ from octavo_operator.desired.objects import (
     child,
     drop_none,
     dump_parts,
+    literal,
     pod_metadata,
     pod_security,
     probe,
     pull_secrets,
     resources,
+    with_expanded,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.desired.template_version import Versions, choose_template
-from octavo_operator.desired.weights import model_environment, secret_environment, weights_of
+from octavo_operator.desired.weights import CACHE_VARIABLES, secret_environment, weights_of, with_users_variables
 from octavo_operator.names import (
     ADMITTED_GATE,
     ENGINE,
@@ -83,7 +85,8 @@ def served_names(deployment: Mapping[str, Any]) -> frozenset[str]:
     names: set[str] = set()
     for container in deployment["spec"]["template"]["spec"]["containers"]:
         rest = dropwhile(lambda arg: arg != NAMES_FLAG, container.get("args") or ())
-        names.update(takewhile(lambda arg: not arg.startswith("--"), islice(rest, 1, None)))
+        given = takewhile(lambda arg: not arg.startswith("--"), islice(rest, 1, None))
+        names.update(name.replace("$$", "$") for name in given)
     return frozenset(names)
 
 
@@ -96,7 +99,21 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
     return with_template(_own_template(service, settings), service.spec.engine.pod_template)
 
 
-TEMPLATES: Versions = {1: _template}
+def _template_without_order(service: InferenceService, settings: Settings) -> Manifest:
+    """Version 1: the kubelet expands all arguments. The operator's variables come first, even with a value of the
+    user's, and the init container has no other ones."""
+    template, ours = _own_template(service, settings), [v["name"] for v in _own_variables(service)]
+    (engine,), others = template["spec"]["containers"], template["spec"].get("initContainers", ())
+    engine["args"] = with_expanded(engine["args"], service.spec.engine.extra_args)
+    for container in (engine, *others):
+        container["env"].sort(key=lambda v: ours.index(v["name"]) if v["name"] in ours else len(ours))
+    for container in others:
+        container["args"] = with_expanded(container["args"], ())
+        container["env"] = container["env"][: len(CACHE_VARIABLES)]
+    return with_template(template, service.spec.engine.pod_template)
+
+
+TEMPLATES: Versions = {1: _template_without_order, 2: _template}
 
 
 def _own_template(service: InferenceService, settings: Settings) -> Manifest:
@@ -137,8 +154,8 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "name": ENGINE,
         "image": spec.engine.image or settings.engine_image,
         "imagePullPolicy": spec.engine.image_pull_policy or settings.image_pull_policy,
-        "args": ["serve", weights.model, *_flags(service, settings)],
-        "env": _environment(service),
+        "args": [*literal(["serve", weights.model, *_flags(service, settings)]), *spec.engine.extra_args],
+        "env": with_users_variables(service, _own_variables(service)),
         "envFrom": secret_environment(service) or None,
         "ports": [{"name": HTTP, "containerPort": ENGINE_PORT}],
         "resources": resources(spec.resources),
@@ -166,7 +183,7 @@ def _flags(service: InferenceService, settings: Settings) -> Iterator[str]:
 
 
 def engine_flags(service: InferenceService) -> Iterator[str]:
-    """Flags of a service's engines, the same on Kubernetes and on one machine; `engine.extraArgs` come last."""
+    """Flags of a service's engines, the same on Kubernetes and on one machine, before `engine.extraArgs`."""
     model, engine, ranks = service.spec.model, service.spec.engine, service.num_ranks
     yield NAMES_FLAG
     yield from service.served_names
@@ -194,19 +211,15 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         yield "--enable-auto-tool-choice"
     if engine.prefix_caching is False:
         yield "--no-enable-prefix-caching"
-    yield from engine.extra_args
 
 
-def _environment(service: InferenceService) -> list[Manifest]:
-    """Environment variables, each name once: the API server refuses a second one."""
+def _own_variables(service: InferenceService) -> list[Manifest]:
     secret = {"secretKeyRef": {"name": router_secret(service.router), "key": "secret"}}
-    ours = [
-        *model_environment(service),
+    return [
+        *CACHE_VARIABLES,
         {"name": "OCTAVO_ROUTER_SECRET", "valueFrom": secret},
         *device_environment(service),
     ]
-    variables = {variable["name"]: variable for variable in (*ours, *dump_parts(service.spec.engine.env))}
-    return list(variables.values())
 
 
 def _spread_engines(constraint: dict[str, Any], service: InferenceService) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Parts that the manifests of all children share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo_operator.names import HTTP, ROUTER_LABEL, labels
@@ -31,6 +31,16 @@ def pod_metadata(service: InferenceService, component: str) -> Manifest:
     metadata = service.spec.pod_metadata
     pod_labels = metadata.labels | labels(service.name, component) | {ROUTER_LABEL: service.router}
     return {"labels": pod_labels} | ({"annotations": dict(metadata.annotations)} if metadata.annotations else {})
+
+
+def literal(args: Iterable[str]) -> list[str]:
+    """Arguments that arrive as they are: the kubelet takes `$$` for `$`, and `$(NAME)` for a variable."""
+    return [arg.replace("$", "$$") for arg in args]
+
+
+def with_expanded(args: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Arguments as older templates have them: not `literal`. `given`: the user's own, which are their end."""
+    return [*(arg.replace("$$", "$") for arg in args[: len(args) - len(given)]), *given]
 
 
 def resources(given: Resources | None, default: Manifest | None = None) -> Manifest | None:

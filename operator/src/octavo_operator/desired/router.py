@@ -11,11 +11,13 @@ from octavo_operator.desired.objects import (
     child,
     drop_none,
     dump_parts,
+    literal,
     pod_metadata,
     pod_security,
     probe,
     pull_secrets,
     resources,
+    with_expanded,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
 from octavo_operator.desired.router_secrets import ADMIN_SECRET_VARIABLE, secret_variables
@@ -159,14 +161,21 @@ def _template(service: InferenceService, settings: Settings) -> Manifest:
     return with_template(_own_template(service, settings), service.spec.router.pod_template)
 
 
+def _template_with_expanded_flags(service: InferenceService, settings: Settings) -> Manifest:
+    template, router = _own_template(service, settings), service.spec.router
+    (container,) = template["spec"]["containers"]
+    container["args"] = with_expanded(container["args"], router.extra_args)
+    return with_template(template, router.pod_template)
+
+
 def _template_without_admin_secret(service: InferenceService, settings: Settings) -> Manifest:
-    template = _template(service, settings)
+    template = _template_with_expanded_flags(service, settings)
     container = next(each for each in template["spec"]["containers"] if each["name"] == ROUTER)
     container["env"] = [variable for variable in container["env"] if variable["name"] != ADMIN_SECRET_VARIABLE]
     return template
 
 
-TEMPLATES: Versions = {1: _template_without_admin_secret, 2: _template}
+TEMPLATES: Versions = {1: _template_without_admin_secret, 2: _template_with_expanded_flags, 3: _template}
 
 
 def router_template_conflicts(service: InferenceService, settings: Settings) -> list[str]:
@@ -207,7 +216,7 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
         "name": ROUTER,
         "image": router.image or settings.router_image,
         "imagePullPolicy": router.image_pull_policy or settings.image_pull_policy,
-        "args": ["route", *_flags(service, settings), *router.extra_args],
+        "args": [*literal(["route", *_flags(service, settings)]), *router.extra_args],
         "env": [*secret_variables(service), *dump_parts(router.env)],
         "ports": [
             {"name": HTTP, "containerPort": ROUTER_PORT},

@@ -4,6 +4,7 @@ An init container with its own resources fetches remote models into the cache vo
 A model on a PersistentVolumeClaim is mounted read-only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from octavo_operator.desired.objects import (
     child,
     drop_none,
     dump_parts,
+    literal,
     resources,
 )
 from octavo_operator.names import ENGINE, cache_claim
@@ -22,6 +24,11 @@ from octavo_operator.spec.model import claim_name
 
 CACHE_PATH = "/var/cache/octavo"
 CLAIM_PATH = "/models"
+#: Environment variables that put the Hugging Face cache and Octavo's own cache into the mounted folder.
+CACHE_VARIABLES: list[Manifest] = [
+    {"name": "XDG_CACHE_HOME", "value": CACHE_PATH},
+    {"name": "HF_HOME", "value": f"{CACHE_PATH}/huggingface"},
+]
 FETCHED = ("hf", "ms", "s3", "gs", "az", "azure")
 DEFAULT_ACCESS = "ReadWriteOnce"  # every StorageClass supports it; pods of one node share the claim
 #: Downloads from the Hugging Face Hub take up to about 4 GB for files of many GB (huggingface_hub#3300).
@@ -73,14 +80,15 @@ def desired_claim(service: InferenceService) -> list[Manifest]:
     return [claim]
 
 
-def model_environment(service: InferenceService) -> list[Manifest]:
-    """Environment variables that put the Hugging Face cache and Octavo's own cache into the mounted folder.
+def with_users_variables(service: InferenceService, ours: Sequence[Manifest]) -> list[Manifest]:
+    """Environment variables of a container: ours, without those that `engine.env` replaces, and all of `engine.env`.
 
-    The user's variables of these names replace them, so that the engine looks where the init container has written.
+    A variable may refer to earlier ones, so these stay in their order. The init container has them, too, so that the
+    engine looks where it has written.
     """
-    variables = {variable["name"]: variable for variable in dump_parts(service.spec.engine.env)}
-    ours = {"XDG_CACHE_HOME": CACHE_PATH, "HF_HOME": f"{CACHE_PATH}/huggingface"}
-    return [variables.get(name, {"name": name, "value": value}) for name, value in ours.items()]
+    given = dump_parts(service.spec.engine.env)
+    names = {variable["name"] for variable in given}
+    return [*(variable for variable in ours if variable["name"] not in names), *given]
 
 
 def secret_environment(service: InferenceService) -> list[Manifest]:
@@ -106,8 +114,8 @@ def _prefetch(service: InferenceService, settings: Settings, cache_mount: Manife
         "name": "fetch",
         "image": engine.image or settings.engine_image,
         "imagePullPolicy": engine.image_pull_policy or settings.image_pull_policy,
-        "args": ["fetch", model.uri, *([] if model.revision is None else ["--revision", model.revision])],
-        "env": model_environment(service),
+        "args": literal(["fetch", model.uri, *([] if model.revision is None else ["--revision", model.revision])]),
+        "env": with_users_variables(service, CACHE_VARIABLES),
         "envFrom": secret_environment(service) or None,
         "resources": resources(own, DEFAULT_PREFETCH),
         "securityContext": CONTAINER_SECURITY,

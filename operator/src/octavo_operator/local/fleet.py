@@ -38,7 +38,7 @@ def read_fleet(text: str, *, brings_keys: bool = False) -> dict[str, Any]:
 
 def _service(service: InferenceService, found: Documents, brings_keys: bool) -> dict[str, Any]:
     spec = service.spec
-    args = [spec.model.uri, *_adapter_flags(service), *engine_flags(service)]
+    args = [spec.model.uri, *_adapter_flags(service), *engine_flags(service), *spec.engine.extra_args]
     auth = _auth(found)
     if (brings_keys or auth is not None) and isolates_tenants(auth):
         args.append("--cache-isolation")
