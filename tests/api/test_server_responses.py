@@ -331,7 +331,7 @@ REFUSED = {
     "no input": ({"input": []}, "input"),
     "empty input": ({"input": ""}, "input"),
     "input of a wrong type": ({"input": 5}, "input"),
-    "a tool that runs on a server": ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    "a tool of an unknown type": ({"tools": [{"type": "telepathy"}]}, "tools[0].type"),
     "a function without a name": ({"tools": [{"type": "function"}]}, "tools[0].name"),
     "a choice of another kind": ({"tools": [NOW], "tool_choice": {"type": "mcp"}}, "tool_choice"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),

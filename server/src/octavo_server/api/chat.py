@@ -103,6 +103,7 @@ def prepare(context: ApiContext, body: ChatCompletionRequest, shared: SharedFiel
     prompt = _prompt_of(context, body)
     output_parsing = OutputParserConfig(
         tools=shared.tools,
+        custom_tools=body.custom_tools,
         reasoning=_reasoning_start(context, body, prompt),
         shows_reasoning=body.include_reasoning is not False,
     )

@@ -18,10 +18,18 @@ from octavo_server.openai.chat import (
 )
 from octavo_server.openai.logprobs import LogprobWriter, prompt_list
 from octavo_server.openai.sse import frame
-from octavo_server.openai.tools import CalledFunction, CalledFunctionDelta, ToolCall, ToolCallDelta
+from octavo_server.openai.tools import (
+    CalledCustomTool,
+    CalledCustomToolDelta,
+    CalledFunction,
+    CalledFunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.events import (
     OutputEvent,
+    ParsedToolCall,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
@@ -116,7 +124,7 @@ class ChatWriter(BaseResponseWriter):
         if choice.parser is None:
             return AnswerMessage(self._role, choice.text)
         joined = join_events(choice.parts)
-        calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined.calls]
+        calls = [_whole_call(call) for call in joined.calls]
         text = joined.text if calls or joined.reasoning else joined.text or ""
         message = AnswerMessage(self._role, text, tool_calls=calls or UNSET)
         if choice.parser.emits_reasoning:
@@ -136,8 +144,19 @@ def _delta(part: OutputEvent) -> DeltaMessage:
             return DeltaMessage(text)
         case ReasoningDelta(text):
             return DeltaMessage(reasoning=text, reasoning_content=text)
-        case ToolCallStart(index, id, name):
-            function = CalledFunctionDelta("", name)
-            return DeltaMessage(tool_calls=[ToolCallDelta(index, function, id, "function")])
-        case ToolCallArguments(index, text):
+        case ToolCallStart(index, id, name, is_custom):
+            if is_custom:
+                call = ToolCallDelta(index, id=id, type="custom", custom=CalledCustomToolDelta("", name))
+            else:
+                call = ToolCallDelta(index, CalledFunctionDelta("", name), id, "function")
+            return DeltaMessage(tool_calls=[call])
+        case ToolCallArguments(index, text, is_custom):
+            if is_custom:
+                return DeltaMessage(tool_calls=[ToolCallDelta(index, custom=CalledCustomToolDelta(text))])
             return DeltaMessage(tool_calls=[ToolCallDelta(index, CalledFunctionDelta(text))])
+
+
+def _whole_call(call: ParsedToolCall) -> ToolCall:
+    if call.is_custom:
+        return ToolCall(call.id, type="custom", custom=CalledCustomTool(call.name, call.arguments))
+    return ToolCall(call.id, CalledFunction(call.name, call.arguments))

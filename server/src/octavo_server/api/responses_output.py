@@ -4,12 +4,15 @@ At most one item is open. Text opens a message, reasoning a reasoning item, a to
 closes the previous one. White space alone, as models write it around their markers, opens no item.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from octavo_server.openai.chat import TokenLogprob
+from octavo_server.openai.responses import NamespacedName
 from octavo_server.openai.responses_answer import (
+    CustomToolCall,
     FunctionCall,
     ItemStatus,
     OutputItem,
@@ -25,9 +28,11 @@ COMPLETED: ItemStatus = "completed"
 
 
 class ResponseOutput:
-    """`new_id("msg")` makes an item id such as `msg_...`. The caller adds sequence numbers to the returned events."""
+    """`new_id("msg")` makes an item id such as `msg_...`. `namespaced`: the function's name in the prompt -> its own.
+    The caller adds sequence numbers to the returned events."""
 
-    def __init__(self, new_id: Callable[[str], str]) -> None:
+    def __init__(self, new_id: Callable[[str], str], namespaced: Mapping[str, NamespacedName]) -> None:
+        self._namespaced = namespaced
         self.items: list[OutputItem] = []
         self._new_id = new_id
         self._pieces: list[str] = []  # pieces of the open item's text or arguments
@@ -42,10 +47,13 @@ class ResponseOutput:
             case ReasoningDelta(text):
                 opening = [] if isinstance(self._open, ReasoningItem) else self._begin_reasoning()
                 return [*opening, *self._grow("response.reasoning_text.delta", text)]
-            case ToolCallStart(_, call_id, name):
-                return self._begin(FunctionCall(id=self._new_id("fc"), call_id=call_id, name=name))
-            case ToolCallArguments(_, text):
-                return self._grow("response.function_call_arguments.delta", text)
+            case ToolCallStart(_, call_id, name, is_custom):
+                name, namespace = self._namespaced.get(name, (name, UNSET))
+                item_type, prefix = (CustomToolCall, "ctc") if is_custom else (FunctionCall, "fc")
+                return self._begin(item_type(id=self._new_id(prefix), call_id=call_id, name=name, namespace=namespace))
+            case ToolCallArguments(_, text, is_custom):
+                kind = "custom_tool_call_input" if is_custom else "function_call_arguments"
+                return self._grow(f"response.{kind}.delta", text)
 
     def finish(self, *, is_complete: bool) -> list[ResponseStreamEvent]:
         """Close the open item and return the stream events; a response without items gets an empty message."""
@@ -96,7 +104,8 @@ class ResponseOutput:
         if not text:
             return []
         self._pieces.append(text)
-        event = self._at_item(kind) if isinstance(self._open, FunctionCall) else self._at_part(kind)
+        is_call = isinstance(self._open, FunctionCall | CustomToolCall)
+        event = self._at_item(kind) if is_call else self._at_part(kind)
         event.delta = text
         return [event]
 
@@ -115,6 +124,11 @@ class ResponseOutput:
                 item.arguments = text
                 done = self._at_item("response.function_call_arguments.done")
                 done.name, done.arguments = item.name, text
+                events = [done]
+            case CustomToolCall():
+                item.input = text
+                done = self._at_item("response.custom_tool_call_input.done")
+                done.input = text
                 events = [done]
         item.status = status
         return [*events, self._of_item("response.output_item.done")]

@@ -45,7 +45,7 @@ class ResponsesWriter:
         self.state = AnswerState(1, 1, turn.generation.num_prompt_tokens)
         self._choice = self.state.choices[0]
         self._choice.parser = turn.output_parsing.new_parser(codec.token_id)
-        self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}")
+        self._output = ResponseOutput(lambda kind: f"{kind}_{uuid.uuid4().hex}", request.namespaced_names())
         self._logprobs = LogprobWriter(
             codec, num_top=request.top_logprobs or 0, as_ids=context.config.return_tokens_as_token_ids
         )

@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 from msgspec import UNSET, Struct, UnsetType
 from octavo_engine.text.messages import content_text
 from octavo_engine.wire.errors import InvalidRequest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from octavo_server.openai.answer import Answer, FullAnswer
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import GenerationFields, LenientModel
-from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields
+from octavo_server.openai.tools import Tool, ToolCall, ToolCallDelta, ToolFields, call_of_function, input_arguments
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -28,6 +28,19 @@ class ChatMessage(LenientModel):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _convert_custom_calls(cls, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        return None if calls is None else [_described_call(call) for call in calls]
+
+
+def _described_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Describe the call of a custom tool as that of a function. A malformed call is rejected when it is rendered."""
+    custom = call.get("custom")
+    if call.get("type") != "custom" or not isinstance(custom, dict):
+        return call
+    return call_of_function(call.get("id"), custom.get("name"), input_arguments(custom.get("input")))
 
 
 class ChatCompletionRequest(ToolFields, GenerationFields):

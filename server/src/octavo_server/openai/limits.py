@@ -89,6 +89,9 @@ def check_logprobs(num_logprobs: int) -> None:
 def _num_entries(name: str, value: Any) -> int:
     if name in ("prompt", "input") and not _holds_prompts(value):
         return 1
+    if name == "tools" and isinstance(value, list):
+        nested = (tool.get("tools") for tool in value if isinstance(tool, dict))
+        return len(value) + sum(len(tools) for tools in nested if isinstance(tools, list))
     return len(value) if isinstance(value, list | dict) else 1
 
 

@@ -4,7 +4,10 @@ Fields that need stored responses, or tools that the server runs, are rejected w
 which this server lacks (cache keys, tiers, obfuscation) are accepted.
 """
 
-from typing import Any, ClassVar, Literal
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,14 +15,24 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo_server.openai.chat import ChatCompletionRequest, ReasoningEffort
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import SamplingFields
-from octavo_server.openai.responses_input import InputItem, conversation
+from octavo_server.openai.responses_input import InputItem, conversation, flat_name
 from octavo_server.openai.structured import StructuredOutputsBody
+
+logger = logging.getLogger(__name__)
 
 #: Fields that this body and a chat request both have, under the same name.
 _SAME_NAME = (
     *SamplingFields.model_fields,
     *("parallel_tool_calls", "chat_template_kwargs", "structured_outputs", "include_stop_str_in_output"),
     "include_reasoning",
+)
+#: Types of tools that OpenAI's servers run, or that only OpenAI's models know: the model gets none of them.
+_HOSTED = frozenset(
+    {
+        *("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+        *("file_search", "mcp", "code_interpreter", "image_generation", "tool_search", "programmatic_tool_calling"),
+        *("computer", "computer_use", "computer_use_preview", "local_shell", "shell", "apply_patch"),
+    }
 )
 #: The only value of `include` that has an effect.
 LOGPROBS = "message.output_text.logprobs"
@@ -60,7 +73,7 @@ class ReasoningConfig(BaseModel):
 
 
 class AnyTool(BaseModel):
-    """A tool of any type, so that the error for a tool that isn't a function can name its type."""
+    """A tool of any type. `format`: of a custom tool's input. `tools`: those of a namespace."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,13 +82,50 @@ class AnyTool(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: Entries["AnyTool"] | None = None
 
 
 class AnyToolChoice(BaseModel):
+    """A choice of any type. `mode` and `tools`: those of "allowed_tools"."""
+
     model_config = ConfigDict(extra="allow")
 
     type: str
     name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Entries["AnyToolChoice"] | None = None
+
+
+class NamespacedName(NamedTuple):
+    name: str
+    namespace: str
+
+
+class OfferedTool(NamedTuple):
+    """A function or custom tool. `place`: its path in the body."""
+
+    place: str
+    tool: AnyTool
+    own_name: str
+    namespace: str | None
+
+    @property
+    def name(self) -> str:
+        """Name of the tool in the prompt."""
+        return flat_name(self.own_name, self.namespace)
+
+    def as_chat(self) -> dict[str, Any]:
+        fields = {"description", "format"} if self.tool.type == "custom" else {"description", "parameters", "strict"}
+        described = {"name": self.name, **self.tool.model_dump(include=fields, exclude_none=True)}
+        return {"type": self.tool.type, self.tool.type: described}
+
+    def is_chosen(self, choice: AnyToolChoice) -> bool:
+        if choice.type == "namespace":
+            return self.namespace is not None and self.namespace == choice.name
+        in_namespace = choice.namespace in (None, self.namespace)
+        return self.tool.type == choice.type and in_namespace and choice.name in (self.name, self.own_name)
 
 
 class ResponsesRequest(SamplingFields):
@@ -142,7 +192,7 @@ class ResponsesRequest(SamplingFields):
         """Convert this request to a chat request. Raises InvalidRequest, which names the field of `/v1/responses`."""
         values = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         values["messages"] = conversation(self.instructions, self.input)
-        values["tools"] = self._functions()
+        values["tools"] = None if self.tools is None else [tool.as_chat() for tool in self._offered()]
         values["tool_choice"] = self._choice()
         values["response_format"] = self._format()
         values["max_tokens"] = self.max_output_tokens
@@ -151,20 +201,44 @@ class ResponsesRequest(SamplingFields):
         if self.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         chat = ChatCompletionRequest.model_validate(values)
-        chat.name_tools([f"tools[{i}].parameters" for i in range(len(self.tools or ()))])
+        chat.name_tools([f"{tool.place}.parameters" for tool in self._offered()])
         chat.name_format("text.format.schema")
         return chat
 
-    def _functions(self) -> list[dict[str, Any]] | None:
-        return None if self.tools is None else [_function(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)]
+    def namespaced_names(self) -> dict[str, NamespacedName]:
+        """Name in the prompt -> name and namespace, for each tool of a namespace."""
+        tools = self._offered()
+        return {
+            tool.name: NamespacedName(tool.own_name, tool.namespace) for tool in tools if tool.namespace is not None
+        }
+
+    def _offered(self) -> list[OfferedTool]:
+        """The tools that the model gets."""
+        return [*_offered(self.tools or (), "tools")]
 
     def _choice(self) -> str | dict[str, Any] | None:
-        if not isinstance(self.tool_choice, AnyToolChoice):
-            return self.tool_choice
-        if self.tool_choice.type != "function" or self.tool_choice.name is None:
-            message = 'tool_choice must be "none", "auto", "required" or {"type": "function", "name": NAME}.'
+        choice = self.tool_choice
+        if not isinstance(choice, AnyToolChoice):
+            return choice
+        if choice.type == "allowed_tools":
+            allowed = [named for entry in choice.tools or () for named in self._chosen(entry)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}}
+        named = self._chosen(choice)
+        if len(named) != 1:
+            message = (
+                f"tool_choice names {len(named)} tools: send the type and the name of one function or custom tool."
+            )
             raise InvalidRequest(message, param="tool_choice")
-        return {"type": "function", "function": {"name": self.tool_choice.name}}
+        return named[0]
+
+    def _chosen(self, choice: AnyToolChoice) -> list[dict[str, Any]]:
+        """The tools that a choice names, as choices of the chat API. Raises InvalidRequest if there is none."""
+        found = [tool for tool in self._offered() if tool.is_chosen(choice)]
+        found = [tool for tool in found if tool.name == choice.name] or found  # before tools of namespaces
+        if not found and choice.type not in _HOSTED:
+            message = f"tool_choice names {choice.name!r} of type {choice.type!r}, which is not in tools."
+            raise InvalidRequest(message, param="tool_choice")
+        return [{"type": tool.tool.type, tool.tool.type: {"name": tool.name}} for tool in found]
 
     def _format(self) -> dict[str, Any] | None:
         asked = None if self.text is None else self.text.format
@@ -176,11 +250,28 @@ class ResponsesRequest(SamplingFields):
         return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
 
 
-def _function(tool: AnyTool, where: str) -> dict[str, Any]:
-    if tool.type != "function":
-        message = f"{where} is of type {tool.type!r}; only tools of type 'function' are supported."
-        raise InvalidRequest(message, param=f"{where}.type")
+def _offered(tools: Sequence[AnyTool], where: str, namespace: str | None = None) -> Iterator[OfferedTool]:
+    """Functions and custom tools, also those of namespaces. Raises InvalidRequest for a tool of an unknown type."""
+    for i, tool in enumerate(tools):
+        place = f"{where}[{i}]"
+        if tool.type in ("function", "custom"):
+            yield OfferedTool(place, tool, _name_of(tool, place), namespace)
+        elif tool.type == "namespace" and namespace is None:
+            yield from _offered(tool.tools or (), f"{place}.tools", _name_of(tool, place))
+        elif tool.type in _HOSTED:
+            _warn_ignored(tool.type)
+        else:
+            message = f"{place} is of type {tool.type[:100]!r}; supported are functions, custom tools and namespaces."
+            raise InvalidRequest(message, param=f"{place}.type")
+
+
+def _name_of(tool: AnyTool, place: str) -> str:
     if tool.name is None:
-        raise InvalidRequest(f"{where}.name is missing.", param=f"{where}.name")
-    function = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
-    return {"type": "function", "function": function}
+        raise InvalidRequest(f"{place}.name is missing.", param=f"{place}.name")
+    return tool.name
+
+
+@cache
+def _warn_ignored(kind: str) -> None:
+    """Warn once for each of the types in `_HOSTED`."""
+    logger.warning("requests have tools of type %s, which this server doesn't run: their models don't get them", kind)

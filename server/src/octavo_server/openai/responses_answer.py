@@ -44,10 +44,21 @@ class FunctionCall(Struct, kw_only=True):
     name: str
     arguments: str = ""
     status: ItemStatus = "in_progress"
+    namespace: str | UnsetType = UNSET
     type: str = "function_call"
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CustomToolCall(Struct, kw_only=True):
+    id: str
+    call_id: str
+    name: str
+    input: str = ""
+    status: ItemStatus = "in_progress"
+    namespace: str | UnsetType = UNSET
+    type: str = "custom_tool_call"
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall
 
 
 class InputDetails(Struct):
@@ -129,4 +140,5 @@ class ResponseStreamEvent(Struct, kw_only=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET

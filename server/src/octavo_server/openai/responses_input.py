@@ -11,11 +11,14 @@ from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict
 
 from octavo_server.openai.entries import Entries
+from octavo_server.openai.tools import call_of_function, input_arguments
 
 #: Type of a content part -> the field that holds its text.
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
 #: Role in an item -> role for the chat template, where they differ.
 _ROLES = {"developer": "system"}
+#: Items of tools that OpenAI's servers run, which hold no text for the model.
+_WITHOUT_TEXT = frozenset({"web_search_call", "mcp_list_tools"})
 
 Message = dict[str, Any]
 
@@ -30,8 +33,15 @@ class InputItem(BaseModel):
     content: str | Entries[dict[str, Any]] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | Entries[dict[str, Any]] | None = None
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """Return the name of a tool in the prompt, which is vLLM's for a tool of a namespace."""
+    return name if namespace is None else f"{namespace}__{name}"
 
 
 def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> list[Message]:
@@ -46,18 +56,20 @@ def conversation(instructions: str | None, given: str | Sequence[InputItem]) -> 
             case None | "message":
                 messages.append(_message(item, where, reasoning))
                 reasoning = ""
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 _assistant_for_calls(messages, reasoning).append(_call(item, where))
                 reasoning = ""
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 messages.append(_output(item, where))
             case "reasoning":
                 reasoning = _text(item.content or (), where)
             case "item_reference":
                 message = f"{where} refers to a stored item, but this server stores no responses: send the item itself."
                 raise InvalidRequest(message, param=where)
+            case kind if kind in _WITHOUT_TEXT:
+                pass
             case kind:
-                supported = "message, function_call, function_call_output and reasoning"
+                supported = "message, reasoning, function_call, custom_tool_call and the outputs of calls"
                 raise InvalidRequest(f"{where} is of type {kind!r}; supported are {supported}.", param=f"{where}.type")
     return messages
 
@@ -83,9 +95,12 @@ def _reasoning_fields(reasoning: str) -> Message:
 
 
 def _call(item: InputItem, where: str) -> Message:
-    name, arguments = _needed(item.name, f"{where}.name"), _needed(item.arguments, f"{where}.arguments")
-    call_id = _needed(item.call_id, f"{where}.call_id")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    name = flat_name(_needed(item.name, f"{where}.name"), item.namespace)
+    if item.type == "custom_tool_call":
+        arguments = input_arguments(_needed(item.input, f"{where}.input"))
+    else:
+        arguments = _needed(item.arguments, f"{where}.arguments")
+    return call_of_function(_needed(item.call_id, f"{where}.call_id"), name, arguments)
 
 
 def _output(item: InputItem, where: str) -> Message:

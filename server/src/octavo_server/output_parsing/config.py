@@ -17,9 +17,11 @@ TokenId = Callable[[str], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserConfig:
-    """`reasoning` None: reasoning, if any, stays part of the text. `shows_reasoning` False: reasoning is dropped."""
+    """`reasoning` None: reasoning, if any, stays part of the text. `shows_reasoning` False: reasoning is dropped.
+    `custom_tools`: names of the tools whose calls have an input instead of arguments."""
 
     tools: ToolUse
+    custom_tools: frozenset[str] = frozenset()
     reasoning: ReasoningStart | None = None
     shows_reasoning: bool = True
 
@@ -32,6 +34,7 @@ class OutputParserConfig:
             reasoning=reasoning.new_parser() if reasoning else None,
             reasoning_tokens=_token_counter(reasoning, token_id) if reasoning else None,
             calls=calls,
+            custom_tools=self.custom_tools,
             shows_reasoning=self.shows_reasoning,
             one_call_only=self.tools.one_call_only,
             ends_with_calls=self.tools.mode != "named",

@@ -23,14 +23,16 @@ class ToolCallStart:
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next fragment of the JSON text of a call's arguments."""
+    """The next fragment of the JSON text of a call's arguments; for a custom tool, of its input."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments
@@ -40,6 +42,7 @@ OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallArguments
 class ParsedToolCall:
     id: str
     name: str
+    is_custom: bool = False
     arguments: str = ""
 
 
@@ -76,8 +79,8 @@ def join_events(parts: Iterable[OutputEvent]) -> ParsedOutput:
                 texts.append(text)
             case ReasoningDelta(text):
                 reasoning.append(text)
-            case ToolCallStart(_, id, name):
-                calls.append(ParsedToolCall(id, name))
+            case ToolCallStart(_, id, name, is_custom):
+                calls.append(ParsedToolCall(id, name, is_custom))
                 arguments.append([])
             case ToolCallArguments(index, text):
                 arguments[index].append(text)

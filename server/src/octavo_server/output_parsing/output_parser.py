@@ -3,7 +3,8 @@
 Pure: the caller pushes the text in chunks of any size and then calls `finish`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from octavo_server.output_parsing.events import (
     OutputEvent,
@@ -13,6 +14,7 @@ from octavo_server.output_parsing.events import (
     ToolCallStart,
     merge_adjacent,
 )
+from octavo_server.output_parsing.json_scanner import CustomInput
 from octavo_server.output_parsing.reasoning_parser import ReasoningParser
 from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
@@ -21,7 +23,8 @@ from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 class OutputParser:
     """Parses one answer: `reasoning` separates the reasoning from the text, `calls` parses the text.
 
-    `ends_with_calls`: an answer with calls gets the finish reason "tool_calls" instead of "stop".
+    `custom_tools`: functions whose calls have an input instead of arguments. `ends_with_calls`: an answer with calls
+    gets the finish reason "tool_calls" instead of "stop".
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class OutputParser:
         reasoning: ReasoningParser | None = None,
         reasoning_tokens: ReasoningTokens | None = None,
         calls: ToolCallParser | None = None,
+        custom_tools: frozenset[str] = frozenset(),
         shows_reasoning: bool = True,
         one_call_only: bool = False,
         ends_with_calls: bool = True,
@@ -38,6 +42,8 @@ class OutputParser:
         self._reasoning = reasoning
         self._reasoning_tokens = reasoning_tokens
         self._calls = calls
+        self._custom_tools = custom_tools
+        self._input: tuple[int, CustomInput] | None = None  # index and input of the latest call of a custom tool
         self._shows_reasoning = shows_reasoning
         self._one_call_only = one_call_only
         self._ends_with_calls = ends_with_calls
@@ -57,7 +63,9 @@ class OutputParser:
 
     def finish(self) -> list[OutputEvent]:
         parts = [] if self._reasoning is None else self._parse(self._reasoning.finish())
-        return parts if self._calls is None else merge_adjacent([*parts, *self._visible(self._calls.finish())])
+        if self._calls is None:
+            return parts
+        return merge_adjacent([*parts, *self._with_inputs(self._visible(self._calls.finish())), *self._end_input()])
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Convert the engine's finish reason to OpenAI's."""
@@ -68,10 +76,30 @@ class OutputParser:
         read: list[OutputEvent] = []
         for part in parts:
             read += self._calls.push(part.text) if self._calls and isinstance(part, TextDelta) else [part]
-        return merge_adjacent(self._visible(read))
+        return merge_adjacent(self._with_inputs(self._visible(read)))
 
     def _visible(self, parts: list[OutputEvent]) -> list[OutputEvent]:
         return [part for part in parts if not self._is_hidden(part)]
+
+    def _with_inputs(self, parts: list[OutputEvent]) -> Iterator[OutputEvent]:
+        """Replace the arguments of custom tools by the input that they hold."""
+        for part in parts:
+            if self._input is not None and isinstance(part, ToolCallArguments):
+                if text := self._input[1].push(part.text):
+                    yield replace(part, text=text, is_custom=True)
+                continue
+            yield from self._end_input()
+            if isinstance(part, ToolCallStart) and part.name in self._custom_tools:
+                self._input = part.index, CustomInput()
+                yield replace(part, is_custom=True)
+            else:
+                yield part
+
+    def _end_input(self) -> Iterator[OutputEvent]:
+        if self._input is not None:
+            (index, custom), self._input = self._input, None
+            if text := custom.finish():
+                yield ToolCallArguments(index, text, is_custom=True)
 
     def _is_hidden(self, part: OutputEvent) -> bool:
         if isinstance(part, ReasoningDelta):
