@@ -1,4 +1,4 @@
-"""What the kubelet makes of `$` in arguments and variables of all children equals the text of the spec.
+"""Arguments and variables of all children, after the kubelet has expanded `$`, equal the texts of the spec.
 
 `expand` is k8s.io/kubernetes' third_party/forked/golang/expansion, with its bytes: it also garbles a letter after a
 single `$` that is not ASCII.
@@ -66,7 +66,7 @@ def test_the_expansion_is_the_kubelets(text: str, expanded: str) -> None:
 
 
 def _variables(env: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """As in the kubelet's makeEnvironmentVariables: a variable sees only those before it."""
+    """Expand variables as the kubelet's makeEnvironmentVariables does: each sees only those before it."""
     made: dict[str, str] = {}
     for variable in env:
         source = variable.get("valueFrom", {})

@@ -171,7 +171,7 @@ class ConfigNumbers:
         value = default if self._hf.get(key) is None else self._hf[key]
         if type(value) not in (int, float) or not 0 < value <= _REAL_LIMIT:
             raise self._error(key, value, f"a number up to {_REAL_LIMIT:.0f}")
-        return value  # type: ignore[no-any-return]
+        return float(value)
 
     def nullable_real(self, key: str, absent: float | None) -> float | None:
         """Return the number, None if the key is null. `absent`: the number if there is no key."""

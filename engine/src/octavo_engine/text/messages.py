@@ -93,8 +93,8 @@ def _join_leading(messages: list[dict[str, Any]], pairs: Set[tuple[str, str]]) -
         if not SYSTEM_ROLES.issuperset(pair):
             return joined + messages[i:]
         if pair in pairs:
-            texts = (_in_format(each["content"], TEXT) for each in (joined[-1], message))
-            joined[-1] = {**joined[-1], "content": "\n\n".join(filter(None, texts))}
+            texts = [str(text) for each in (joined[-1], message) if (text := _in_format(each["content"], TEXT))]
+            joined[-1] = {**joined[-1], "content": "\n\n".join(texts)}
         else:
             joined.append(message)
     return joined

@@ -8,7 +8,6 @@ template is no more trustworthy than the weights that it came with.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,7 +137,8 @@ class ChatTemplate:
             return all(message["content"] in text for message in marked)
 
         knows_developer = self._names_developer and shows("developer")
-        pairs = product(SYSTEM_ROLES if knows_developer else ("system",), repeat=2)
+        roles = SYSTEM_ROLES if knows_developer else ("system",)
+        pairs = [(first, second) for first in roles for second in roles]
         return replace(
             rules,
             keeps_null=self._tests_null and self._renders_null(rules, limits),
