@@ -111,7 +111,7 @@ def test_a_stack_of_other_experts_is_named_with_both_shapes() -> None:
     [
         ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, .* has 4 experts: use at most 4"),
         ("Qwen2MoeForCausalLM", {"num_experts_per_tok": 0}, "num_experts_per_tok .* positive number, got 0"),
-        ("Qwen3MoeForCausalLM", {"num_local_experts": "x"}, "num_experts .* positive number, got 'x'"),
+        ("Qwen3MoeForCausalLM", {"num_local_experts": "x"}, "num_local_experts .* positive number, got 'x'"),
         ("Qwen3MoeForCausalLM", {"moe_intermediate_size": -1}, "moe_intermediate_size .* positive number, got -1"),
         ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step .* positive number, got 0"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv in config.json is 8.0: .* only null"),
