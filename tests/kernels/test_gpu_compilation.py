@@ -1,6 +1,7 @@
 """The kernels of a step compile for a GPU, without one: no spills, fast copies, and nothing compiled while serving."""
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.ops.triton import decode_attention, paged_attention, sampling, write_kv, write_qkv
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.grammar_masks import GrammarMasks
@@ -16,10 +18,13 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.sampler import Sampler, SampleRows, SamplingColumns
 from octavo_engine.runner.seq_state import SeqState
 from octavo_engine.runner.transfers import Fetch
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.plan import NewSeq, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps, even_counts
 from octavo_testing.runner_rig import new, no_vocabulary, step
+from octavo_testing.tiny_models import FAMILIES, make_tiny
 from torch import Tensor
 
 
@@ -37,11 +42,10 @@ def test_a_model_compiles_for_hopper() -> None:
 @pytest.fixture
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
-    monkeypatch.setattr("octavo_engine.ops.cuda_backend.write_qkv", lambda cache, qk, *_: qk[:, : -cache.shape[2]])
-    monkeypatch.setattr("octavo_engine.ops.cuda_backend.paged_attention", lambda *arguments: None)
-    monkeypatch.setattr("octavo_engine.ops.cuda_backend.decode_attention", lambda *arguments: None)
     launch = defaultdict[object, Any](lambda: lambda *arguments, **options: None)
-    monkeypatch.setattr("octavo_engine.ops.triton.sampling.sample_kernel", launch)
+    for module in (decode_attention, paged_attention, sampling, write_kv, write_qkv):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, launch)
 
 
 @pytest.fixture
@@ -117,6 +121,16 @@ def test_a_step_with_experts_reads_only_their_numbers_of_rows(monkeypatch: pytes
         run(steps)
     monkeypatch.setattr("octavo_engine.layers.moe.count_rows", even_counts)
     assert run(steps).dtype == torch.float32
+
+
+@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_transformers_reads_nothing_back_to_the_host(family: str, tmp_path: Path) -> None:
+    """Families with experts group their rows by values of the device, as their flag says."""
+    config = load_model_config(resolve_model(str(make_tiny(family, tmp_path))))
+    steps = MetaSteps(family, torch.bfloat16, config=config)
+    assert steps.model.waits_for_device
+    assert run(steps).shape == (3, config.vocab_size)
 
 
 def test_a_planted_synchronisation_fails(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:

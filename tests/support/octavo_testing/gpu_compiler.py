@@ -226,13 +226,16 @@ class FirstOfMany(Group):
 
 
 class MetaSteps:
-    """A model, or the part of one rank, on the `meta` device, with the CUDA backend, and its steps."""
+    """A model, or the part of one rank, on the `meta` device, with the CUDA backend, and its steps.
 
-    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1) -> None:
+    `config`: of a model that is not among `MODELS`.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1, config: Any = None) -> None:
         from octavo_engine.models.registry import build_model
         from octavo_engine.ops.cuda_backend import CudaBackend
 
-        config = _model_config(name)
+        config = config or _model_config(name)
         max_model_len = min(8192, config.max_position_embeddings)
         group = FirstOfMany(0, ranks)
         self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len, group=group)
