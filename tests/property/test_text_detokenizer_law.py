@@ -55,3 +55,21 @@ def test_a_whole_text_never_shows_a_broken_character(tokenizer: Tokenizer, text:
     shown = [detokenizer.push([i]) for i in tokenizer.encode(text)]
     assert "\ufffd" not in "".join(shown)
     assert detokenizer.flush() == ""
+
+
+@given(tokenizers, any_ids | texts.map(BYTES.encode), st.booleans())
+def test_every_token_has_its_place_in_the_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    detokenizer, places = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip), []
+    for token_id in ids:
+        places.append(detokenizer.place(token_id))
+        detokenizer.push([token_id])
+    assert places == sorted(places)
+    data = b""
+    for token_id, place in zip(ids, places, strict=True):
+        own = b"".join(tokenizer.visible_bytes([token_id], skip_special_tokens=skip))
+        new = own if data or not tokenizer.strips_space else own.removeprefix(b" ")
+        if new:
+            assert place == len((data + new[:1]).decode(errors="replace")) - 1
+        data += new
+    text = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert all(place <= len(text) for place in places)

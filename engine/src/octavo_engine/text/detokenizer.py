@@ -8,25 +8,38 @@ character.
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
-from octavo_engine.text.tokenizer import Tokenizer
+
+class TokenTexts(Protocol):
+    """The part of a tokenizer that decoding needs."""
+
+    @property
+    def strips_space(self) -> bool: ...
+
+    @property
+    def special_ids(self) -> Collection[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 class IncrementalDetokenizer:
-    """`prompt_token_ids`: the tokens before the stream. If they have visible text, the first token keeps its space."""
+    """`prompt_token_ids`: the tokens before the stream. If they have visible text, the first token keeps its space.
+    `num_chars`: characters that `push` has returned."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         *,
         skip_special_tokens: bool = True,
         shown_special_ids: Iterable[int] = (),
         prompt_token_ids: Iterable[int] = (),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        hidden = frozenset(tokenizer.special_ids if skip_special_tokens else ())
         self._hidden = hidden.difference(shown_special_ids) if shown_special_ids else hidden
+        self.num_chars = 0
         self._pending = b""  # the first bytes of an incomplete character
         self._at_start = tokenizer.strips_space and not any(
             self._token_bytes(i) for i in prompt_token_ids if i not in self._hidden
@@ -40,7 +53,16 @@ class IncrementalDetokenizer:
             data = data.removeprefix(b" ")
         text, num_used = codecs.utf_8_decode(self._pending + data, "replace", False)
         self._pending = (self._pending + data)[num_used:]
+        self.num_chars += len(text)
         return text
+
+    def place(self, token_id: int) -> int:
+        """Return the position in the text at which a token would begin now; of a part of a character, the beginning of
+        the character."""
+        data = b"" if token_id in self._hidden else self._token_bytes(token_id)[:1]
+        text, num_used = codecs.utf_8_decode(self._pending + data, "replace", False)
+        continues = num_used == 0 or (len(text) == 1 and num_used > len(self._pending))
+        return self.num_chars if continues else self.num_chars + 1  # after U+FFFD for the pending bytes
 
     def flush(self) -> str:
         pending, self._pending = self._pending, b""

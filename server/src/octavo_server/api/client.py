@@ -6,6 +6,8 @@ These protocols contain no code; they keep the handlers independent of processes
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from octavo_engine.text.detokenizer import TokenTexts
+
 from octavo_server.openai.rendering import ChatRenderer
 
 if TYPE_CHECKING:
@@ -21,12 +23,10 @@ if TYPE_CHECKING:
     from octavo_engine.wire.sleep import MemoryTag
 
 
-class TextCodec(Protocol):
+class TextCodec(TokenTexts, Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
 
     def piece(self, token_id: int) -> str: ...
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from fastapi import APIRouter
 from msgspec import structs
+from octavo_engine.text.detokenizer import IncrementalDetokenizer
 from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +27,7 @@ from octavo_server.openai.completion import (
     CompletionRequest,
     Prompt,
 )
-from octavo_server.openai.logprobs import LogprobWriter, join, prompt_list
+from octavo_server.openai.logprobs import LogprobWriter, join, prompt_list, split
 
 router = APIRouter()
 
@@ -91,6 +92,8 @@ class CompletionWriter(BaseResponseWriter):
         self._hides_output = request.is_echo_only
         self._returns_prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=self.writes_token_ids)
+        self._detokenizers: dict[int, IncrementalDetokenizer] = {}
+        self._held: dict[int, CompletionLogprobs] = {}  # of tokens that begin after the text that was written
 
     def full_response(self) -> Completion:
         meta = self.meta
@@ -140,9 +143,26 @@ class CompletionWriter(BaseResponseWriter):
         return written
 
     def _choice_logprobs(self, choice: ChoiceState, prompt: PromptInput) -> CompletionLogprobs:
+        """Columns of the tokens that begin in the written text, and at its end of all others."""
         shift = len(prompt.text or "") if self._echoes else 0
+        end = shift + choice.text_offset + len(choice.text)
         positions = [] if self._hides_output else choice.logprobs
-        generated = self._logprobs.completion(positions, shift + choice.text_offset)
+        generated = self._logprobs.completion(positions, self._detokenizer(choice, prompt), shift)
+        if choice.index in self._held:
+            generated = join(self._held.pop(choice.index), generated)
+        if choice.finish_reason is None:
+            generated, self._held[choice.index] = split(generated, end)
+        generated.text_offset = [min(offset, end) for offset in generated.text_offset]
         if choice.has_opened or not self._echoes or choice.prompt_logprobs is None:
             return generated
-        return join(self._logprobs.completion_prompt(prompt.token_ids, choice.prompt_logprobs), generated)
+        given = self._logprobs.completion_prompt(prompt.token_ids, choice.prompt_logprobs, prompt.text or "")
+        return join(given, generated)
+
+    def _detokenizer(self, choice: ChoiceState, prompt: PromptInput) -> IncrementalDetokenizer:
+        """The tokens of the choice whose log-probabilities have been written."""
+        if choice.index not in self._detokenizers:
+            skips = self.generation.params.skip_special_tokens
+            self._detokenizers[choice.index] = IncrementalDetokenizer(
+                self.codec, skip_special_tokens=skips, prompt_token_ids=prompt.token_ids
+            )
+        return self._detokenizers[choice.index]

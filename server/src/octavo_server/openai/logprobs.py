@@ -1,13 +1,17 @@
 """Log-probabilities in three formats: chat content, completion columns, and vLLM's list for prompts.
 
-Minus infinity has no JSON form and becomes -9999.0. A token that is part of a character has the text U+FFFD; the chat
-format also has its exact bytes.
+Minus infinity has no JSON form and becomes -9999.0. A token that is part of a character has the text U+FFFD in the chat
+format, which also has its exact bytes; in the columns, whose tokens are keys, it is written as OpenAI's API did:
+`bytes:\\xf0\\x9f`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.outputs import Logprob, PositionLogprobs
+from octavo_engine.text.detokenizer import IncrementalDetokenizer
 
 from octavo_server.openai.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from octavo_server.openai.completion import CompletionLogprobs
@@ -30,29 +34,53 @@ class LogprobWriter:
     def chat(self, positions: Iterable[PositionLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([self._chat_token(position) for position in positions])
 
-    def completion(self, positions: Sequence[PositionLogprobs | None], offset: int) -> CompletionLogprobs:
-        """Columns of generated tokens, without positions that are None. `offset`: text offset of the first token."""
+    def completion(
+        self, positions: Iterable[PositionLogprobs], detokenizer: IncrementalDetokenizer, start: int
+    ) -> CompletionLogprobs:
+        """Columns of generated tokens. `detokenizer`: has the tokens before them. `start`: place of its text."""
         columns = CompletionLogprobs([], [], [], [])
         for position in positions:
-            if position is not None:
-                offset += self._add(columns, next(iter(position)), position, offset)
+            token_id = next(iter(position))
+            self._add(columns, token_id, position, start + detokenizer.place(token_id))
+            detokenizer.push([token_id])
         return columns
 
     def completion_prompt(
-        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None]
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], text: str
     ) -> CompletionLogprobs:
-        columns, offset = CompletionLogprobs([], [], [], []), 0
+        """Columns of a prompt. Special tokens and spaces that tokenising has added are not in its text."""
+        columns, start = CompletionLogprobs([], [], [], []), 0
+        new = partial(IncrementalDetokenizer, self._codec, skip_special_tokens=False)
+        detokenizer = new()
         for token_id, position in zip(token_ids, positions, strict=True):
-            offset += self._add(columns, token_id, position, offset)
+            place = start + detokenizer.place(token_id)
+            self._add(columns, token_id, position, min(place, len(text)))
+            shown = self._codec.token_str(token_id)
+            is_in_text = text.startswith(shown, place)
+            if self._codec.strips_space and shown.startswith(" ") and not is_in_text:
+                detokenizer, start = new(), place  # strips the space
+            if is_in_text or token_id not in self._codec.special_ids:
+                detokenizer.push([token_id])
         return columns
 
-    def _add(self, columns: CompletionLogprobs, token_id: int, position: PositionLogprobs | None, offset: int) -> int:
-        columns.tokens.append(self._token(token_id))
+    def _add(self, columns: CompletionLogprobs, token_id: int, position: PositionLogprobs | None, offset: int) -> None:
+        columns.tokens.append(self._key(token_id))
         columns.text_offset.append(offset)
         columns.token_logprobs.append(None if position is None else _finite(position[token_id]))
-        top = None if position is None else {self._token(t): _finite(entry) for t, entry in position.items()}
-        columns.top_logprobs.append(top)
-        return len(self._text(token_id))
+        columns.top_logprobs.append(None if position is None else self._top(position))
+
+    def _top(self, position: PositionLogprobs) -> dict[str, float]:
+        """Map each token to its log-probability; a token whose text another one has, too, is written by its id."""
+        top: dict[str, float] = {}
+        for token_id, entry in position.items():
+            key = self._key(token_id)
+            top[f"token_id:{token_id}" if key in top else key] = _finite(entry)
+        return top
+
+    def _key(self, token_id: int) -> str:
+        data, text = self._codec.token_bytes(token_id), self._token(token_id)
+        is_part = not self._as_ids and text.encode() != data
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data) if is_part else text
 
     def _chat_token(self, position: PositionLogprobs) -> TokenLogprob:
         chosen, entry = next(iter(position.items()))
@@ -67,6 +95,15 @@ class LogprobWriter:
 
     def _text(self, token_id: int) -> str:
         return self._codec.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def split(columns: CompletionLogprobs, end: int) -> tuple[CompletionLogprobs, CompletionLogprobs]:
+    """Split columns where the tokens begin that stand after the first `end` characters of the text."""
+    num = bisect_right(columns.text_offset, end)
+    parts = [
+        [getattr(columns, name)[cut] for name in columns.__struct_fields__] for cut in (slice(num), slice(num, None))
+    ]
+    return CompletionLogprobs(*parts[0]), CompletionLogprobs(*parts[1])
 
 
 def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
