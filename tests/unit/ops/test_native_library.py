@@ -39,6 +39,19 @@ def test_a_failing_compiler_leaves_torch(
     assert list(cache.iterdir()) == []
 
 
+def test_a_full_cache_compiles_for_this_process(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened: list[Path] = []
+    monkeypatch.setattr(native_library_module, "_open", opened.append)
+    script = f"""[ "$1" = --version ] && exit 0
+case "$*" in *{cache}*) echo "a.s: No space left on device" >&2; echo "collect2: error" >&2; exit 1;; esac"""
+    load_library(write_compiler(tmp_path, script), LEVEL)
+    (path,) = opened
+    assert path.parent != cache
+    assert "for this process only: the compiler ended with status 1: a.s: No space left on device" in caplog.text
+
+
 @pytest.mark.parametrize("change", ["mode of the file", "mode of the folder", "owner of the folder"])
 def test_a_library_that_others_can_change_is_not_loaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch, change: str, caplog: pytest.LogCaptureFixture

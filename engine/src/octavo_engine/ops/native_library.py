@@ -33,6 +33,7 @@ _FOLDER = Path(__file__).parent / "native"
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-fopenmp")
 _TIMEOUT_S = 120
+_REASON_CHARS = 300
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _ARGUMENTS = {
@@ -91,8 +92,8 @@ def load_library(compiler: str, level: Level) -> ctypes.CDLL:
             return _open(path)
         _compile(command, path)
         return _open(path)
-    except OSError as error:  # the cache is not writable, or not safe
-        _LOGGER.warning("the native kernels are compiled for this process only: %s", error)
+    except (OSError, subprocess.CalledProcessError) as error:  # the cache is not writable, not safe, or full
+        _LOGGER.warning("the native kernels are compiled for this process only: %s", _reason(error))
         with tempfile.TemporaryDirectory(prefix="octavo-") as temporary:
             path = Path(temporary) / path.name
             _compile(command, path)
@@ -169,5 +170,9 @@ def _digest(*parts: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Return one line with the end of the compiler's messages, of which the last alone often lacks the reason."""
     stderr = getattr(error, "stderr", None)
-    return f"{error}: {stderr.strip().splitlines()[-1]}" if isinstance(stderr, str) and stderr.strip() else str(error)
+    if not isinstance(stderr, str):
+        return str(error)
+    status = getattr(error, "returncode", None)
+    return f"the compiler ended with status {status}: {' '.join(stderr.split())[-_REASON_CHARS:]}"
