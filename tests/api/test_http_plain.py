@@ -89,3 +89,13 @@ async def test_a_head_that_is_too_large_is_counted(server, end):
     head, _ = await send_raw(server, b"POST /v1/completions HTTP/1.1\r\nX-Long: " + b"x" * 70_000 + end)
     assert head.startswith(b"http/1.1 431 ")
     assert await count() == before + 1
+
+
+async def test_a_client_writes_no_text_into_the_access_log(server, caplog):
+    """The address in the log is that of the connection, whatever a header says."""
+    caplog.set_level("INFO", "uvicorn.access")
+    forged = {"X-Forwarded-For": "6.6.6.6] CRITICAL forged", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "forged"}
+    await server.http.get("/v1/models", headers=forged)
+    lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert any("/v1/models" in line and line.startswith("127.0.0.1:") for line in lines)
+    assert "forged" not in "".join(lines)

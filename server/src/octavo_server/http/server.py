@@ -114,6 +114,7 @@ def _uvicorn_config(
         log_level=settings.uvicorn_log_level,
         access_log=settings.logs_access,
         server_header=False,
+        proxy_headers=False,  # a client may write any text into X-Forwarded-For, and so into the access log
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=FINAL_WRITE_S,
         **more,

@@ -244,7 +244,6 @@ class RouterServer(DrainingServer):
                 model="", code=431, reason="refused", duration_s=0.0
             ),
             interface="asgi3",
-            proxy_headers=False,
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
