@@ -33,6 +33,7 @@ def test_claims_are_located_below_one_folder(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "weights" / "llama").mkdir(parents=True)
     assert locate_local("pvc://weights/llama") == tmp_path / "weights" / "llama"
     assert locate_local("pvc://weights") == tmp_path / "weights"
+    assert locate_local("pvc://weights//llama") == tmp_path / "weights" / "llama"
     with pytest.raises(StartupError, match=r"the claim other is not mounted here: .*/other is not a folder"):
         locate_local("pvc://other/llama")
     with pytest.raises(StartupError, match="no such file or folder in the claim weights"):

@@ -23,9 +23,9 @@ def locate_in_claim(uri: str) -> Path:
     """Return the path of a `pvc://` URI. Raises StartupError if the claim is not mounted or the path is absent."""
     claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
     claims = Path(os.environ.get(CLAIMS_VARIABLE) or CLAIMS_PATH)
-    if not claim or ".." in Path(claim, path).parts:
+    if not claim or ".." in (claim, *path.split("/")):
         raise StartupError(f"{uri}: use the form pvc://CLAIM/PATH, without '..'.")
-    root = claims / claim
+    root, path = claims / claim, path.lstrip("/")  # a path that begins with a slash would leave the claim
     if not root.is_dir():
         raise StartupError(
             f"{uri}: the claim {claim} is not mounted here: {root} is not a folder. Mount the claim there, or set "
