@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from octavo_operator.cluster.reports import (
     BURST_S,
+    CHANGES_BURST,
     FRESH_S,
     LAST_RETRY_S,
     LOAD_EVERY_S,
@@ -131,6 +132,44 @@ async def test_an_admission_is_published_at_once(router: Router, reports: Router
     router.change(epoch="e1")
     await operator.next_change()
     assert reports.for_pods("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e1"}
+
+
+async def test_a_router_that_changes_always_gets_one_publication_a_second(
+    router: Router, reports: RouterReports, operator: Operator
+) -> None:
+    """Each one queues a reconcile of every service behind the router. The last change is never lost."""
+    for number in range(400):  # below MAX_EVENTS_S, as a hostile router would send
+        operator.clock.now_s += 0.025
+        router.change(epoch=f"e{number}")
+        await _until_epoch(reports, f"e{number}")
+    assert operator.changes.qsize() <= CHANGES_BURST + 10
+    while not operator.changes.empty():
+        operator.changes.get_nowait()
+    operator.clock.now_s += 1
+    router.lines.put_nowait(b": alive\n\n")
+    await operator.next_change()
+    assert reports.for_pods("default", [POD[1]])[POD[1]].admitted == {"engine-0": "e399"}
+
+
+async def test_held_requests_are_published_at_once(router: Router, reports: RouterReports, operator: Operator) -> None:
+    """A model that sleeps is woken by them, also while replicas change all the time."""
+    for number in range(50):
+        router.change(epoch=f"e{number}")
+        await _until_epoch(reports, f"e{number}")
+    assert operator.changes.qsize() == CHANGES_BURST
+    router.send(type="change", replicas=[], gone=[], held={"llm": 1})
+    for _ in range(CHANGES_BURST + 1):
+        await operator.next_change()
+    router.send(type="change", replicas=[], gone=[], held={"llm": 2})
+    router.change(epoch="last")
+    await _until_epoch(reports, "last")
+    assert operator.changes.empty()
+
+
+async def _until_epoch(reports: RouterReports, epoch: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while (found := reports.for_pods("default", [POD[1]])) == {} or epoch not in found[POD[1]].admitted.values():
+            await asyncio.sleep(0)
 
 
 async def test_load_changes_are_published_at_intervals(

@@ -4,7 +4,7 @@ There is one connection per router pod, and nothing is polled. `on_change` is ca
 load has changed, which varies constantly, at most every `LOAD_EVERY_S` seconds.
 
 Tenants choose the images of routers, so a router may send anything. It gets a limited share of the operator's event
-loop and memory, and what it sends about pods that are not behind it is ignored.
+loop, reconciles and memory, and what it sends about pods that are not behind it is ignored.
 """
 
 import asyncio
@@ -27,9 +27,12 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
 Address = tuple[str, int]  # IP, port
+#: What an event changed: `numbers` if only figures that vary constantly did.
+Change = Literal["held", "replicas", "numbers"]
 SILENCE_S = 5.0  # a stream without data for so long has failed: routers send a heartbeat every second
 RETRY_S, LAST_RETRY_S = 1.0, 60.0  # the delay doubles while a router sends what it should not
 LOAD_EVERY_S = 15.0
+CHANGES_BURST = 5  # changes that are published at once; then one a second, each with all changes so far
 LONGEST_EVENT = 4 << 20  # bytes; enough for the state of a thousand replicas
 MAX_NAMES = 4096
 MAX_EVENTS_S = 50  # routers send a change every 0.2 s, and urgent ones at most every 25 ms
@@ -109,11 +112,11 @@ class RouterReports:
     async def _run_stream(self, key: Key, address: Address, secrets: Sequence[str]) -> None:
         (host, port), in_turn = address, deque(secrets)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/state/events"
-        budget, refused_s = EventBudget(self._clock()), RETRY_S
+        budget, publishing, refused_s = EventBudget(self._clock()), PublishingLimit(self._clock()), RETRY_S
         while True:
             began_s, retry_s = self._clock(), RETRY_S
             try:
-                await self._stream_once(key, url, in_turn[0], budget)
+                await self._stream_once(key, url, in_turn[0], budget, publishing)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 logger.info("the state stream of router %s/%s failed: %.200s", *key, error)
                 if isinstance(error, aiohttp.ClientResponseError) and error.status == HTTPStatus.UNAUTHORIZED:
@@ -128,12 +131,13 @@ class RouterReports:
                 self._on_change(key)
             await self._pause(retry_s)
 
-    async def _stream_once(self, key: Key, url: str, secret: str, budget: "EventBudget") -> None:
+    async def _stream_once(
+        self, key: Key, url: str, secret: str, budget: "EventBudget", publishing: "PublishingLimit"
+    ) -> None:
         """Read one stream to its end. Raises ValueError if the router sends something else or too much."""
         headers = {"Accept-Encoding": "identity"} | ({"x-octavo-secret": secret} if secret else {})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-        state, pending = RouterState(key[1]), bytearray()
-        must_publish, published_s = False, float("-inf")
+        state, pending, changes = RouterState(key[1]), bytearray(), set[Change]()
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
             answer.raise_for_status()
             if answer.status != 200:
@@ -145,9 +149,10 @@ class RouterReports:
                     budget.spend(event, num_pods=len(self._engines_of(key)), now_s=now_s)
                     changed = state.update(event[5:], now_s) if event.startswith(b"data:") else None
                     if changed is not None:
-                        self._states[key], must_publish = state, True
-                    if must_publish and (changed == "replicas" or now_s - published_s >= LOAD_EVERY_S):
-                        must_publish, published_s = False, now_s
+                        self._states[key] = state
+                        changes.add(changed)
+                    if publishing.allows(changes, now_s):
+                        changes.clear()
                         self._on_change(key)
 
 
@@ -183,6 +188,27 @@ class EventBudget:
         self._left = min(self._left + earned, MAX_EVENTS_S * BURST_S) - 1 - num_bytes // limit
         if self._left < 0:
             raise ValueError(f"it sends more than {MAX_EVENTS_S} events a second (of up to {limit} bytes each)")
+
+
+class PublishingLimit:
+    """Publications for a router: changes of replicas, and changes of held requests, up to `CHANGES_BURST` at once and
+    one a second on average; changes of numbers alone every `LOAD_EVERY_S`."""
+
+    def __init__(self, now_s: float) -> None:
+        self._left: dict[Change, float] = {"held": CHANGES_BURST, "replicas": CHANGES_BURST}
+        self._at_s, self._published_s = now_s, float("-inf")
+
+    def allows(self, changes: Set[Change], now_s: float) -> bool:
+        """Return whether changes that are not yet published may be published now, and count that."""
+        self._left = {kind: min(left + now_s - self._at_s, CHANGES_BURST) for kind, left in self._left.items()}
+        self._at_s = now_s
+        kind = next((kind for kind, left in self._left.items() if kind in changes and left >= 1), None)
+        if not changes or (kind is None and now_s - self._published_s < LOAD_EVERY_S):
+            return False
+        if kind is not None:
+            self._left[kind] -= 1
+        self._published_s = now_s
+        return True
 
 
 Id = Annotated[str, Meta(max_length=64)]
@@ -281,8 +307,8 @@ class RouterState:
         self._report: RouterReport | None = None
         self._names: Set[str] = frozenset()
 
-    def update(self, data: bytes, now_s: float) -> Literal["replicas", "numbers"] | None:
-        """Apply an event and return what it changed: `numbers` if only figures that vary constantly did.
+    def update(self, data: bytes, now_s: float) -> Change | None:
+        """Apply an event and return what it changed.
 
         `now_s`: monotonic time. Raises ValueError for an unknown format, as of a router of another version.
         """
@@ -290,12 +316,11 @@ class RouterState:
         if event.type == "state" and event.state is not None:
             self._start = event.router
             self._replicas.clear()
-            self._apply(event.state, now_s)
-            return "replicas"
+            return "held" if self._apply(event.state, now_s) == "held" else "replicas"
         if event.type == "change":
             is_gone = [self._replicas.pop(name, None) is not None for name in event.gone]
-            is_decisive = self._apply(event, now_s) or any(is_gone)
-            return "replicas" if is_decisive else "numbers"
+            changed = self._apply(event, now_s)
+            return "replicas" if changed == "numbers" and any(is_gone) else changed
         return None
 
     def report(self, names: Set[str]) -> RouterReport:
@@ -305,17 +330,16 @@ class RouterState:
             self._report = self._make_report({n: self._replicas[n] for n in self._names if n in self._replicas})
         return self._report
 
-    def _apply(self, figures: _Figures, now_s: float) -> bool:
-        """Store figures; return whether any has changed that does not vary constantly."""
+    def _apply(self, figures: _Figures, now_s: float) -> Change:
+        """Store figures; return what has changed."""
         self._report = None
         are_other = [self._update_replica(replica, now_s) for replica in figures.replicas]
         if len(self._replicas) > MAX_NAMES:
             raise ValueError(f"it reports more than {MAX_NAMES} replicas")
-        if figures.held is not None:
-            are_other.append(_positive(figures.held) != _positive(self._numbers["held"]))
+        holds_others = figures.held is not None and _positive(figures.held) != _positive(self._numbers["held"])
         numbers = {"queue": figures.queue, "held": figures.held, "requests": figures.requests}
         self._numbers |= {name: counts for name, counts in numbers.items() if counts is not None}
-        return any(are_other)
+        return "held" if holds_others else "replicas" if any(are_other) else "numbers"
 
     def _update_replica(self, state: _ReplicaState, now_s: float) -> bool:
         """Store the state of a replica; return whether anything but its load has changed."""
