@@ -47,6 +47,7 @@ CLAIM = {"mode": "PVC", "size": "40Gi", "storageClassName": "fast"}
         (CLAIM | {"accessMode": "ReadWriteMany"}, "cache.accessMode of an existing claim can't change"),
         (CLAIM | {"storageClassName": "slow"}, "cache.storageClassName of an existing claim can't change"),
         ({"mode": "PVC", "size": "40Gi"}, "cache.storageClassName of an existing claim can't change"),
+        (CLAIM | {"storageClassName": ""}, "cache.storageClassName of an existing claim can't change"),
     ],
     ids=str,
 )

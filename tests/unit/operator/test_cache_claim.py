@@ -94,6 +94,8 @@ def test_no_policy_deletes_the_claim_of_a_running_service() -> None:
     [
         ({"accessMode": "ReadWriteMany"}, {"accessModes": ["ReadWriteOnce"]}),
         ({"storageClassName": "fast"}, {"storageClassName": "standard"}),
+        ({"storageClassName": "fast"}, {"storageClassName": ""}),
+        ({"storageClassName": ""}, {"storageClassName": "standard"}),
         ({"size": "5Gi"}, {"resources": {"requests": {"storage": "10Gi"}}}),
         ({"accessMode": "ReadWriteMany", "size": "20Gi"}, {"accessModes": ["ReadWriteOnce"]}),
     ],
@@ -112,6 +114,17 @@ def test_fields_that_kubernetes_fixes_are_never_applied_to_a_live_claim(
     accepted = _condition(planned, "Accepted")
     assert accepted["reason"] == "ClaimDiffers"
     assert all(f"cache.{name}" in accepted["message"] for name in cache if cache[name] != "20Gi")
+
+
+@pytest.mark.parametrize(("name", "spec"), [("", {"storageClassName": ""}), ("fast", {"storageClassName": "fast"})])
+def test_a_claim_has_the_class_of_the_spec(name: str, spec: dict[str, Any]) -> None:
+    """An empty one is no class, which differs from the cluster's default."""
+    manifest = _applied(_plan(_service(storageClassName=name)))
+    assert manifest is not None
+    assert manifest["spec"].items() >= spec.items()
+    manifest = _applied(_plan(_service()))
+    assert manifest is not None
+    assert "storageClassName" not in manifest["spec"]
 
 
 def test_a_larger_size_is_applied_to_a_live_claim() -> None:

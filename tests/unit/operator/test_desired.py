@@ -131,6 +131,27 @@ def test_policies_admit_the_operator_from_its_namespace_only() -> None:
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "octavo-system"}}
 
 
+def test_pods_connect_only_where_the_spec_says() -> None:
+    peer, (router, engine) = {"ipBlock": {"cidr": "10.0.0.0/8"}}, ("llm-router", "llm-engine")
+
+    def policy(name: str, **spec: Any) -> dict[str, Any]:
+        found: dict[str, Any] = _find(_service({"networkPolicy": spec}), "NetworkPolicy", name)["spec"]
+        return found
+
+    for name in (router, engine):
+        assert policy(name)["policyTypes"] == ["Ingress"]
+        assert "egress" not in policy(name)
+        opened, closed = policy(name, egressTo=[peer]), policy(name, egressTo=[])
+        assert opened["policyTypes"] == closed["policyTypes"] == ["Ingress", "Egress"]
+        assert opened["egress"] == [*closed["egress"], {"to": [peer]}]
+        assert {port["port"] for port in closed["egress"][0]["ports"]} == {53, 5353}
+    assert len(policy(engine, egressTo=[])["egress"]) == 1
+    _, engines, api = policy(router, egressTo=[])["egress"]
+    assert engines["to"] == [{"podSelector": policy(engine)["podSelector"]}]
+    assert engines["ports"] == policy(engine)["ingress"][0]["ports"]
+    assert ([port["port"] for port in api["ports"]], "to" in api) == ([443, 6443], False)
+
+
 def test_pod_monitors_have_the_selected_labels_and_the_service_name() -> None:
     made = desired_children(_service(), replace(SETTINGS, monitor_labels={"release": "stack"}))
     monitors = [child for child in made if child["kind"] == "PodMonitor"]

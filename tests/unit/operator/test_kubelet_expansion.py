@@ -152,7 +152,7 @@ def test_a_cache_folder_may_refer_to_another_variable() -> None:
     assert [c["env"]["HF_HOME"] for c in containers if c["name"] != "router"] == ["/fast/hub", "/fast/hub"]
 
 
-@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [c for c in ACCEPTED if "$" not in str(c.spec)], ids=lambda case: case.id)
 def test_arguments_without_a_dollar_are_the_same_in_all_versions(case: Case) -> None:
     service = read_service(stored(case))
     for versions in (TEMPLATES, ROUTER_TEMPLATES):

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 from octavo_operator.spec.access import ROUTER_FLAGS
-from octavo_operator.spec.engine import RESERVED_FLAGS
+from octavo_operator.spec.engine import FLAG, RESERVED_FLAGS
 from octavo_operator.spec.fields import num_bytes
+from octavo_operator.spec.model import NO_FLAG, TOKENIZER_PATTERN, URI_PATTERN
 from octavo_operator.spec.quantity import QUANTITY_PATTERN
 from octavo_operator.spec.service import InferenceServiceSpec, InvalidSpec, read_spec
 from octavo_testing.infsvc_cases import ACCEPTED, REFUSED, Case
@@ -100,6 +101,23 @@ def test_fields_of_an_existing_claim_have_a_rule_for_edits(crd: dict[str, Any]) 
 def test_the_crd_has_the_pattern_of_quantities(crd: dict[str, Any]) -> None:
     limits = _spec_schema(crd)["properties"]["resources"]["properties"]["limits"]["additionalProperties"]
     assert limits["pattern"] == QUANTITY_PATTERN
+
+
+def test_the_crd_has_the_patterns_of_locations(crd: dict[str, Any]) -> None:
+    spec = _spec_schema(crd)["properties"]
+    (rule,) = spec["model"]["properties"]["uri"]["x-kubernetes-validations"]
+    assert rule["rule"] == f"self.matches(r'{URI_PATTERN}')"
+    assert spec["model"]["properties"]["tokenizer"]["pattern"] == TOKENIZER_PATTERN
+    assert spec["adapters"]["items"]["properties"]["uri"]["pattern"] == URI_PATTERN
+
+
+def test_the_crd_refuses_flags_where_texts_are_arguments(crd: dict[str, Any]) -> None:
+    spec = _spec_schema(crd)["properties"]
+    model = spec["model"]["properties"]
+    assert (model["servedNames"]["items"]["pattern"], model["revision"]["pattern"]) == (NO_FLAG, NO_FLAG)
+    for part in ("engine", "router"):
+        rules = [rule["rule"] for rule in spec[part]["x-kubernetes-validations"]]
+        assert f"!has(self.extraArgs) || self.extraArgs.all(a, a.matches('{FLAG}'))" in rules
 
 
 def _spec_schema(crd: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ MAX_BODY = "64m"
 READ_TIMEOUT_S = 3600
 API_PATH = "/v1"  # under which routers serve the API of the models
 ANY_PEER = None  # peers of a NetworkPolicy rule that admits everybody
+DNS_PORTS = (53, 5353)  # of a Service, and of OpenShift's pods
+API_PORTS = (443, 6443)  # the API server is no pod, and its address is unknown
 #: IngressClass -> annotations that streaming needs: no buffering, large request bodies, long read timeouts.
 INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
     "nginx": {
@@ -178,14 +180,16 @@ def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
         _rule(ROUTER_PORT, [*clients, operator]) if clients else _rule(ROUTER_PORT, ANY_PEER),
         _rule(ROUTER_ADMIN_PORT, [operator, *_scrapers(settings)]),
     ]
-    return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules)
+    engines = {"podSelector": {"matchLabels": engines_behind_router(service.name)}}
+    own = [_to([engines], ENGINE_PORT), _to(ANY_PEER, *API_PORTS)]
+    return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules, own=own)
 
 
 def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
     """NetworkPolicy of engines: it admits only routers and Prometheus. Requests also need the router's secret."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
-    return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules)
+    return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules, own=[])
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
@@ -204,17 +208,35 @@ def _rule(port: int, peers: list[Manifest] | None) -> Manifest:
     return drop_none({"from": peers, "ports": [{"port": port, "protocol": "TCP"}]})
 
 
-def _policy(service: InferenceService, component: str, *, selector: dict[str, str], rules: list[Manifest]) -> Manifest:
+def _to(peers: list[Manifest] | None, *ports: int) -> Manifest:
+    return drop_none({"to": peers, "ports": [{"port": port, "protocol": "TCP"} for port in ports]})
+
+
+def _policy(
+    service: InferenceService,
+    component: str,
+    *,
+    selector: dict[str, str],
+    rules: list[Manifest],
+    own: list[Manifest],
+) -> Manifest:
+    """`rules`: of incoming connections. `own`: of outgoing ones that the pods need, besides DNS and the user's."""
     assert selector[COMPONENT_LABEL] == component
+    peers = service.spec.network_policy.egress_to
+    dns = {"ports": [{"port": port, "protocol": name} for port in DNS_PORTS for name in ("UDP", "TCP")]}
+    egress = None if peers is None else [dns, *own, *([{"to": list(peers)}] if peers else [])]
     return child(
         service,
         "networking.k8s.io/v1",
         "NetworkPolicy",
         f"{service.name}-{component}",
         component=component,
-        spec={
-            "podSelector": {"matchLabels": selector},
-            "policyTypes": ["Ingress"],
-            "ingress": rules,
-        },
+        spec=drop_none(
+            {
+                "podSelector": {"matchLabels": selector},
+                "policyTypes": ["Ingress", *([] if egress is None else ["Egress"])],
+                "ingress": rules,
+                "egress": egress,
+            }
+        ),
     )

@@ -32,7 +32,7 @@ def with_fixed_fields(manifest: Manifest, live: Mapping[str, Any]) -> Manifest:
     """Return the claim's manifest with the live claim's access modes, StorageClass and, if it is larger, size."""
     desired, fixed = manifest["spec"], live["spec"]
     spec = {**desired, "accessModes": fixed["accessModes"]}
-    if "storageClassName" in desired and fixed.get("storageClassName"):
+    if "storageClassName" in desired and fixed.get("storageClassName") is not None:
         spec["storageClassName"] = fixed["storageClassName"]
     if _is_smaller(desired, fixed):
         spec["resources"] = {"requests": {"storage": fixed["resources"]["requests"]["storage"]}}

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from octavo_operator.spec.engine import EnvVar, ExtraArgs, PullPolicy, sets_any
+from octavo_operator.spec.engine import EnvVar, ExtraArgs, PullPolicy, are_flags, sets_any
 from octavo_operator.spec.fields import (
     Annotations,
     Image,
@@ -19,7 +19,7 @@ from octavo_operator.spec.pod_template import PodTemplate
 
 #: Pattern of flags that `router.extraArgs` may not contain: the operator sets them, or the spec has fields for them.
 ROUTER_FLAGS = (
-    "--(no-)?(host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
+    "--(no-)?(config|host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
     "api-key-file|router-secret|router-secret-file|admin-secret)"
 )
 
@@ -68,6 +68,10 @@ class Router(SpecPart):
             raise ValueError(
                 "router.extraArgs repeats a flag that the operator sets itself, or for which the spec has a field "
                 "(auth, drain, exposure): leave it out"
+            )
+        if not are_flags(self.extra_args):
+            raise ValueError(
+                "router.extraArgs has an item that is no flag: write a flag and its value as one item, --flag=value"
             )
         if len({variable.name for variable in self.env}) != len(self.env):
             raise ValueError("router.env has a name twice: list each name once")
@@ -130,3 +134,4 @@ def isolates_tenants(auth: Auth | None) -> bool:
 class NetworkPolicy(SpecPart):
     enabled: bool | None = None
     ingress_from: Annotated[tuple[PassedThrough, ...], Field(max_length=32)] = ()
+    egress_to: Annotated[tuple[PassedThrough, ...], Field(max_length=32)] | None = None

@@ -14,11 +14,20 @@ ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Pattern of flags that `extraArgs` may not contain: a field of the spec stands for them, or the operator sets them.
 RESERVED_FLAGS = (
-    "--(no-)?(model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
+    "--(no-)?(config|model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
     "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?"
 )
+
+
+#: Pattern of each item of `extraArgs`: a flag, with its value if it has one.
+FLAG = "^--?[A-Za-z]"
+
+
+def are_flags(args: Iterable[str]) -> bool:
+    """Return whether all are flags: another argument would be a positional one, or the value of the flag before it."""
+    return all(re.match(FLAG, arg) for arg in args)
 
 
 def sets_any(args: Iterable[str], flags: str) -> bool:
@@ -82,6 +91,10 @@ class Engine(SpecPart):
             raise ValueError(
                 "engine.extraArgs repeats a flag that the operator sets: use the field of the spec that stands for it "
                 "(model.*, engine.*, parallelism.*, auth.*, drain.*)"
+            )
+        if not are_flags(self.extra_args):
+            raise ValueError(
+                "engine.extraArgs has an item that is no flag: write a flag and its value as one item, --flag=value"
             )
         if self.gpu_memory_utilization_percent is not None and self.kv_cache_memory is not None:
             raise ValueError(

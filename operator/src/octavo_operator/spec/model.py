@@ -6,10 +6,16 @@ from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
-URI_PATTERN = r"^((hf|ms)://[^/ ]+/[^/ ]+|(s3|gs|az|azure|pvc|pkg)://[^/ ][^ ]*|file:///[^ ]+)$"
+#: Locations as the engine takes them: on a hub, with a file or glob; in a bucket or package; in a folder.
+_LOCATIONS = r"(hf|ms)://[^/\s]+/[^/\s]+(/.*)?|(s3|gs|az|azure|pkg)://[^/\s]+(/.*)?|file:///.+"
+#: A claim and a path on it, neither with a part that is "..".
+_ON_CLAIM = r"pvc://(\.?[^/.\s][^/\s]*|\.\.[^/\s]+)(/(\.?[^/.][^/]*|\.\.[^/]+|\.)?)*"
+URI_PATTERN = f"^({_LOCATIONS}|{_ON_CLAIM})$"
 HUBS = ("hf", "ms")
-TOKENIZER_PATTERN = r"^(hf://[^/ ]+/[^/ ]+|pkg://[^/ ][^ ]*|file:///[^ ]+)$"
-ServedName = Annotated[str, Field(min_length=1, max_length=256)]
+TOKENIZER_PATTERN = f"^({_LOCATIONS})$"
+#: Pattern of texts that are arguments by themselves: they are no flags.
+NO_FLAG = "^[^-]"
+ServedName = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_FLAG)]
 
 
 def claim_name(uri: str) -> str | None:
@@ -22,7 +28,7 @@ class Cache(SpecPart):
     mode: Literal["EmptyDir", "PVC", "HostPath"]
     size: Quantity | None = None
     claim_name: Name | None = None
-    storage_class_name: Name | None = None
+    storage_class_name: Annotated[str, Field(max_length=253)] | None = None  # empty: no class
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] | None = None
     retention_policy: Literal["Delete", "Retain"] | None = None
     host_path: Annotated[str, Field(max_length=1024, pattern="^/.+")] | None = None
@@ -34,13 +40,13 @@ class Cache(SpecPart):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        named, made = self.claim_name is not None, self.size is not None
-        if (self.mode == "PVC" and not (named or made)) or (self.mode != "PVC" and (named or self.storage_class_name)):
+        named, made, classed = (value is not None for value in (self.claim_name, self.size, self.storage_class_name))
+        if (self.mode == "PVC" and not (named or made)) or (self.mode != "PVC" and (named or classed)):
             raise ValueError(
                 "cache.mode PVC needs claimName (a claim that exists) or size (a claim made for this service); "
                 "other modes have neither claimName nor storageClassName"
             )
-        if named and (made or self.storage_class_name):
+        if named and (made or classed):
             raise ValueError("cache.claimName names a claim that exists: leave size and storageClassName out")
         if self.access_mode is not None and (named or self.mode != "PVC"):
             raise ValueError("cache.accessMode is for a claim that the operator creates: it needs mode PVC and size")
@@ -59,7 +65,7 @@ class Prefetch(SpecPart):
 
 class Model(SpecPart):
     uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
-    revision: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    revision: Annotated[str, Field(min_length=1, max_length=255, pattern=NO_FLAG)] | None = None
     served_names: Annotated[tuple[ServedName, ...], Field(min_length=1, max_length=16)] | None = None
     tokenizer: Annotated[str, Field(min_length=1, max_length=1024, pattern=TOKENIZER_PATTERN)] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
