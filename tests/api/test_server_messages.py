@@ -342,6 +342,38 @@ async def test_error_names_an_unsupported_field(served, client, fields, message)
     assert served.engine.requests == []
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"])
+async def test_a_thread_is_not_found_unless_it_is_created(served, client, path):
+    body = {"max_tokens": 5, "messages": [USER], "thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    with pytest.raises(anthropic.NotFoundError, match="stores no threads") as refused:
+        await client.post(path, body=body, cast_to=object)
+    assert type(refused.value).__name__ == "ThreadNotFoundError"
+    assert refused.value.body["error"]["type"] == "not_found_error"
+    assert refused.value.body["error"]["details"] == {"error_code": "thread_not_found"}
+    await client.post(path, body={**body, "thread": {"type": "create"}}, cast_to=object)
+    assert len(served.engine.requests) == (path == "/v1/messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_runner_sends_the_whole_conversation_again(served, client, stream):
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Return the weather."""
+        served.engine.replies = ["Take an umbrella."]
+        return f"rain in {city}"
+
+    served.engine.replies = [CALLS.partition('\n<tool_call>\n{"name": "now"')[0], "Take an umbrella."]
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, max_tokens=200, messages=[USER], tools=[weather], stream=stream
+    )
+    final = await runner.until_done()
+    assert final.content[-1].text == "Take an umbrella."
+    prompt = served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    assert "user\nhi" in prompt
+    assert "weather city=Kraków</call>" in prompt
+    assert "rain in Kraków for " in prompt
+
+
 async def test_the_client_raises_its_own_errors(served, client):
     with pytest.raises(anthropic.NotFoundError, match="does not exist"):
         await answer_of(client, model="claude")

@@ -26,6 +26,7 @@ _TYPES = {
 class MessagesError(BaseModel):
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class MessagesErrorResponse(BaseModel):
@@ -35,7 +36,8 @@ class MessagesErrorResponse(BaseModel):
 
 def messages_error(error: ApiError) -> dict[str, Any]:
     default = "invalid_request_error" if error.status < 500 else "api_error"
-    return {"type": "error", "error": {"type": _TYPES.get(error.status, default), "message": error.message}}
+    details = {} if error.detail_code is None else {"details": {"error_code": error.detail_code}}
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, default), "message": error.message, **details}}
 
 
 def error_event(error: Exception) -> bytes:

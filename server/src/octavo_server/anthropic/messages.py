@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo_server.anthropic.content import MessageParam, continues_answer, conversation
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.entries import Entries
+from octavo_server.openai.errors import ThreadNotFound
 from octavo_server.openai.fields import INT32_MAX, LenientModel
 
 #: Fields that a chat request has under the same name.
@@ -70,6 +71,13 @@ class OutputConfig(LenientModel):
     format: OutputFormat | None = None
 
 
+class ThreadParam(LenientModel):
+    """Since the server stores no threads, "create" has no effect, and "continue" is a 404 on which clients send all."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(LenientModel):
     """Fields that the prompt depends on."""
 
@@ -81,11 +89,14 @@ class CountTokensRequest(LenientModel):
     tools: Entries[ToolParam] | None = None
     tool_choice: ToolChoiceParam | None = None
     output_config: OutputConfig | None = None
+    thread: ThreadParam | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
 
     def check(self) -> None:
-        """Raises InvalidRequest for features of Anthropic's servers."""
+        """Raises InvalidRequest for features of Anthropic's servers, and ThreadNotFound."""
+        if self.thread is not None and self.thread.type == "continue":
+            raise ThreadNotFound(self.thread.previous_message_id)
         for name in _REFUSED:
             if (self.model_extra or {}).get(name):
                 raise InvalidRequest(f"{name} is not supported: leave it out.", param=name)

@@ -53,6 +53,16 @@ class NotStored(OctavoError):
         )
 
 
+class ThreadNotFound(OctavoError):
+    """The request continues a conversation of Anthropic's API that the server should have kept."""
+
+    def __init__(self, message_id: str | None) -> None:
+        super().__init__(
+            f"The thread of message {message_id!r} was not found: this server stores no threads. Send the whole "
+            "conversation, without thread."
+        )
+
+
 class InvalidAdapterCall(InvalidRequest):
     """A call about an adapter lacks a field, or names an adapter that is loaded already."""
 
@@ -105,6 +115,7 @@ class ApiError:
     message: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    detail_code: str | None = None  # for clients of Anthropic's API
 
     def envelope(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
@@ -123,6 +134,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (ModelNotFound, 404, "NotFoundError"),
     (AdapterNotFound, 404, "NotFoundError"),
     (NotStored, 404, "NotFoundError"),
+    (ThreadNotFound, 404, "NotFoundError"),
     (NotEnabled, 404, "NotFoundError"),
     (WrongRunner, 404, "NotFoundError"),
     (RequestTimeout, 408, "RequestTimeoutError"),
@@ -147,7 +159,9 @@ def describe(error: Exception) -> ApiError:
         return ApiError(error.status_code, phrase, str(error.detail), headers=dict(error.headers or {}))
     for kind, status, name in _TABLE:
         if isinstance(error, kind):
-            return ApiError(status, name, _shortened(str(error)), getattr(error, "param", None), _headers(error))
+            code = "thread_not_found" if isinstance(error, ThreadNotFound) else None
+            param = getattr(error, "param", None)
+            return ApiError(status, name, _shortened(str(error)), param, _headers(error), code)
     return ApiError(500, "InternalServerError", "Internal server error.")
 
 
