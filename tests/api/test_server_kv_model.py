@@ -99,6 +99,26 @@ async def test_a_router_renders_each_template_as_the_server_does(tmp_path, setti
         assert hashes == numbers_of(reader.card.root, rendered["token_ids"], 16) != []
 
 
+@pytest.mark.parametrize("chosen", [None, "default", "tool_use"])
+async def test_a_router_renders_named_templates_as_the_server_does(tmp_path, chosen):
+    """Also with the special tokens that only the template for tools has."""
+    folder = write_byte_model(tmp_path, more_special_tokens=TOKENS[-3:])
+    (folder / "chat_template.jinja").write_text(LOOP.replace("CONTENT", "{{ m.content }}"))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson if tools }}" + QWEN)
+    body = {"messages": ASKED, "tools": [TOOL], "tool_choice": "auto"}
+    async with serving(ScriptedClient(folder, chat_template=chosen, max_model_len=4096), tools=HERMES) as served:
+        reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model")).content))
+        texts = []
+        for asked in (body, {"messages": ASKED}):
+            rendered = (await served.http.post("/v1/chat/completions/render", json=asked)).json()
+            hashes = [*reader.hash_prompt("chat", asked, "").hashes]
+            assert hashes == numbers_of(reader.card.root, rendered["token_ids"], 16) != []
+            tokens = {"tokens": rendered["token_ids"]}
+            texts.append((await served.http.post("/detokenize", json=tokens)).json()["prompt"])
+    assert ["# Tools" in texts[0], "user:a question" in texts[1]] == [chosen != "default", chosen != "tool_use"]
+
+
 async def test_the_longest_of_several_prompts_counts(reader):
     prompt = reader.hash_prompt("completion", {"prompt": ["a" * 20, "b" * 70, "c"], "n": 2}, "")
     assert (prompt.num_tokens, len(prompt.hashes), prompt.num_outputs) == (91, 4, 6)

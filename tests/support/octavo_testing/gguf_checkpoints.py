@@ -77,6 +77,7 @@ def write_tiny_gguf(
     others: Mapping[str, str] | None = None,
     extra: dict[str, Tensor] | None = None,
     max_tensors: int = 0,
+    chat_templates: list[dict[str, str]] | None = None,
 ) -> None:
     """Quantise matrices whose rows fit the blocks of `qtype`, and write other tensors as F32.
 
@@ -87,6 +88,8 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     _write_metadata(writer, model.config)
     add_values(writer, model.config)
+    if chat_templates:
+        writer.add_chat_template(chat_templates)
     names = gguf.get_tensor_name_map(_arch_enum(architecture), model.config.num_hidden_layers)
     for name, tensor in _written_tensors(architecture, model).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -4,7 +4,9 @@ import pytest
 from octavo_engine.sources.file_selection import select_files
 from octavo_engine.wire.errors import StartupError
 
-METADATA = {"config.json", "tokenizer.json", "model.safetensors.index.json", "chat_template.jinja"}
+METADATA = {"config.json", "tokenizer.json", "model.safetensors.index.json", "chat_template.jinja"} | {
+    "additional_chat_templates/tool_use.jinja"
+}
 SHARDS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
 NOISE = {
     "README.md",
@@ -13,6 +15,8 @@ NOISE = {
     "original/consolidated.00.pth",
     "onnx/model.onnx",
     "onnx/config.json",
+    "old/additional_chat_templates/rag.jinja",
+    "additional_chat_templates/old/rag.jinja",
     "consolidated.safetensors",
     "adapter_model.safetensors",
     "optimizer.bin",

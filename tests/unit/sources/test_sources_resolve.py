@@ -136,6 +136,8 @@ def test_a_wrong_load_format_for_a_file_is_refused(gguf_file: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
+        ({"tokenizer_config.json": '{"chat_template": [7, {"name": "default", "template": "D"}, {}]}'}, "D"),
+        ({"tokenizer_config.json": '{"chat_template": {"default": "D", "rag": 7}}'}, "D"),
         ({}, None),
         ({"tokenizer_config.json": '{"chat_template": "T"}'}, "T"),
         ({"tokenizer_config.json": '{"chat_template": [{"name": "default", "template": "D"}]}'}, "D"),
@@ -148,8 +150,44 @@ def test_the_chat_template_is_found_in_every_place(tmp_path: Path, files: dict[s
     for name, content in files.items():
         (folder / name).write_text(content)
     found = resolve_model(str(folder))
-    assert found.chat_template == expected
+    assert (found.chat_template, found.named_chat_templates) == (expected, {})
     assert found.tokenizer_json == folder / "tokenizer.json"
+
+
+NAMED = '{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}'
+ADDED = "additional_chat_templates/tool_use.jinja"
+
+
+@pytest.mark.parametrize(
+    ("files", "default", "named"),
+    [
+        ({"tokenizer_config.json": NAMED}, "D", {"tool_use": "T"}),
+        ({"chat_template.json": NAMED}, "D", {"tool_use": "T"}),
+        ({"chat_template.jinja": "J", ADDED: "A"}, "J", {"tool_use": "A"}),
+        ({"tokenizer_config.json": NAMED, "chat_template.jinja": "J"}, "J", {}),
+        ({"tokenizer_config.json": NAMED, ADDED: "A"}, "D", {"tool_use": "A"}),
+        ({ADDED: "A", "additional_chat_templates/notes.txt": "x"}, None, {"tool_use": "A"}),
+    ],
+)
+def test_named_chat_templates_are_found(tmp_path: Path, files: dict[str, str], default: str | None, named: Any) -> None:
+    folder = make_folder(tmp_path / "m", "model.safetensors", "tokenizer.json")
+    (folder / "additional_chat_templates").mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    found = resolve_model(str(folder))
+    assert (found.chat_template, found.named_chat_templates) == (default, named)
+
+
+def test_named_chat_templates_of_a_gguf_are_found(tmp_path: Path) -> None:
+    path, given = tmp_path / "tiny.gguf", [("default", "D"), ("tool_use", "T")]
+    templates = [{"name": name, "template": text} for name, text in given]
+    write_tiny_gguf(path, "qwen2", tiny_model("qwen2"), chat_templates=templates)
+    found = resolve_model(str(path))
+    assert (found.chat_template, found.named_chat_templates) == ("D", {"tool_use": "T"})
+    make_folder(tmp_path, "tokenizer.json")
+    (tmp_path / "chat_template.jinja").write_text("J")
+    found = resolve_model(str(tmp_path), load_format="gguf")
+    assert (found.chat_template, found.named_chat_templates) == ("J", {})
 
 
 @pytest.mark.parametrize(

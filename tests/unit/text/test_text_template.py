@@ -226,13 +226,48 @@ class TestLoading:
             assert loaded is not None
             assert loaded.render(USER) == text
 
+    @pytest.mark.parametrize(
+        ("override", "plain", "with_tools"),
+        [
+            (None, "D", "T"),
+            ("tool_use", "T", "T"),
+            ("default", "D", "D"),
+            ("rag", "R", "R"),
+            ("{{ 'own' }}",) + ("own",) * 2,
+        ],
+    )
+    def test_named_templates_are_chosen_as_by_transformers(
+        self, override: str | None, plain: str, with_tools: str
+    ) -> None:
+        files = _files(chat_template="D", named_chat_templates={"tool_use": "T", "rag": "R"})
+        loaded = load_chat_template(files, byte_level_tokenizer(), override)
+        assert loaded is not None
+        texts = [loaded.render(USER), loaded.render(USER, tools=[]), loaded.render(USER, tools=TOOLS)]
+        assert texts == [plain, plain, with_tools]
+
+    def test_a_model_without_a_default_template_names_the_others(self) -> None:
+        loaded = load_chat_template(_files(named_chat_templates={"tool_use": "T", "a'}}": "A"}), byte_level_tokenizer())
+        assert loaded is not None
+        assert loaded.render(USER, tools=TOOLS) == "T"
+        with pytest.raises(InvalidRequest, match=r"no default template: .*--chat-template: a'}}, tool_use"):
+            loaded.render(USER)
+
+    def test_the_tool_template_gets_all_arguments_and_messages_in_its_form(self) -> None:
+        source = "{{ bos_token }}{{ x }}{{ tools | length }}{% for m in messages %}{{ m.content[0].text }}{% endfor %}"
+        files = _files(chat_template="{{ messages[0].content }}", named_chat_templates={"tool_use": source})
+        loaded = load_chat_template(files, byte_level_tokenizer())
+        assert loaded is not None
+        options = {"tools": TOOLS, "add_generation_prompt": False, "continue_final_message": True}
+        assert loaded.render(USER, x="x", **options) == "<|start|>x1Hi"
+
     def test_a_model_may_have_no_template(self) -> None:
         assert load_chat_template(_files(), byte_level_tokenizer()) is None
 
     @pytest.mark.parametrize(
         ("override", "own", "message"),
         [
-            ("/no/such/file.jinja", None, "neither a readable file"),
+            ("/no/such/file.jinja", None, "neither a readable file.*templates: none"),
+            ("tool_uses", "own", "neither a readable file.*templates: default"),
             (None, "{% if %}", "m: .*not valid Jinja.*--chat-template"),
             ("{% if %}", "fine", "not valid Jinja"),
         ],

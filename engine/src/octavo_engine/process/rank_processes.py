@@ -40,7 +40,7 @@ Message = TypeVar("Message", Hello, messages.RankReady, messages.Answer)
 
 def without_text(files: "ModelFiles") -> "ModelFiles":
     """Return the files without the tokenizer's settings, which ranks do not use, and which may have large integers."""
-    return replace(files, tokenizer_config={}, chat_template=None)
+    return replace(files, tokenizer_config={}, chat_template=None, named_chat_templates={})
 
 
 class RankProcesses:

@@ -15,7 +15,8 @@ from octavo_engine.wire.errors import StartupError
 _METADATA = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = {"safetensors": ("*.safetensors",), "pt": ("pytorch_model*.bin",)}
 _IGNORED = ("*/*", "consolidated*", "adapter*", "training_args*", "optimizer*", ".*")
-_POOLING = re.compile(r"\d_Pooling/config\.json$")  # of sentence-transformers
+#: Files in folders: settings of sentence-transformers, named chat templates.
+_IN_FOLDERS = re.compile(r"(\d_Pooling/config\.json|additional_chat_templates/[^/]+\.jinja)$")
 #: In place of a load format: the two files of an adapter.
 ADAPTER = "adapter"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -58,7 +59,7 @@ def _adapter(uri: str, names: Sequence[str]) -> FileSelection:
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    kept = (name for name in names if _POOLING.match(name) or not any(fnmatch(name, p) for p in _IGNORED))
+    kept = (name for name in names if _IN_FOLDERS.match(name) or not any(fnmatch(name, p) for p in _IGNORED))
     return [name for name in kept if any(fnmatch(name, pattern) for pattern in patterns)]
 
 

@@ -28,3 +28,4 @@ class ModelFiles:
     tokenizer_json: Path | None = None
     tokenizer_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
+    named_chat_templates: dict[str, str] = field(default_factory=dict)  # those with another name than "default"

@@ -4,6 +4,7 @@
 model that is not supported raises an error that names it.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,8 @@ def _gguf_files(
     """Locate a GGUF model's files. A folder's tokenizer has precedence; files beside a single GGUF are not used."""
     header = read_gguf(weights[0])
     tokenizer_files = _tokenizer_files(tokenizer_folder) if tokenizer_folder else {}
-    template = header.metadata.get("tokenizer.chat_template")
+    if not (tokenizer_files.get("chat_template") or tokenizer_files.get("named_chat_templates")):
+        tokenizer_files |= _by_name(_gguf_templates(header.metadata))
     return ModelFiles(
         name=model,
         root=folder,
@@ -144,10 +146,7 @@ def _gguf_files(
         config=gguf_to_hf_config(header),
         weight_files=() if load_format == "dummy" else weights,
         gguf=weights[0],
-        **{
-            **tokenizer_files,
-            "chat_template": tokenizer_files.get("chat_template") or (template if isinstance(template, str) else None),
-        },
+        **tokenizer_files,
     )
 
 
@@ -157,23 +156,37 @@ def _tokenizer_files(folder: Path) -> dict[str, Any]:
     return {
         "tokenizer_json": tokenizer_json if tokenizer_json.is_file() else None,
         "tokenizer_config": config,
-        "chat_template": _chat_template(folder, config),
+        **_by_name(_chat_templates(folder, config)),
     }
 
 
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """Return the template of `chat_template.jinja`, else of chat_template.json or the tokenizer's config.
+def _by_name(templates: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the fields of `ModelFiles` for templates by name; entries that are no texts are ignored."""
+    named = {name: text for name, text in templates.items() if isinstance(name, str) and isinstance(text, str)}
+    return {"chat_template": named.pop("default", None), "named_chat_templates": named}
 
-    transformers has the same order. Of a list of named templates, the template "default" is used.
+
+def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> Mapping[Any, Any]:
+    """Return the templates in files; without a default among them, also those of the configuration.
+
+    transformers has the same order.
     """
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    if "default" in found:
+        return found
     legacy = read_optional_json(folder / "chat_template.json")
-    template = legacy.get("chat_template") or tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+    given = legacy.get("chat_template") or tokenizer_config.get("chat_template")
+    if isinstance(given, list):
+        given = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
+    return {**(given if isinstance(given, dict) else {"default": given}), **found}
+
+
+def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    key = "tokenizer.chat_template"
+    named = {name.removeprefix(key + "."): text for name, text in metadata.items() if name.startswith(key + ".")}
+    return {"default": metadata.get(key), **named}
 
 
 def _with_quantize_config(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ is caused by the request or the template and becomes InvalidRequest. Rendering i
 template is no more trustworthy than the weights that it came with.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -73,11 +73,16 @@ class ChatTemplate:
     """A thread-safe template. `special_tokens`: variables that the template may use, e.g. `bos_token`.
 
     `content_format`: "string" or "openai" (lists of parts) for the content of all messages; "auto": for each role, a
-    format in which the template renders the text.
+    format in which the template renders the text. `tool_source`: the template of conversations with tools.
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str] | None = None, *, content_format: str = "auto"
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        tool_source: str | None = None,
+        content_format: str = "auto",
     ) -> None:
         if content_format not in ("auto", *_FORMATS):
             message = f"chat_template_content_format is {content_format!r}: use one of auto, {', '.join(_FORMATS)}."
@@ -94,6 +99,10 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = dict(special_tokens or {})
         self.content_format = content_format
+        self.tool_source = tool_source
+        self._for_tools: ChatTemplate | None = None
+        if tool_source is not None:
+            self._for_tools = ChatTemplate(tool_source, special_tokens, content_format=content_format)
 
     def render(
         self,
@@ -109,6 +118,9 @@ class ChatTemplate:
 
         `continue_final_message`: the prompt ends with the last message's text, so that the model continues it.
         """
+        if tools and self._for_tools is not None:
+            options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+            return self._for_tools.render(messages, tools=tools, **options, **kwargs)
         conversation = normalise_messages(messages, self._rules)
         if continue_final_message:
             if add_generation_prompt:
@@ -247,15 +259,24 @@ def _up_to_mark(text: str) -> str:
 def load_chat_template(
     files: ModelFiles, tokenizer: Tokenizer, override: str | None = None, content_format: str = "auto"
 ) -> ChatTemplate | None:
-    """Load `override` (the value of --chat-template: a file or a template's text), else the checkpoint's own template.
+    """Load `override` (the value of --chat-template: a name, a file or a template's text), else the model's templates.
 
     Return None if there is none. Raises StartupError for a template that cannot be used.
     """
-    source = files.chat_template if override is None else _read(override)
-    if source is None:
+    named, tool_source = dict(files.named_chat_templates), None
+    if files.chat_template is not None:
+        named["default"] = files.chat_template
+    if override is not None:
+        source = named[override] if override in named else _read(override, named)
+    elif named:
+        missing = f"this model has no default template: choose one by --chat-template: {', '.join(sorted(named))}"
+        source = named.get("default", f"{{{{ raise_exception({missing!r}) }}}}")
+        tool_source = named.get("tool_use")
+    else:
         return None
     try:
-        return ChatTemplate(source, special_tokens(files.tokenizer_config, tokenizer), content_format=content_format)
+        tokens = special_tokens(files.tokenizer_config, tokenizer)
+        return ChatTemplate(source, tokens, tool_source=tool_source, content_format=content_format)
     except InvalidRequest as error:
         hint = f"{files.name}: {error} Pass a valid one by --chat-template." if override is None else str(error)
         raise StartupError(hint) from error
@@ -269,12 +290,13 @@ def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: EdgeTokens) -
     return by_role | {role: token for role, token in configured.items() if token is not None}
 
 
-def _read(template: str) -> str:
+def _read(template: str, names: Collection[str]) -> str:
     if "{" in template or "\n" in template:
         return template
     try:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise StartupError(
-            f"--chat-template: {template} is neither a readable file nor the text of a template: {error}."
+            f"--chat-template: {template} is neither a readable file nor the text of a template: {error}. "
+            f"Names of the model's templates: {', '.join(sorted(names)) or 'none'}."
         ) from error

@@ -42,7 +42,7 @@ ENGINE_HELP: dict[str, dict[str, str]] = {
         "generation_config": "Source of the default sampling parameters; auto: the model's generation_config.json; "
         "vllm: vLLM's defaults; otherwise a folder with a generation_config.json.",
         "override_generation_config": "JSON object of default sampling parameters, which replace those of the source.",
-        "chat_template": "Jinja chat template, as a file or as text.",
+        "chat_template": "Jinja chat template, as a file, as text, or as the name of one of the model's.",
         "chat_template_content_format": "Content of messages for the template; string: text; openai: a list of parts; "
         "auto: for each role, what the template renders.",
         "num_threads": "Number of CPU threads that run the model.",

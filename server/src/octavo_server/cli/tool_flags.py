@@ -53,7 +53,7 @@ def add_tool_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def template_warning(parser: str | None, template: "ChatTemplate | None") -> str | None:
-    if parser is None or (template is not None and "tools" in template.source):
+    if parser is None or (template is not None and "tools" in (template.tool_source or template.source)):
         return None
     return (
         f"--tool-call-parser {parser}: the chat template does not mention tools, so prompts will not describe them. "

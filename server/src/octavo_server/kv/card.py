@@ -31,6 +31,7 @@ class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     chat_template: str | None = None
+    tool_chat_template: str | None = None
     chat_template_content_format: str = "auto"
     special_tokens: dict[str, str] = {}
     chat_template_kwargs: dict[str, Any] = {}
@@ -56,6 +57,7 @@ def model_card(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         chat_template=template.source if template else None,
+        tool_chat_template=template.tool_source if template else None,
         chat_template_content_format=template.content_format if template else "auto",
         special_tokens=template.special_tokens if template else {},
         chat_template_kwargs=dict(defaults.kwargs),

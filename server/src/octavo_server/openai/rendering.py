@@ -19,6 +19,7 @@ class ChatRenderer(Protocol):
     source: str
     special_tokens: dict[str, str]
     content_format: str
+    tool_source: str | None
 
     def render(
         self,

@@ -59,7 +59,8 @@ class PromptHasher:
             kwargs=card.chat_template_kwargs, excludes_unused_tools=card.excludes_unused_tools
         )
         self._fields = ChatFields(max_bytes=max_bytes // 16, defaults=self._defaults)
-        self._is_nondeterministic = template is not None and is_nondeterministic(template.source)
+        sources = () if template is None else filter(None, (template.source, template.tool_source))
+        self._is_nondeterministic = any(map(is_nondeterministic, sources))
         splitter = SafeSplitter.from_tokenizer(card.tokenizer, _with_special_tokens(card, template))
         self._chains = PromptHashCache(tokenizer, splitter, block_size=card.block_size, max_bytes=max_bytes)
 
@@ -69,8 +70,12 @@ class PromptHasher:
         tokenizer = Tokenizer.from_json(card.tokenizer, bos_token_id=card.bos_token_id, eos_token_id=card.eos_token_id)
         template = None
         if card.chat_template is not None:
-            form = card.chat_template_content_format
-            template = ChatTemplate(card.chat_template, card.special_tokens, content_format=form)
+            template = ChatTemplate(
+                card.chat_template,
+                card.special_tokens,
+                tool_source=card.tool_chat_template,
+                content_format=card.chat_template_content_format,
+            )
         return cls(card, tokenizer, template)
 
     def hash_prompt(self, kind: Kind, body: Mapping[str, Any], tenant: str, *, adapter: str = "") -> Prompt:
@@ -146,7 +151,7 @@ def is_nondeterministic(template_source: str) -> bool:
 
 def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> str:
     """Return a text that contains the special tokens which occur in this model's prompts."""
-    texts = [card.chat_template or "", *card.special_tokens.values()]
+    texts = [card.chat_template or "", card.tool_chat_template or "", *card.special_tokens.values()]
     with suppress(InvalidRequest):
         texts.append(render_conversation(template, [*_PROBE], RenderOptions(kwargs=card.chat_template_kwargs)))
     return "\n".join(texts)
