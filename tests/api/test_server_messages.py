@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from octavo_engine.wire.hashing import tenant_salt
 from octavo_server.output_parsing.tool_use import ToolSettings
+from octavo_testing.grammars import accepts
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
@@ -237,6 +238,23 @@ async def test_forced_tool_choice_sets_the_structured_output(served, client, cho
     assert served.engine.requests[0].grammar
 
 
+FORMAT = {"type": "json_schema", "schema": {"type": "object", "properties": {"c": {"type": "integer"}}}}
+
+
+@pytest.mark.parametrize("field", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}])
+async def test_a_format_beside_tools_gives_json_or_calls(served, client, field):
+    extra = {"chat_template_kwargs": {"enable_thinking": False}, **field}
+    served.engine.replies = ['{"c": 3}']
+    (block,) = (await answer_of(client, tools=[WEATHER, NOW], extra_body=extra)).content
+    assert (block.type, block.text) == ("text", '{"c": 3}')
+    served.engine.replies = [CALLS.removeprefix("Sure.\n")]
+    answer = await answer_of(client, tools=[WEATHER, NOW], extra_body=extra)
+    assert [(block.type, block.name) for block in answer.content] == [("tool_use", "weather"), ("tool_use", "now")]
+    for request in served.engine.requests:
+        assert accepts(request.params.structured_outputs, '{"c": 3}')
+        assert accepts(request.params.structured_outputs, CALLS.removeprefix("Sure.\n"))
+
+
 async def test_no_tool_is_called_if_the_choice_is_none(served, client):
     served.engine.replies = [CALLS]
     (block,) = (await answer_of(client, tools=[NOW], tool_choice={"type": "none"})).content
@@ -326,6 +344,10 @@ REFUSED = {
     "a schema of a format": (
         {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
         r"output_config\.format\.schema: .*'not'",
+    ),
+    "a schema of an older format": (
+        {"output_format": {"type": "json_schema", "schema": {"not": {}}}, "tools": [NOW]},
+        r"output_format\.schema: .*'not'",
     ),
     "temperature": ({"temperature": 3}, "temperature"),
     "stop sequences": ({"stop_sequences": ["x"] * 1000}, "stop_sequences holds 1000 entries"),

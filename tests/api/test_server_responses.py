@@ -322,6 +322,25 @@ async def test_failure_before_the_first_token_sets_the_status(served):
 
 
 UNIQUE = {"type": "object", "uniqueItems": True}
+
+
+async def test_a_format_beside_tools_gives_json_or_calls(served):
+    schema = {"type": "object", "properties": {"c": {"type": "integer"}}}
+    text, extra = {"format": {"type": "json_schema", "name": "f", "schema": schema}}, {"enable_thinking": False}
+    asked = {"tools": [WEATHER, NOW], "text": text, "extra_body": {"chat_template_kwargs": extra}}
+    served.engine.replies = ['{"c": 3}']
+    assert (await respond(served, **asked)).output_text == '{"c": 3}'
+    served.engine.replies = [CALLS.removeprefix("Sure.\n")]
+    answer = await respond(served, **asked)
+    assert [(item.type, item.name) for item in answer.output] == [
+        ("function_call", "weather"),
+        ("function_call", "now"),
+    ]
+    assert accepts(served.engine.requests[1].params.structured_outputs, CALLS.removeprefix("Sure.\n"))
+    await respond(served, **asked | {"tool_choice": "none"})
+    assert not accepts(served.engine.requests[2].params.structured_outputs, CALLS.removeprefix("Sure.\n"))
+
+
 REFUSED = {
     "previous_response_id": ({"previous_response_id": "resp_1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),

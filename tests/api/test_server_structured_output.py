@@ -19,12 +19,15 @@ SCHEMA = {
 }
 NUMBER = re.compile(r"\s*\{\s*\"size\"\s*:\s*[0-9]{2}\s*\}")
 HELLO = [{"role": "user", "content": "Hello"}]
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    with octavo_serve(folder, str(write_byte_model(folder)), *TINY, "--max-schema-bytes", "2000") as serving:
+    model = str(write_byte_model(folder, more_special_tokens=("<tool_call>", "</tool_call>")))
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with octavo_serve(folder, model, *TINY, *tools, "--max-schema-bytes", "2000") as serving:
         yield serving.url
 
 
@@ -94,6 +97,27 @@ def test_logprobs_of_forbidden_tokens_are_numbers(client):
     tops = answer.choices[0].logprobs.content[0].top_logprobs
     assert len(tops) == 4
     assert min(top.logprob for top in tops) < -100
+
+
+@pytest.mark.parametrize(("choice", "liked"), [("auto", "<tool_call>"), ("auto", "{"), ("required", "{")])
+def test_tools_beside_a_format_give_valid_calls_or_json(client, url, choice, liked):
+    """A bias decides between calls and JSON; all else is random, so only the grammar makes the answer valid."""
+    tool = {"type": "function", "function": {"name": "put", "parameters": {"$schema": DRAFT_7, **SCHEMA}}}
+    other = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "maxProperties": 0}}}
+    asked = httpx.post(f"{url}/tokenize", json={"prompt": liked, "add_special_tokens": False}, timeout=240).json()
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="", messages=HELLO, max_tokens=200, seed=seed, tools=[tool, other], tool_choice=choice,
+            response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+            parallel_tool_calls=False, logit_bias={str(i): 50 for i in asked["tokens"]},
+        ).choices[0]  # fmt: skip
+        if liked == "{" and choice == "auto":
+            assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
+            assert NUMBER.fullmatch(answer.message.content)
+        else:
+            (call,) = answer.message.tool_calls
+            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+            assert (NUMBER if call.function.name == "put" else re.compile(r"{\s*}")).fullmatch(call.function.arguments)
 
 
 @pytest.mark.parametrize("stream", [False, True])

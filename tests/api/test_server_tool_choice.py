@@ -118,6 +118,22 @@ async def test_truncated_call_has_finish_reason_length(served):
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city":'
 
 
+async def test_without_a_parser_the_format_stands_alone(served):
+    served.engine.replies = ['{"a": 1}']
+    answer = await choice_of(served, response_format=schema_format({"type": "object"}))
+    assert (answer["message"]["content"], answer["finish_reason"]) == ('{"a": 1}', "stop")
+    assert accepts(served.engine.requests[0].params.structured_outputs, '{"a": 1}')
+
+
+async def test_special_tokens_begin_calls_beside_a_format(mistral):
+    """The grammar allows calls only by the special token, and JSON."""
+    mistral.engine.replies = [mistral.engine.tokenizer.encode("[TOOL_CALLS]now[ARGS]{}", add_special_tokens=False)]
+    answer = await choice_of(mistral, response_format=schema_format({"type": "object"}))
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+    token = mistral.engine.tokenizer.token_id("[TOOL_CALLS]")
+    assert f"<[{token}]>" in json.loads(mistral.engine.requests[0].grammar)["grammars"][0]["lark_grammar"]
+
+
 @pytest.mark.parametrize(
     ("fields", "reply", "first_piece"),
     [({"tool_choice": "required"}, REQUIRED, "{"), ({"tool_choice": NAMED}, '{"city": "Kraków"}', '{"')],

@@ -5,6 +5,7 @@ import json
 import pytest
 import pytest_asyncio
 from octavo_server.output_parsing.tool_use import ToolSettings
+from octavo_testing.grammars import accepts
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 from openai import BadRequestError
@@ -151,6 +152,26 @@ async def test_each_choice_has_its_own_calls(served):
 async def test_parallel_tool_calls_false_allows_one_call(served):
     (choice,) = (await chat(served, parallel_tool_calls=False)).choices
     assert calls_of(choice.message) == BOTH[:1]
+
+
+SCHEMA = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("create", [chat, streamed])
+async def test_a_format_beside_tools_gives_json_or_calls(served, create):
+    """A parser without a grammar of its calls gets the format alone."""
+    served.engine.replies = ['{"degrees": 3}']
+    (choice,) = (await create(served, response_format=FORMAT)).choices
+    assert (choice.message.content, choice.finish_reason) == ('{"degrees": 3}', "stop")
+    assert not choice.message.tool_calls
+    served.engine.replies = [ANSWERS[served.format].removeprefix("Sure.").lstrip()]
+    (choice,) = (await create(served, response_format=FORMAT)).choices
+    if served.format == "pythonic":
+        assert choice.message.content == served.engine.replies[0]
+    else:
+        assert (calls_of(choice.message), choice.finish_reason) == (BOTH, "tool_calls")
+        assert accepts(served.engine.requests[-1].params.structured_outputs, served.engine.replies[0])
 
 
 async def test_tool_choice_none_gives_text(served):

@@ -130,6 +130,19 @@ async def test_automatic_tool_calls_are_parsed(scripted):
     assert (unused.finish_reason, unused.message.tool_calls) == ("stop", None)
 
 
+@conforms(19, "Tools beside a `response_format`: the answer is calls, or JSON of the schema", how="openai")
+@pytest.mark.parametrize("reply", ['{"city": "Oslo"}', CALL.removeprefix("So: ")])
+async def test_tools_beside_a_format_give_calls_or_json(scripted, reply):
+    scripted.engine.replies = [f"Hm.</think>{reply}"]
+    schema = {"type": "json_schema", "json_schema": {"name": "w", "schema": Weather.model_json_schema()}}
+    create = scripted.openai.chat.completions.create
+    message = (await create(model=MODEL, messages=HELLO, tools=[TOOL], response_format=schema)).choices[0].message
+    if reply.startswith("{"):
+        assert (json.loads(message.content), message.tool_calls) == ({"city": "Oslo"}, None)
+    else:
+        assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Kraków"}
+
+
 @conforms(CHAT, "The client's helper joins streamed tool calls", how="openai")
 async def test_tool_calls_are_streamed(scripted):
     scripted.engine.replies = [THOUGHT + CALL]

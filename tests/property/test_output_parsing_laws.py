@@ -19,7 +19,14 @@ FRAGMENTS = (
     *("null", "é", "\x01", '"arguments": {', "[f(a='x', ", "Hello. "),
 )
 ANSWERS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
+BESIDE_FORMATS = {
+    f"{name} beside a format": lambda parser=parser.parser_type: parser(
+        numbered_ids(), NAMES, frozenset(notation.marker or "{" for notation in parser.notations)
+    )
+    for name, parser in TOOL_PARSERS.items()
+}
 PARSERS = {
+    **BESIDE_FORMATS,
     **{name: lambda parser=parser: parser.parser_type(numbered_ids(), NAMES) for name, parser in TOOL_PARSERS.items()},
     "required": lambda: RequiredToolParser(numbered_ids()),
     "named": lambda: NamedToolParser(numbered_ids(), "f"),

@@ -70,9 +70,9 @@ def accepts(shape: StructuredOutputs, text: str) -> bool:
         return False
 
 
-def random_output(state: GrammarState, seed: int, *, longest: int = 200) -> str | None:
-    """Return a complete random output; None if it hasn't ended after `longest` tokens."""
-    chance, output = random.Random(seed), list[int]()
+def random_output(state: GrammarState, seed: int, *, longest: int = 200, begin: str = "") -> str | None:
+    """Return a complete random output that begins as given; None if it hasn't ended after `longest` more tokens."""
+    chance, output = random.Random(seed), list(begin.encode())
     for _ in range(longest):
         (ids,) = allowed(state, output)
         assert ids, f"nothing may follow {bytes(output)!r}"

@@ -7,7 +7,7 @@ from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
-from octavo_server.output_parsing.required_tool import REQUIRED
+from octavo_server.output_parsing.required_tool import RequiredToolParser
 from octavo_server.output_parsing.tool_grammar import arguments_part, calls_shape
 from octavo_testing.grammars import BOUNDS, accepts
 
@@ -79,7 +79,7 @@ def tool(name, parameters=None):
 
 def forced(*tools, one_call_only=False):
     parts = {t["name"]: arguments_part(t, f"tools[{i}].function.parameters") for i, t in enumerate(tools)}
-    return calls_shape(REQUIRED, parts, one_call_only=one_call_only)
+    return calls_shape(RequiredToolParser.notations, parts, one_call_only=one_call_only)
 
 
 @pytest.mark.parametrize("neighbour", TOOLS)

@@ -54,12 +54,13 @@ class GrammarSource:
         return self._write_shape(StructuredOutputs(**json.loads(shape_json)))
 
     def _write_shape(self, shape: StructuredOutputs) -> str:
-        parts = [self._write_part(shape, part) for part in shape.parts]
         try:
             if shape.json is not None or shape.json_object:
                 return self._from_schema(shape)
-            return self._from_parts(shape, parts) if parts else self._from_text(shape)
+            return self._from_parts(shape) if shape.parts else self._from_text(shape)
         except InvalidRequest as error:
+            if error.param is not None:  # the place of a part
+                raise
             raise InvalidRequest(f"{_place(shape)}: {error}", param=_place(shape)) from error
 
     def _write_part(self, whole: StructuredOutputs, part: dict[str, Any]) -> str:
@@ -69,9 +70,13 @@ class GrammarSource:
         shape.disable_additional_properties |= whole.disable_additional_properties
         return self._write_shape(shape)
 
-    def _from_parts(self, shape: StructuredOutputs, parts: list[str]) -> str:
+    def _from_parts(self, shape: StructuredOutputs) -> str:
         """Write one grammar out of the server's own and those of its parts; their schemas share the bound on bytes."""
-        check_size(json.dumps([part.get("json") for part in shape.parts], ensure_ascii=False), self._bounds, "It")
+        parts, schemas = [], ""
+        for part in shape.parts:
+            parts.append(self._write_part(shape, part))
+            schemas += json.dumps(part.get("json"), ensure_ascii=False)
+            check_size(schemas, self._bounds, "It")
         whole = f"{shape.grammar}\n{_NO_WS if shape.disable_any_whitespace else _WS}"
         _check(_grammars(_SPECIAL_TOKEN.sub('"x"', whole), parts))  # ids can't be checked without a vocabulary
         return _grammars(whole, parts)

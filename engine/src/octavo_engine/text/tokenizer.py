@@ -134,6 +134,11 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
+    def special_id(self, token: str) -> int | None:
+        """Return the id of a special token; None if the token is not special, or not in the vocabulary."""
+        token_id = self.token_id(token)
+        return token_id if token_id in self.special_ids else None
+
     def _spell(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         if token is None:

@@ -105,7 +105,6 @@ class CountTokensRequest(LenientModel):
         """The same request for the chat API. Raises InvalidRequest, which names the field of the Messages API."""
         chat = ChatCompletionRequest.model_validate(self._chat_fields())
         chat.name_tools([f"tools[{i}].input_schema" for i in range(len(self.tools or ()))])
-        chat.name_format("output_config.format.schema")
         return chat
 
     def _chat_fields(self) -> dict[str, Any]:
@@ -131,13 +130,19 @@ class MessagesRequest(CountTokensRequest):
     top_k: int | None = Field(None, le=INT32_MAX)
     stream: bool | None = None
     priority: int | None = Field(None, ge=-INT32_MAX, le=INT32_MAX)
+    output_format: OutputFormat | None = Field(None, description="The older name of output_config.format.")
+
+    def as_chat(self) -> ChatCompletionRequest:
+        chat = super().as_chat()
+        chat.name_format("output_format.schema" if self.output_format else "output_config.format.schema")
+        return chat
 
     def _chat_fields(self) -> dict[str, Any]:
         values = super()._chat_fields()
         values |= {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if self.stop_sequences:
             values["stop"] = self.stop_sequences
-        asked = self.output_config.format if self.output_config else None
+        asked = self.output_format or (self.output_config.format if self.output_config else None)
         if asked is not None:
             if asked.schema_ is None:
                 message = "output_config.format needs schema, a JSON Schema."

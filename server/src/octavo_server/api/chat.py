@@ -88,13 +88,13 @@ class PreparedChat:
 
 def share(context: ApiContext, body: ChatCompletionRequest) -> SharedFields:
     """Check and resolve all fields but the messages, in a thread. Raises InvalidRequest."""
-    tools = body.tool_use(context.config.tools)
     params = body.sampling_params(
         context.client.default_sampling_params,
         max_tokens=_output_limit(context, body),
         logprobs=body.num_logprobs,
     )
-    tools.constrain(params)
+    tools = body.tool_use(context.config.tools, params.structured_outputs)
+    tools.constrain(params, context.client.tokenizer.special_id)
     return SharedFields(tools, context.client.resolve(params, priority=body.priority or 0))
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.structured import StructuredOutputs
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from octavo_server.openai.entries import Entries
@@ -136,8 +137,9 @@ class ToolFields(BaseModel):
         names = {_name_of(tool) for tool in choice.allowed_tools.tools}
         return [i for i, tool in enumerate(tools) if tool.function.name in names]
 
-    def tool_use(self, settings: ToolSettings) -> ToolUse:
-        """Check `tools` and `tool_choice`. Raises InvalidRequest if they are invalid or not allowed by `settings`."""
+    def tool_use(self, settings: ToolSettings, answer: StructuredOutputs | None) -> ToolUse:
+        """Check `tools` and `tool_choice`. Raises InvalidRequest if they are invalid or not allowed by `settings`.
+        `answer`: the requested format, if any."""
         mode, name = self._mode_and_name()
         places = self._places or [f"tools[{i}].{tool.type}.parameters" for i, tool in enumerate(self.tools or ())]
         return tool_use(
@@ -147,6 +149,7 @@ class ToolFields(BaseModel):
             parallel=self.parallel_tool_calls,
             settings=settings,
             places=[places[i] for i in self._allowed()],
+            answer=answer,
         )
 
     def _mode_and_name(self) -> tuple[Mode | None, str | None]:

@@ -46,7 +46,7 @@ class OutputParserConfig:
         `params`: with the structured output of `ToolUse.constrain`.
         """
         if params.structured_outputs is not None:
-            is_forced = self.tools.mode != "none"
+            is_forced = self.tools.mode in ("required", "named")
             self._bound_reasoning(params, token_id, param="tool_choice" if is_forced else "response_format")
         elif params.thinking_token_budget is not None:
             self._bound_reasoning(params, token_id, param="thinking_token_budget")

@@ -5,12 +5,22 @@ Calls may appear anywhere in the text. Some models omit the end marker, or write
 
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
 
 START, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolCallParser):
     markers = (START, END)
+    notations = (
+        CallNotation(
+            marker=START,
+            before="ws",
+            call=json_call("arguments"),
+            between=f'ws "{END}" ws "{START}" ws',
+            after=f'ws "{END}"',
+        ),
+    )
 
     def parse_calls(self) -> Steps[None]:
         marker = yield from self.emit_text_until(START)

@@ -2,17 +2,25 @@
 
 A call has no markers, except that `<|python_tag|>` may precede it, so JSON that is part of the text must not be taken
 for a call: an object is a call only if it has a name and arguments; after other text, a tool must also have that name.
+Beside a format, whose answer is JSON too, an object is a call only as the grammar writes calls.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ARGUMENT_KEYS, ToolCallParser
+from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
 
 PYTHON_TAG = "<|python_tag|>"
+KEY = "parameters"
 _KEYS = frozenset({"name", "type", "id", *ARGUMENT_KEYS})
+_CALL, _BETWEEN = json_call(KEY), 'ws ";" ws'
 
 
 class Llama3JsonParser(ToolCallParser):
     markers = (PYTHON_TAG,)
+    notations = (
+        CallNotation(call=_CALL, between=_BETWEEN),
+        CallNotation(marker=PYTHON_TAG, before="ws", call=_CALL, between=_BETWEEN),
+    )
 
     def parse_calls(self) -> Steps[None]:
         while marker := (yield from self.emit_text_until(PYTHON_TAG, "{")):
@@ -25,13 +33,13 @@ class Llama3JsonParser(ToolCallParser):
                 self.commit()
             else:
                 self._pos -= 1
-            any_name_allowed = marker == PYTHON_TAG or not self.has_text
+            any_name_allowed = marker == PYTHON_TAG or not (self.has_text or self.is_whole)
             if not (yield from self._call(any_name_allowed)):
                 self.reject_call(1)
 
     def _call(self, any_name_allowed: bool) -> Steps[bool]:
         is_call = yield from self.parse_json_call(
-            accepts_key=_KEYS.__contains__,
+            accepts_key=frozenset({"name", KEY}).__contains__ if self.is_whole else _KEYS.__contains__,
             accepts_name=lambda name: any_name_allowed or name in self.tool_names,
             needs_arguments=True,
         )

@@ -9,6 +9,7 @@ import string
 
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
+from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
 
 START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9
@@ -23,6 +24,16 @@ def new_mistral_id() -> str:
 
 class MistralParser(ToolCallParser):
     markers = (START, CALL_ID, ARGS)
+    notations = (
+        CallNotation(
+            marker=START, before='ws "[" ws', call=json_call("arguments"), between='ws "," ws', after='ws "]"'
+        ),
+        CallNotation(
+            marker=START,
+            call=rf'"NAME" ("{CALL_ID}" /[A-Za-z0-9]{{{ID_LENGTH}}}/)? "{ARGS}"? ARGUMENTS',
+            between=f'"{START}"',
+        ),
+    )
 
     def parse_calls(self) -> Steps[None]:
         while (yield from self.emit_text_until(START)):

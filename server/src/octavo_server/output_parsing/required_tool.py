@@ -10,10 +10,10 @@ from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
 
-REQUIRED = CallNotation(before='"[" ws', call=json_call("parameters"), between='ws "," ws', after='ws "]"')
-
 
 class RequiredToolParser(ToolCallParser):
+    notations = (CallNotation(before='"[" ws', call=json_call("parameters"), between='ws "," ws', after='ws "]"'),)
+
     def parse_calls(self) -> Steps[None]:
         yield from self.skip_space()
         if not (yield from self.parse_json_calls()):

@@ -20,7 +20,7 @@ Steps = Generator[None, None, T]
 #: the rest of the answer is text: parsing an answer of such starts would take time proportional to its squared length.
 MAX_REREAD = 1 << 16
 
-_SPACE = re.compile(r"\s*")
+SPACE = re.compile(r"\s*")
 
 
 class StreamingParser(ABC):
@@ -85,7 +85,7 @@ class StreamingParser(ABC):
                 return False
 
     def skip_space(self) -> Steps[None]:
-        yield from self.consume_run(_SPACE)
+        yield from self.consume_run(SPACE)
 
     def consume_run(self, characters: re.Pattern[str]) -> Steps[str]:
         """Consume and return the longest match of a pattern of the form `[...]*`."""

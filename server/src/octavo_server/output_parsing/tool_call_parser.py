@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from octavo_server.output_parsing.events import TextDelta, ToolCallArguments, ToolCallStart
 from octavo_server.output_parsing.json_scanner import BARE_VALUE, JsonScanner
-from octavo_server.output_parsing.streaming_parser import Steps, StreamingParser
+from octavo_server.output_parsing.streaming_parser import SPACE, Steps, StreamingParser
+from octavo_server.output_parsing.tool_grammar import CallNotation
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -30,15 +31,25 @@ class _JsonCall:
 
 
 class ToolCallParser(StreamingParser):
-    """`markers`: strings that stand around calls; the detokenizer must keep those of them that are special tokens."""
+    """`markers`: strings that stand around calls; the detokenizer must keep those of them that are special tokens.
+    `notations`: how a grammar writes calls; none if that is unknown. `beginnings`: strings with which an answer begins
+    that is calls, while any other answer is text; None: calls may appear anywhere in the text."""
 
     markers: ClassVar[tuple[str, ...]] = ()
+    notations: ClassVar[tuple[CallNotation, ...]] = ()
 
-    def __init__(self, new_id: Callable[[], str], tool_names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        tool_names: frozenset[str] = frozenset(),
+        beginnings: frozenset[str] | None = None,
+    ) -> None:
         super().__init__()
         self.num_calls = 0
         self.has_text = False
         self.tool_names = tool_names
+        self.is_whole = beginnings is not None
+        self._beginnings = beginnings or frozenset()
         self._new_id = new_id
         self._space = ""
 
@@ -60,6 +71,17 @@ class ToolCallParser(StreamingParser):
         if shown:
             self.has_text = True
             self._events.append(TextDelta(shown))
+
+    def emit_text_until(self, *markers: str) -> Steps[str]:
+        if not self.is_whole:
+            return (yield from super().emit_text_until(*markers))
+        self.emit_text((yield from self.consume_run(SPACE)))
+        self.commit()
+        for marker in markers:
+            if (self.num_calls or marker in self._beginnings) and (yield from self.accept_token(marker)):
+                return marker
+        yield from self.emit_rest_as_text()
+        return ""
 
     def start_call(self, name: str, call_id: str | None = None) -> None:
         self._events.append(ToolCallStart(self.num_calls, call_id or self._new_id(), name))

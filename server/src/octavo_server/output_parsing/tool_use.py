@@ -1,7 +1,7 @@
 """`ToolUse`: the checked `tools` and `tool_choice` of one request, and their effect on grammar and output parser."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,10 +9,11 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
-from octavo_server.output_parsing.required_tool import REQUIRED, NamedToolParser, RequiredToolParser
+from octavo_server.output_parsing.llama3_json import KEY
+from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS, ToolCallFormat, new_call_id
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
-from octavo_server.output_parsing.tool_grammar import arguments_part, calls_shape
+from octavo_server.output_parsing.tool_grammar import CallNotation, arguments_part, begins_as_call, calls_shape
 
 AUTO_IS_OFF = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
@@ -33,7 +34,8 @@ class ToolSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
     """`tools` have the form that chat templates expect: `{"type": "function", "function": {...}}`. `places`: the
-    client's name of each tool's schema. `name`: function that must be called, in mode "named"."""
+    client's name of each tool's schema. `name`: function that must be called, in mode "named". `answer`: the format of
+    an answer without calls, in mode "auto"."""
 
     mode: Mode = "none"
     tools: tuple[dict[str, Any], ...] = ()
@@ -41,21 +43,21 @@ class ToolUse:
     name: str | None = None
     one_call_only: bool = False
     call_format: ToolCallFormat | None = None
+    answer: StructuredOutputs | None = None
 
-    def structured_outputs(self) -> StructuredOutputs | None:
-        """Structured output that forces the model to call, if `mode` demands it."""
+    def constrain(self, params: SamplingParams, special_id: Callable[[str], int | None]) -> None:
+        """Set the structured output that `mode` and the format demand. `special_id`: id of a special token's text."""
         parts = {f["name"]: arguments_part(f, place) for f, place in zip(self._functions, self.places, strict=True)}
-        if self.mode == "required":
-            return calls_shape(REQUIRED, parts, one_call_only=self.one_call_only)
-        return StructuredOutputs(**parts[self.name]) if self.name is not None else None
-
-    def constrain(self, params: SamplingParams) -> None:
-        """Set the structured output of `mode` in the parameters; calls that it forces replace the request's own. Raises
-        InvalidRequest."""
-        if params.structured_outputs is not None and self.mode == "auto":
-            message = "tool_choice 'auto' and a structured output can't be combined: send one of the two."
-            raise InvalidRequest(message, param="tool_choice")
-        params.structured_outputs = self.structured_outputs() or params.structured_outputs
+        if self.name is not None:
+            params.structured_outputs = StructuredOutputs(**parts[self.name])
+        elif self._notations:
+            params.structured_outputs = calls_shape(
+                self._notations,
+                parts,
+                one_call_only=self.one_call_only,
+                answer=self.answer,
+                special_ids={text: i for text in self.markers if (i := special_id(text)) is not None},
+            )
 
     def new_parser(self) -> ToolCallParser | None:
         """Make the parser of one answer; None if the answer can't have calls."""
@@ -67,13 +69,24 @@ class ToolUse:
             return NamedToolParser(new_id, self.name)
         if self.mode == "auto":
             assert self.call_format is not None
-            return self.call_format.parser_type(new_id, frozenset(f["name"] for f in self._functions))
+            beginnings = None if self.answer is None else frozenset(n.marker or "{" for n in self._notations)
+            return self.call_format.parser_type(new_id, frozenset(f["name"] for f in self._functions), beginnings)
         return None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Strings that the parser needs in the text even if they are special tokens."""
         return self.call_format.parser_type.markers if self.mode == "auto" and self.call_format else ()
+
+    @property
+    def _notations(self) -> tuple[CallNotation, ...]:
+        """How the answer's grammar writes calls; without a marker only where no output of the format looks like one."""
+        if self.mode == "required":
+            return RequiredToolParser.notations
+        if self.mode != "auto" or self.answer is None or self.call_format is None:
+            return ()
+        is_bare_allowed = not begins_as_call(self.answer, KEY)
+        return tuple(n for n in self.call_format.parser_type.notations if n.marker or is_bare_allowed)
 
     @property
     def _functions(self) -> list[dict[str, Any]]:
@@ -88,9 +101,11 @@ def tool_use(
     parallel: bool | None,
     settings: ToolSettings,
     places: Sequence[str] | None = None,
+    answer: StructuredOutputs | None = None,
 ) -> ToolUse:
     """Check `tools` and `tool_choice` of a request. `mode` None: it has no tool_choice. `places`: the client's name of
-    each tool's schema, for a client of another dialect than chat. Raises InvalidRequest."""
+    each tool's schema, for a client of another dialect than chat. `answer`: the requested format, if any: a forced call
+    replaces it, and it replaces calls of which no grammar is known. Raises InvalidRequest."""
     if not tools:
         if mode in (None, "none") or (mode == "auto" and tools is not None):
             return ToolUse()
@@ -104,15 +119,20 @@ def tool_use(
         message = f"tool_choice names {name!r}, which is not in tools: {', '.join(names)}."
         raise InvalidRequest(message, param="tool_choice")
     mode = mode or "auto"
-    if mode == "auto" and not (settings.allows_auto and settings.parser):
+    call_format = TOOL_PARSERS[settings.parser] if settings.parser else None
+    known = call_format.parser_type if call_format and settings.allows_auto else None
+    if mode == "auto" and known is None and answer is None:
         raise InvalidRequest(AUTO_IS_OFF, param="tool_choice")
+    if mode == "auto" and answer is not None and not (known and known.notations):
+        mode = "none"
     return ToolUse(
         mode=mode,
         tools=tuple(dict(tool) for tool in tools),
         places=tuple(places),
         name=name,
         one_call_only=parallel is False,
-        call_format=TOOL_PARSERS[settings.parser] if settings.parser else None,
+        call_format=call_format,
+        answer=answer if mode == "auto" else None,
     )
 
 
