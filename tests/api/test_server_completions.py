@@ -103,6 +103,11 @@ async def test_log_probabilities_count_by_sequences_and_tokens(served, monkeypat
         with pytest.raises(BadRequestError, match="log-probabilities") as refused:
             await complete(served, ["a", "b"], **({"logprobs": 2, "max_tokens": 3, "n": 2} | fields))
         assert refused.value.param == "logprobs"
+    named = {"max_tokens": 3, "n": 2, "logprobs": 0, "extra_body": {"logprob_token_ids": [5, 6]}}
+    assert (await complete(served, ["a", "b"], **named)).usage.completion_tokens == 12
+    for fields in ({"max_tokens": 4}, {"n": 3}, {"extra_body": {"logprob_token_ids": [5, 6, 7]}}):
+        with pytest.raises(BadRequestError, match="logprob_token_ids"):
+            await complete(served, ["a", "b"], **(named | fields))
 
 
 async def test_echoed_logprobs_start_with_null(served):

@@ -135,7 +135,7 @@ class BeamSearch:
         positions = output.outputs[0].logprobs
         if output.error is not None or not positions:
             raise OctavoError(f"A step of the beam search failed: {output.error or output.outputs[0].finish_reason}.")
-        for token_id, entry in positions[0].items():
+        for token_id, entry in sorted(positions[0].items(), key=lambda item: item[1].rank or 0):
             cum_logprob = beam.cum_logprob + entry.logprob
             score = self._score((token_id,), cum_logprob, num_before=len(beam.tokens))
             yield _Continuation(score, beam, token_id, positions[0], cum_logprob)

@@ -58,7 +58,8 @@ FIXED_ROWS = [
     ("seconds for the headers; `--request-timeout` if that is less", number(protocol.HEAD_TIMEOUT_S), CLOSED),
     ("fields of a body", number(limits.MAX_FIELDS), "400"),
     (
-        "`logprobs` times sequences times output tokens, plus `prompt_logprobs` times prompt tokens",
+        "`logprobs`, or entries of `logprob_token_ids`, times sequences times output tokens, "
+        "plus `prompt_logprobs` times prompt tokens",
         number(limits.MAX_LOGPROBS),
         "400",
     ),

@@ -1,4 +1,8 @@
-"""Log-probabilities of the chosen and the most likely tokens, or their logits, from logits of any processing stage."""
+"""Log-probabilities of the chosen and the most likely tokens, or their logits, from logits of any processing stage.
+
+Tokens are ordered by their values, equal ones by their ids: lists and ranks follow this order, in whatever company a
+row is computed.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +52,8 @@ def token_logprobs(
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
     total = torch.zeros_like(logits[:, :1]) if as_logits else logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, chosen[:, None])
-    ranks = (logits >= own).sum(-1)  # last among equal logits, so that a token outside the top k ranks after k
+    is_equal_before = (logits == own) & (torch.arange(vocab, device=logits.device) <= chosen[:, None])
+    ranks = ((logits > own) | is_equal_before).sum(-1)
     values, ids = _largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
     return PendingLogprobs(
         chosen=fetch(chosen),
@@ -63,10 +68,15 @@ def token_logprobs(
 def logprobs_of_ids(
     logits: Float[Tensor, " vocab"], chosen: int, token_ids: list[int], *, as_logits: bool = False
 ) -> TokenLogprobs:
-    """Return the entries of a chosen token and of requested tokens, each with its rank."""
+    """Return the entries of a chosen token and of requested tokens, each with its rank.
+
+    The cost grows with the vocabulary, and hardly with the number of requested tokens.
+    """
     ids = [chosen, *token_ids]
-    values = logits[ids]
-    ranks: list[int] = (logits >= values[:, None]).sum(-1).tolist()
+    values, places = logits[ids], _places(logits)
+    least, index = torch.unique(places[ids], return_inverse=True)  # sorted
+    counts = torch.bincount(torch.bucketize(places, least, right=True), minlength=len(least) + 1)
+    ranks: list[int] = counts.flip(0).cumsum(0).flip(0)[1:][index].tolist()
     of_ids: list[float] = (values if as_logits else values - logits.logsumexp(-1)).tolist()
     return TokenLogprobs(ids, of_ids, ranks[0], ranks)
 
@@ -79,11 +89,27 @@ def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], nu
 def _largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Tensor]:
     """Return the `size` largest values of each row with their ids, descending, equal values by id.
 
-    If values tie at the cut-off, it is undefined which of them are included.
+    `topk` takes any of the values that tie at the cut-off: such rows are ordered by places. A GPU orders all rows so,
+    as the host would have to wait to see the ties.
     """
     if size == values.shape[1]:
         ordered, ids = values.sort(dim=-1, descending=True, stable=True)
         return ordered, ids
-    ids = values.topk(size, sorted=False).indices.sort(dim=-1).values
+    if values.device.type != "cpu":
+        ids = _places(values).topk(size).indices
+        return values.gather(1, ids), ids
+    best, ids = values.topk(size + 1)
+    tied = (best[:, -1] == best[:, -2]).nonzero()[:, 0]
+    ids = ids[:, :-1]
+    if len(tied):
+        ids[tied] = _places(values[tied]).topk(size).indices
+    ids = ids.sort(dim=-1).values
     ordered, order = values.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return ordered, ids.gather(1, order)
+
+
+def _places(values: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows vocab"]:
+    """Return different integers in the order of a row's tokens; the most likely token has the largest."""
+    bits = (values + 0.0).view(torch.int32)  # both zeros have the bits of zero
+    ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ascending.long() << 32) - torch.arange(values.shape[-1], device=values.device)

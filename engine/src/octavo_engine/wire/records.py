@@ -56,8 +56,8 @@ class EngineRequest:
 class TokenLogprobs:
     """Log-probabilities at one position: the chosen token first, then the top k (so up to k+1 entries).
 
-    `rank`: 1-based rank of the chosen token in the whole vocabulary, the last of its equals. `ranks`: of each entry;
-    None: the entries after the chosen token have the ranks 1 to k.
+    `rank`: 1-based rank of the chosen token in the whole vocabulary, equal tokens by id. `ranks`: of each entry; None:
+    the entries after the chosen token have the ranks 1 to k.
     """
 
     token_ids: list[int]

@@ -83,7 +83,7 @@ class Generation:
         for a sequence that ended with an error, Overloaded if the queue is full, and Unavailable for a prompt that
         waited too long in the queue.
         """
-        if self.params.logprobs is not None or self.params.prompt_logprobs is not None:
+        if self.params.wants_logprobs or self.params.prompt_logprobs is not None:
             check_logprobs(sum(map(self._num_logprobs, self.prompts)))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
@@ -162,9 +162,10 @@ class Generation:
     def _num_logprobs(self, prompt: PromptInput) -> int:
         """The most log-probabilities that the outputs of a prompt can have."""
         params, vocab_size = self._fitted(prompt).params, self.client.tokenizer.vocab_size
+        named = params.logprob_token_ids
         generated, given = (
             0 if asked is None else vocab_size if asked == -1 else max(asked, 1)
-            for asked in (params.logprobs, params.prompt_logprobs)
+            for asked in (len(named) if named else params.logprobs, params.prompt_logprobs)
         )
         return generated * params.n * (params.max_tokens or 0) + given * len(prompt.token_ids)
 

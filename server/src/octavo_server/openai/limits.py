@@ -81,7 +81,8 @@ def check_logprobs(num_logprobs: int) -> None:
     if num_logprobs > MAX_LOGPROBS:
         raise InvalidRequest(
             f"The request asks for up to {num_logprobs} log-probabilities (logprobs times sequences times tokens), "
-            f"more than {MAX_LOGPROBS}, the limit: send fewer prompts, or a smaller logprobs, n or max_tokens.",
+            f"more than {MAX_LOGPROBS}, the limit: send fewer prompts or logprob_token_ids, or a smaller logprobs, n "
+            "or max_tokens.",
             param="logprobs",
         )
 

@@ -84,7 +84,7 @@ class LogprobWriter:
 
     def _chat_token(self, position: PositionLogprobs) -> TokenLogprob:
         chosen, entry = next(iter(position.items()))
-        ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
+        ranked = sorted(position.items(), key=lambda item: (-item[1].logprob, item[1].rank or 0))
         if self._num_top != ALL:
             del ranked[self._num_top :]
         top = [TopLogprob(self._token(t), _finite(e), list(self._codec.token_bytes(t))) for t, e in ranked]
