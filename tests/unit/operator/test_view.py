@@ -396,7 +396,7 @@ def test_kv_usage_counts_blocks_of_running_requests_only() -> None:
     ]
     state = RouterState("router")
     event = {"type": "state", "router": "r1", "state": {"replicas": replicas, "held": {"m": 1}, "requests": {"m": 7}}}
-    assert state.update(json.dumps(event).encode(), 5.0) == "replicas"
+    assert state.update(json.dumps(event).encode(), 5.0) == "held"
     report = state.report({"a", "b", "gone"})
     assert (report.start, report.held, report.requests, report.queue) == ("r1", {"m": 1}, {"m": 7}, {})
     assert report.load_times == {"a": 5.0, "b": 5.0}
