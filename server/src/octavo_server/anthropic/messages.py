@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from octavo_server.anthropic.content import MessageParam, continues_answer, conversation
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.entries import Entries
+from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.errors import ThreadNotFound
 from octavo_server.openai.fields import INT32_MAX, LenientModel
 
@@ -59,7 +59,7 @@ class ToolChoiceParam(LenientModel):
         return {"type": "function", "function": {"name": self.name}}
 
 
-class OutputFormat(LenientModel):
+class OutputFormat(LenientModel, NullIsUnset):
     type: Literal["json_schema"] = "json_schema"
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 

@@ -169,7 +169,7 @@ class ApiContext:
             budget=self.body_budget,
             track=track,
             max_output_tokens=self.max_output_tokens,
-            length_penalty=body.length_penalty if isinstance(body, GenerationFields) and body.use_beam_search else None,
+            length_penalty=_length_penalty(body),
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
 
@@ -206,6 +206,13 @@ class ApiContext:
         if self.config.enable_log_requests:
             shown = [(p.text or str(p.token_ids))[: self.config.max_log_len] for p in prompts]
             logger.info("request %s: prompts %r, sampling parameters %s", meta.id, shown, params)
+
+
+def _length_penalty(body: EngineFields) -> float | None:
+    """Return the length penalty of a beam search, else None."""
+    if not isinstance(body, GenerationFields) or not body.use_beam_search:
+        return None
+    return 1.0 if body.length_penalty is None else body.length_penalty
 
 
 def context_of(request: Request) -> ApiContext:

@@ -61,7 +61,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         super().check()
         if not self.messages:
             raise InvalidRequest("messages must hold at least one message.", param="messages")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true.", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt can't both be true."

@@ -16,7 +16,7 @@ from octavo_server.openai.fields import EngineFields
 #: Fields of requests for text, and settings that are not built -> the values that ask for nothing.
 _OF_TEXT = ("stream", "logprobs", "top_logprobs", "tools", "tool_choice", "messages")
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_OF_TEXT, (None, False, [], "none")),
+    **dict.fromkeys(_OF_TEXT, (None, False, [], "none", "auto")),
     **dict.fromkeys(("max_tokens_per_doc", "max_chunks_per_doc", "overlap_tokens", "rank_fields"), (None,)),
     "n": (None, 1),
     "embed_dtype": (None, "float32"),

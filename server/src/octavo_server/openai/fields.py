@@ -78,7 +78,9 @@ class GenerationFields(StructuredFields, SamplingFields):
         description="Return the n most likely outputs, found as n beams. Of the sampling fields, only temperature and "
         "ignore_eos count.",
     )
-    length_penalty: float = Field(1.0, allow_inf_nan=False, description="Exponent of a beam's length in its score.")
+    length_penalty: float | None = Field(
+        None, allow_inf_nan=False, description="Exponent of a beam's length in its score. Default: 1."
+    )
     bad_words: Entries[str] | None = None
     max_tokens: int | None = None
     allowed_token_ids: Entries[int] | None = None
@@ -103,9 +105,9 @@ class GenerationFields(StructuredFields, SamplingFields):
 
     def check(self) -> None:
         """Check rules that concern several fields. Raises InvalidRequest."""
-        if self.stream_options is not None and not self.stream:
+        if not self.stream and self.stream_options is not None and any(self.stream_options.model_dump().values()):
             raise InvalidRequest("stream_options can only be set with stream=true.", param="stream_options")
-        if self.stream and self.prompt_logprobs is not None:
+        if self.stream and self.prompt_logprobs:
             raise InvalidRequest("prompt_logprobs are not available with stream=true.", param="prompt_logprobs")
         if self.stream and self.use_beam_search:
             raise InvalidRequest("use_beam_search is not available with stream=true.", param="use_beam_search")
@@ -125,7 +127,11 @@ class GenerationFields(StructuredFields, SamplingFields):
         values |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
             values["logit_bias"] = _token_biases(self.logit_bias)
-        if self.logprob_token_ids is not None:
+        if self.stream:
+            values.pop("prompt_logprobs", None)  # 0, which a stream doesn't show
+        if not self.logprob_token_ids:
+            values.pop("logprob_token_ids", None)
+        else:
             if logprobs is None:
                 raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
             logprobs = None  # the ids stand in its place

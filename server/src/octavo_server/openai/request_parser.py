@@ -4,6 +4,7 @@ Neither `from_json` nor pydantic releases the GIL, so a large body is validated 
 `ENTRY_MODELS` on its own, which lets the event loop run in between.
 """
 
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -24,7 +25,7 @@ def parse_request(raw: bytes, kind: type[Body], limits: RequestLimits) -> Body:
     value beyond `limits`)."""
     check_json(raw, limits)
     try:
-        body = from_json(raw)
+        body = from_json(raw.removeprefix(BOM_UTF8))
     except ValueError as error:
         raise MalformedRequest(f"Invalid JSON: {error}") from None
     if not isinstance(body, dict):

@@ -13,7 +13,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo_server.openai.chat import ChatCompletionRequest, ReasoningEffort
-from octavo_server.openai.entries import Entries
+from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.fields import SamplingFields
 from octavo_server.openai.responses_input import InputItem, conversation, flat_name
 from octavo_server.openai.structured import StructuredOutputsBody
@@ -37,6 +37,7 @@ _HOSTED = frozenset(
 #: The only value of `include` that has an effect.
 LOGPROBS = "message.output_text.logprobs"
 
+_TEXT = {"type": "text"}  # a format that asks for nothing
 _STATELESS = "this server stores no responses: send the whole conversation as input"
 _REFUSED = {
     "previous_response_id": f"previous_response_id is not supported: {_STATELESS}.",
@@ -49,7 +50,7 @@ _REFUSED = {
 }
 
 
-class TextFormat(BaseModel):
+class TextFormat(NullIsUnset):
     model_config = ConfigDict(extra="allow")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -177,9 +178,10 @@ class ResponsesRequest(SamplingFields):
         """Raises InvalidRequest for fields that a stateless server can't support."""
         extra = self.model_extra or {}
         for name, message in _REFUSED.items():
-            if getattr(self, name, None) or extra.get(name):
+            if getattr(self, name, None) or (extra.get(name) or _TEXT) != _TEXT:
                 raise InvalidRequest(message, param=name)
-        if self.structured_outputs is not None and self.text is not None and self.text.format is not None:
+        shape = self.structured_outputs and self.structured_outputs.shape()
+        if shape and self.text is not None and self.text.format is not None:
             message = "structured_outputs and text.format each request a structured output: send one of them."
             raise InvalidRequest(message, param="structured_outputs")
         if self.truncation == "auto":

@@ -7,10 +7,10 @@
 from typing import Any, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.structured import StructuredOutputs
+from octavo_engine.wire.structured import KINDS, StructuredOutputs
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from octavo_server.openai.entries import Entries
+from octavo_server.openai.entries import Entries, NullIsUnset
 
 JsonSchema = dict[str, Any]
 
@@ -45,7 +45,7 @@ class ResponseFormat(BaseModel):
         return {"json": self.json_schema.schema_, "place": "response_format.json_schema.schema"}
 
 
-class StructuredOutputsBody(BaseModel):
+class StructuredOutputsBody(NullIsUnset):
     """vLLM's `structured_outputs`. `disable_fallback` has no effect: the engine has only one grammar library."""
 
     model_config = ConfigDict(extra="forbid")
@@ -59,6 +59,10 @@ class StructuredOutputsBody(BaseModel):
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     disable_fallback: bool = Field(False, exclude=True)
+
+    def shape(self) -> dict[str, Any]:
+        shape = self.model_dump(by_alias=True)
+        return shape if any(shape[kind] not in (None, False) for kind in KINDS) else {}
 
 
 class StructuredFields(BaseModel):
@@ -97,7 +101,7 @@ class StructuredFields(BaseModel):
             if self._format_place and shapes["response_format"]:
                 shapes["response_format"]["place"] = self._format_place
         if self.structured_outputs is not None:
-            shapes["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
+            shapes["structured_outputs"] = self.structured_outputs.shape()
         for kind in ("json", "regex", "choice", "grammar", "json_object"):
             value = getattr(self, f"guided_{kind}")
             shapes[f"guided_{kind}"] = {} if value in (None, False) else {kind: value, "place": f"guided_{kind}"}

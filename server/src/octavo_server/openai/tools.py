@@ -8,7 +8,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from octavo_server.openai.entries import Entries
+from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.output_parsing.tool_use import Mode, ToolSettings, ToolUse, tool_use
 
 
@@ -34,7 +34,7 @@ class CustomTool(BaseModel):
     format: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
+class Tool(NullIsUnset):
     """A tool of a chat request. To the model a custom tool is a function with one text, `input`, as in vLLM."""
 
     model_config = ConfigDict(extra="allow")
@@ -88,7 +88,7 @@ class ToolName(BaseModel):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(NullIsUnset):
     type: Literal["function"] = "function"
     function: ToolName
 

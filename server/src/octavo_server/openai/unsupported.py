@@ -36,15 +36,16 @@ def _best_of(value: Any, request: LenientModel) -> bool:
 _ALLOWED_IF: dict[str, Callable[[Any, LenientModel], bool]] = {
     "best_of": _best_of,
     "modalities": lambda value, _: value == ["text"],
+    "function_call": lambda value, _: value == "none",
 }
 
 
 def refuse_unsupported(request: LenientModel) -> None:
     for name, value in (request.model_extra or {}).items():
-        if value in _EMPTY:
+        allowed = _ALLOWED_IF.get(name)
+        if value in _EMPTY or (allowed is not None and allowed(value, request)):
             continue
         if name in _REPLACED:
             raise InvalidRequest(f"{name} was replaced by {_REPLACED[name]}: send {_REPLACED[name]}.", param=name)
-        allowed = _ALLOWED_IF.get(name)
-        if name in _REFUSED or (allowed is not None and not allowed(value, request)):
+        if name in _REFUSED or allowed is not None:
             raise InvalidRequest(f"{name} is not supported by this version; leave it out.", param=name)

@@ -107,7 +107,7 @@ def tool_use(
     each tool's schema, for a client of another dialect than chat. `answer`: the requested format, if any: a forced call
     replaces it, and it replaces calls of which no grammar is known. Raises InvalidRequest."""
     if not tools:
-        if mode in (None, "none") or (mode == "auto" and tools is not None):
+        if mode in (None, "none", "auto"):
             return ToolUse()
         raise InvalidRequest("When using `tool_choice`, `tools` must be set.", param="tool_choice")
     places = places or [f"tools[{i}].function.parameters" for i in range(len(tools))]

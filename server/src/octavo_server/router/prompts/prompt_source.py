@@ -5,6 +5,7 @@ is forwarded, and the replica rejects it with the reason. The router itself refu
 expensive to parse.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -70,7 +71,7 @@ class PromptSource:
     def _parse(self, raw: bytes) -> RequestFields:
         check_json(raw, self._limits)
         try:
-            body, is_plain = msgspec.json.decode(raw), True
+            body, is_plain = msgspec.json.decode(raw.removeprefix(BOM_UTF8)), True
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             body, is_plain = _parse_lenient(raw), False
         if not isinstance(body, dict):
@@ -81,6 +82,6 @@ class PromptSource:
 def _parse_lenient(raw: bytes) -> Any:
     """Parse the body as replicas do. Return None if they would refuse it."""
     try:
-        return from_json(raw)
+        return from_json(raw.removeprefix(BOM_UTF8))
     except ValueError:
         return None
