@@ -1,12 +1,14 @@
 """A real API server accepts the chart's objects for a change of each value; the schema refuses wrong values."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
+from octavo_operator.cli import build_parser
 from octavo_testing.chart import (
     CHART,
     HELM_MISSING,
@@ -16,10 +18,14 @@ from octavo_testing.chart import (
     render,
     run_helm,
     setting_changes,
+    settings,
+    value_at,
+    values_schema,
 )
 
 pytestmark = pytest.mark.skipif(helm_binary() is None, reason=HELM_MISSING)
 
+ACCEPTED: set[str] = set()  # objects as JSON
 #: Values that have an effect only together with other values.
 ALL_ON: dict[str, Any] = {
     "monitoring": {"podMonitors": True, "rules": True, "dashboards": {"enabled": True}},
@@ -115,10 +121,72 @@ def test_every_value_has_an_effect_that_the_server_accepts(
         _dry_run(objects, manifests)
 
 
+def _paths(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of everything in the chart's values: groups, settings, and items of maps."""
+    for name, value in values.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from _paths(value, (*above, name))
+
+
+#: Settings whose default is neither a list nor a map.
+SCALARS = [
+    path for path, _ in settings(values_schema()) if not isinstance(value_at(default_values(), path), dict | list)
+]
+
+
+@pytest.mark.parametrize("path", list(_paths(default_values())), ids=".".join)
+def test_every_value_may_be_null(
+    objects: DynamicClient,
+    namespace: str,
+    path: tuple[str, ...],
+    bases: list[tuple[dict[str, Any], list[dict[str, Any]]]],
+) -> None:
+    """Helm removes such a value. A setting has its default then; a list or map is empty."""
+    for base, manifests in bases:
+        made = render(SettingChange(path, None).apply_to(base), namespace=namespace)
+        assert [word for word in ("<nil>", "no value") if word in str(made)] == []
+        _dry_run(objects, made)
+        (deployment,) = [each for each in made if each["kind"] == "Deployment"]
+        args = build_parser().parse_args(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
+        assert args.pod_templates == "restricted"
+        if path in SCALARS and value_at(base, path) == value_at(default_values(), path):
+            assert made == manifests
+
+
+@pytest.mark.parametrize("name", ["POD_NAME", "POD_NAMESPACE"])
+def test_a_variable_of_the_chart_is_not_doubled(objects: DynamicClient, namespace: str, name: str) -> None:
+    """Operators with one name in common would all lead."""
+    env = [{"name": "A", "value": "1"}, {"name": name, "value": "x"}, {"name": "B", "value": "$(A): 2"}]
+    made = render({"operator": {"env": env}}, namespace=namespace)
+    _dry_run(objects, made)
+    (deployment,) = [each for each in made if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"]] == ["POD_NAME", "POD_NAMESPACE", "A", "B"]
+    assert [variable.get("value") for variable in container["env"]] == [None, None, "1", "$(A): 2"]
+
+
+def test_only_collectors_and_the_api_server_reach_the_operator() -> None:
+    def ingress(**values: Any) -> list[dict[str, Any]]:
+        (policy,) = [made for made in render(values) if made["kind"] == "NetworkPolicy"]
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        rules: list[dict[str, Any]] = policy["spec"]["ingress"] or []
+        return rules
+
+    peer = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+    assert ingress() == [{"ports": [{"port": "metrics-api"}]}]
+    assert ingress(metricsApi={"enabled": False}) == []
+    team, other, _ = ingress(monitoring={"scrapeNamespaces": ["team"], "scrapePeers": [peer]})
+    assert team["from"][0]["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "team"}}
+    assert team["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+    assert (other["from"], other["ports"], team["ports"]) == ([peer], [{"port": "http"}], [{"port": "http"}])
+    assert [made for made in render({"networkPolicy": {"enabled": False}}) if made["kind"] == "NetworkPolicy"] == []
+
+
 def _dry_run(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
-    """Apply in a dry run on the server, which refuses unknown fields."""
+    """Apply in a dry run on the server, which refuses unknown fields; an object that it has accepted only once."""
     for made in manifests:
-        if made["apiVersion"].startswith("monitoring.coreos.com/"):
+        if made["apiVersion"].startswith("monitoring.coreos.com/") or (text := json.dumps(made)) in ACCEPTED:
             continue
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
         if made["kind"] == "Pod":  # admission requires the account, which a dry run does not create
@@ -127,6 +195,7 @@ def _dry_run(objects: DynamicClient, manifests: list[dict[str, Any]]) -> None:
             made, field_manager="octavo-tests", dry_run="All", field_validation="Strict", force_conflicts=True
         )
         assert answer.metadata.name == made["metadata"]["name"]
+        ACCEPTED.add(text)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def setting_changes() -> list[SettingChange]:
         SettingChange(path, value)
         for path, node in settings(values_schema())
         for value in _offered(node)
-        if value != _at(default_values(), path)
+        if value != value_at(default_values(), path)
     ]
 
 
@@ -81,8 +81,8 @@ def _offered(node: Mapping[str, Json]) -> list[Json]:
     return found
 
 
-def _at(values: Json, path: tuple[str, ...]) -> Json:
-    return _at(values[path[0]], path[1:]) if path else values
+def value_at(values: Json, path: tuple[str, ...]) -> Json:
+    return value_at(values[path[0]], path[1:]) if path else values
 
 
 @cache

@@ -4,7 +4,16 @@ from typing import Any
 
 import jsonschema
 import pytest
-from octavo_testing.chart import SettingChange, default_values, setting_changes, settings, values_schema
+import yaml
+from octavo_testing.chart import (
+    CHART,
+    SettingChange,
+    default_values,
+    setting_changes,
+    settings,
+    value_at,
+    values_schema,
+)
 
 
 def _paths(values: Any, known: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
@@ -17,6 +26,19 @@ def _paths(values: Any, known: set[tuple[str, ...]], path: tuple[str, ...] = ())
 def test_values_and_schema_have_the_same_settings() -> None:
     known = {path for path, _ in settings(values_schema())}
     assert _paths(default_values(), known) == known
+
+
+def test_a_null_gives_a_setting_its_default() -> None:
+    """The template that fills such values in has the defaults of all settings that are neither empty nor a map."""
+    text = (CHART / "templates" / "_values.tpl").read_text()
+    filled = yaml.safe_load(text.split('define "octavo.defaults" -}}')[1].split("{{- end }}")[0])
+    for path, _ in settings(values_schema()):
+        default = value_at(default_values(), path)
+        if default and not isinstance(default, dict | list):
+            assert value_at(filled, path) == default, path
+    assert filled.keys() >= {path[0] for path, _ in settings(values_schema()) if len(path) > 1}
+    missing = [group for group, values in filled.items() if group not in default_values()]
+    assert missing == []
 
 
 def test_the_defaults_are_valid() -> None:
