@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.text.backend import put_around
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.tokenizer import MANY_CHARS, Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
@@ -110,26 +111,35 @@ def test_truncation_and_padding_of_tokenizer_json_are_ignored(tmp_path: Path) ->
     assert load_tokenizer(_model_files(tmp_path, backend=backend)).encode("xyzxyz") == list(b"xyzxyz")
 
 
-@pytest.mark.parametrize(
-    ("config", "before", "after"),
-    [
-        ({}, False, False),
-        ({"add_bos_token": True}, True, False),
-        ({"add_bos_token": True, "add_eos_token": True}, True, True),
-        ({"add_eos_token": True}, False, True),
-        ({"add_bos_token": False}, False, False),
-    ],
-)
-@pytest.mark.parametrize("own_bos", [True, False])
-def test_explicit_flags_replace_the_frame_of_tokenizer_json(
-    tmp_path: Path, config: dict[str, Any], before: bool, after: bool, own_bos: bool
+ABSENT = object()
+FLAGS = [ABSENT, None, True, False]
+
+
+@pytest.mark.parametrize("own", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+@pytest.mark.parametrize("add_eos", FLAGS, ids=["absent", "null", "true", "false"])
+@pytest.mark.parametrize("add_bos", FLAGS, ids=["absent", "null", "true", "false"])
+def test_a_flag_that_is_not_null_changes_its_own_end(
+    tmp_path: Path, add_bos: object, add_eos: object, own: tuple[bool, bool]
 ) -> None:
-    names = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}}
-    backend = _byte_level_backend(add_bos_token=own_bos)
-    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend, tokenizer_config=names | config))
-    ids = tokenizer.encode("z")
-    assert ids.count(tokenizer.bos_token_id or -1) == (before if config else own_bos)
-    assert ids.count(tokenizer.eos_token_id or -1) == after
+    config: dict[str, Any] = {"bos_token": "<|start|>", "eos_token": {"content": "<|end|>"}}
+    flags = {"add_bos_token": add_bos, "add_eos_token": add_eos}
+    config |= {name: flag for name, flag in flags.items() if flag is not ABSENT}
+    backend = _byte_level_backend(add_bos_token=own[0], add_eos_token=own[1])
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend, tokenizer_config=config))
+    before, after = (flag if flag in (True, False) else had for flag, had in zip(flags.values(), own, strict=True))
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert tokenizer.encode("z") == [*[bos] * before, ord("z"), *[eos] * after]
+    assert tokenizer.encode("") == [*[bos] * before, *[eos] * after]
+    assert tokenizer.encode("z", add_special_tokens=False) == [ord("z")]
+
+
+def test_several_tokens_at_an_end_stay_if_the_other_end_changes(tmp_path: Path) -> None:
+    backend = _byte_level_backend()
+    start, end = (backend.token_to_id(name) for name in ("<|start|>", "<|end|>"))
+    put_around(backend, [end, start], [])
+    config = {"eos_token": "<|end|>", "add_eos_token": True, "bos_token": "<not there>", "add_bos_token": True}
+    tokenizer = load_tokenizer(_model_files(tmp_path, backend=backend, tokenizer_config=config))
+    assert tokenizer.encode("z") == [end, start, ord("z"), end]
 
 
 def test_roles_default_to_those_of_the_model_config(tmp_path: Path) -> None:

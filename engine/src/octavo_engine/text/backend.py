@@ -30,8 +30,20 @@ def byte_level_backend(ids: dict[str, int], merges: list[tuple[str, str]], kind:
     return backend
 
 
-def add_bos_eos(backend: Backend, bos_id: int | None, eos_id: int | None) -> None:
-    """Make `encode` put these tokens around a text (None: no token) if special tokens are requested."""
-    before, after = ([(backend.id_to_token(i), i)] if i is not None else [] for i in (bos_id, eos_id))
-    template = [*(name for name, _ in before), "$A", *(name for name, _ in after)]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[*before, *after])
+def tokens_around(backend: Backend) -> tuple[list[int], list[int]]:
+    """Return the tokens that `encode` puts before and after a text if special tokens are requested.
+
+    The text is an added token if there is one: a model without a token for unknown text cannot encode all others.
+    """
+    added = [token.content for token in backend.get_added_tokens_decoder().values()]
+    encoded = backend.encode(next(iter(added), "a"))
+    of_text = [i for i, sequence in enumerate(encoded.sequence_ids) if sequence is not None] or [len(encoded.ids)]
+    return encoded.ids[: of_text[0]], encoded.ids[of_text[-1] + 1 :]
+
+
+def put_around(backend: Backend, before: list[int], after: list[int]) -> None:
+    """Make `encode` put these tokens before and after a text if special tokens are requested."""
+    names = {i: backend.id_to_token(i) for i in (*before, *after)}
+    template = [*(names[i] for i in before), "$A", *(names[i] for i in after)]
+    special = [(name, i) for i, name in names.items()]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)

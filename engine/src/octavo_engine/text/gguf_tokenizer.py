@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
+from octavo_engine.text.backend import byte_level_backend, load_backend, put_around
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo_engine.wire.errors import StartupError
 
@@ -173,6 +173,6 @@ def _strips_right(vocab: GGUFVocab) -> bool:
 
 def _add_vocab_bos_eos(backend: Backend, vocab: GGUFVocab, add_bos: bool) -> None:
     bos, eos = vocab.id_of("bos"), vocab.id_of("eos")
-    before = bos if vocab.flag("add_bos_token", add_bos) else None
-    after = eos if vocab.flag("add_eos_token", False) else None
-    add_bos_eos(backend, before, after)
+    before = [bos] if bos is not None and vocab.flag("add_bos_token", add_bos) else []
+    after = [eos] if eos is not None and vocab.flag("add_eos_token", False) else []
+    put_around(backend, before, after)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.backend import add_bos_eos, byte_level_backend, load_backend
+from octavo_engine.text.backend import byte_level_backend, load_backend, put_around, tokens_around
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.split_points import SafeSplitter
@@ -209,9 +209,18 @@ def _configured(backend: Backend, files: ModelFiles, origin: str) -> Tokenizer:
     bos, eos = (_named_id(backend, files, role) for role in ("bos", "eos"))
     _mark_special(backend, config, bos, eos)
     _add_missing_tokens(backend, config)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        add_bos_eos(backend, bos if config.get("add_bos_token") else None, eos if config.get("add_eos_token") else None)
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    if add_bos is not None or add_eos is not None:
+        before, after = tokens_around(backend)
+        put_around(backend, _end(before, add_bos, bos), _end(after, add_eos, eos))
     return Tokenizer(backend, bos_token_id=bos, eos_token_id=eos, origin=origin)
+
+
+def _end(own: list[int], flag: Any, token_id: int | None) -> list[int]:
+    """Return the tokens at one end of a text. A flag that is absent or null, or names no token, changes nothing."""
+    if flag is None or (flag and token_id is None):
+        return own
+    return [token_id] if flag and token_id is not None else []
 
 
 def _named_id(backend: Backend, files: ModelFiles, role: str) -> int | None:
