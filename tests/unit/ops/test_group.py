@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo_engine.ops.group import Group
 from octavo_engine.ops.recording import Pool, record
-from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_testing.ranks import run_ranks
 from torch import Tensor
 
@@ -16,6 +16,16 @@ def test_all_ranks_get_the_sum(dtype: torch.dtype) -> None:
 
     for found in run_ranks(3, run):
         assert torch.equal(found, torch.full((2, 3), 7.5, dtype=dtype))
+
+
+def test_ranks_without_a_loopback_interface_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_device(interface: str) -> None:
+        raise RuntimeError(f"enforce fail at device.cc:84\nUnable to find address for: {interface}")
+
+    monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", create_device)  # type: ignore[attr-defined]
+    with pytest.raises(StartupError, match=r"loopback interface lo.*ip link set lo up") as failure:
+        run_ranks(2, lambda group: None)
+    assert "\n" not in str(failure.value)
 
 
 def test_rank_0_gathers_and_broadcasts() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo_engine.ops.gpu_collectives import GpuCollectives, connect_gpus
 from octavo_engine.ops.recording import recordable
-from octavo_engine.wire.errors import GroupBroken
+from octavo_engine.wire.errors import GroupBroken, StartupError
 
 #: Time in which all ranks must have connected. A rank that has imported its packages waits for slower ones.
 MEETING_TIMEOUT = timedelta(minutes=10)
@@ -133,11 +133,15 @@ def open_group(
     """Connect to the other ranks, which open the same file. `timeout`: of each operation. `gpu`: has the model's
     tensors; None: they are in host memory.
 
-    Raises GroupBroken if a rank does not come within `meeting_timeout`.
+    Raises GroupBroken if a rank does not come within `meeting_timeout`, and StartupError without a loopback interface.
     """
     gloo, files = cast("Any", dist.ProcessGroupGloo), cast("Any", dist).FileStore  # torch's types lack both
     options = gloo._Options()
-    options._devices = [gloo.create_device(interface="lo")]
+    try:
+        options._devices = [gloo.create_device(interface="lo")]
+    except RuntimeError as error:
+        what = f"rank {rank} of {size}: the ranks connect over the loopback interface lo, which has no address here"
+        raise StartupError(f"{what}: bring it up (ip link set lo up), or use --tensor-parallel-size 1.") from error
     options._timeout = meeting_timeout
     store = files(str(meeting_file), size)
     store.set_timeout(meeting_timeout)
