@@ -6,6 +6,7 @@ import pytest
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_engine.text.template import ChatTemplate
+from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import block_hashes, root_hash
 from octavo_server.kv.card import KVModelCard
 from octavo_server.openai.rendering import RenderOptions, render_conversation
@@ -230,6 +231,15 @@ def test_prompts_of_the_real_model_are_hashed():
 def test_nondeterministic_templates_are_detected():
     assert is_nondeterministic("{{ ['a', 'b'] | random }}")
     assert not is_nondeterministic(TEMPLATES["qwen"])
+
+
+def test_a_template_that_cannot_be_compiled_is_an_error_of_the_card():
+    deep = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
+    for fields in ({"chat_template": deep}, {"chat_template": "x", "tool_chat_template": deep}):
+        with pytest.raises(InvalidRequest):
+            PromptHasher.from_card(card_of(TOKENIZERS["byte level"](), **fields))
+    with pytest.raises(InvalidRequest):
+        is_nondeterministic(deep)
 
 
 @pytest.mark.parametrize(

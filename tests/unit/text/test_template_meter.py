@@ -1,5 +1,6 @@
 """Templates whose work or values grow without a bound: each ends with an error, without the memory that it asks for."""
 
+import itertools
 import resource
 
 import pytest
@@ -98,6 +99,13 @@ BOMBS = {
     "namespaces": (KEPT.replace("COPY", "namespace(d)"), BYTES),
     "lists of one": ("{% set x = ('a' * 700000)|list|batch(1)|list|batch(1)|list %}", BYTES),
     "sorted long texts": ("{% set x = [('a' * 6000)] * 100000 %}{{ x|sort }}", BYTES),
+    "sums of a range": ("{% set r = range(1000000) %}{{ r|sum }}{{ r|sum(attribute='real') }}", STEPS),
+    "groups of a range": ("{{ range(1000000)|groupby('denominator')|length }}", STEPS),
+    "largest of a range": ("{% set r = range(100000) %}{% for i in range(11) %}{{ r|max }}{% endfor %}", STEPS),
+    "members of a range": ("{% set r = range(1000000) %}{{ 0.5 in r and 1 }}{{ 0.5 not in r }}", STEPS),
+    "tests of a range": ("{% set r = range(1000000) %}{{ 0.5 is in r }}{{ 0.5 is in(r) }}", STEPS),
+    "selected members of a range": ("{% set r = range(9000) %}{{ r|select('in', r)|list }}", STEPS),
+    "count in a range": ("{% set r = range(1000000) %}{{ r.count(0.5) }}{{ r.count(0.5) }}", STEPS),
     "generated text": ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
     "integer of digits": ("{% set x = ('f' * 1000000)|int(base=16) %}", BYTES),
 }
@@ -113,6 +121,19 @@ def test_a_rendering_ends_at_its_limit_of_cpu_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(template_meter, "MAX_CPU_S", 0.01)
     with pytest.raises(InvalidRequest, match="takes longer than"):
         ChatTemplate(NESTED.replace("BODY", "{% set x = 'a'|upper|lower %}")).render([{"role": "user", "content": "x"}])
+
+
+LARGE = "{% set r = range(9000)|list %}{% set s = 'a' * 9000 %}"
+LONG_OPERATIONS = ("r|first", "0.5 in r", "0.5 is in r", "r.count(0.5)", "'b' in s", "'b' is in s")
+
+
+@pytest.mark.parametrize("operation", LONG_OPERATIONS)
+def test_each_operation_on_a_large_value_reads_the_clock(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """All operations are in one expression, without a loop."""
+    monkeypatch.setattr(template_meter.time, "thread_time", itertools.count().__next__)
+    template = ChatTemplate(LARGE + "{{ " + " or ".join([operation] * 70) + " }}")
+    with pytest.raises(InvalidRequest, match="takes longer than 60 s"):
+        template.render([{"role": "user", "content": "x"}])
 
 
 @pytest.mark.parametrize("name", BOMBS)

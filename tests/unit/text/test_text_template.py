@@ -180,6 +180,7 @@ class TestContinuing:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% include 'x' %}", "no loader"),
+        ("{{ 1e999 }}", "not defined"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% for i in range(1001) %}{% set x = range(1000) %}{% endfor %}", "more than 1000000 items"),
     ],
@@ -205,6 +206,39 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_template_that_is_not_jinja_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not valid Jinja: line 2") as caught:
         ChatTemplate("a\n{% if %}")
+    assert caught.value.param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% if 1 %}" * 3000 + "x" + "{% endif %}" * 3000,
+        "{% if 1 %}" * 110 + "x" + "{% endif %}" * 110,
+        "{% for a in messages %}" * 25 + "x" + "{% endfor %}" * 25,
+        "{% if 1 %}" + "{% elif 1 %}" * 3000 + "{% endif %}",
+        "{{ " + "[" * 250 + "]" * 250 + " }}",
+        "{{ 1" + "+1" * 20000 + " }}",
+        "{{ " + "-" * 300 + "1 }}",
+        "{{ " + "9" * 5000 + " }}",
+        "{{ a" + "|trim" * 2000 + " }}",
+        "{% break %}",
+        "{{ f(a=1, a=2) }}",
+        "{% macro f(a, a) %}{% endmacro %}",
+    ],
+    ids=range(13),
+)
+def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(source)
+    assert caught.value.param == "chat_template"
+
+
+def test_a_template_may_have_256_kib() -> None:
+    source = "{{ messages[0].content }}" + "é" * (template_module.MAX_SOURCE_BYTES // 2 - 13)
+    assert ChatTemplate(source + "x").render(USER).startswith("Hié")
+    with pytest.raises(InvalidRequest, match="262145 bytes; the limit is 262144") as caught:
+        ChatTemplate(source + "xx")
     assert caught.value.param == "chat_template"
 
 

@@ -30,6 +30,7 @@ from octavo_engine.text.tokenizer import Tokenizer, token_content
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
 NO_TEMPLATE = "This model has no chat template: start the server with --chat-template, or use /v1/completions."
+MAX_SOURCE_BYTES = 256 << 10
 MAX_CHARS = 16 << 20
 MAX_RANGE_ITEMS = 1_000_000
 
@@ -87,6 +88,9 @@ class ChatTemplate:
         if content_format not in ("auto", *_FORMATS):
             message = f"chat_template_content_format is {content_format!r}: use one of auto, {', '.join(_FORMATS)}."
             raise InvalidRequest(message, param="chat_template_content_format")
+        if (num_bytes := len(source.encode("utf-8", "surrogatepass"))) > MAX_SOURCE_BYTES:
+            message = f"The chat template has {num_bytes} bytes; the limit is {MAX_SOURCE_BYTES}: shorten it."
+            raise InvalidRequest(message, param="chat_template")
         environment = template_environment()
         try:
             tree = environment.parse(source)
@@ -95,6 +99,10 @@ class ChatTemplate:
             self._template = environment.from_string(meter_tree(tree))
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
+            raise InvalidRequest(message, param="chat_template") from error
+        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # of Jinja's parser, or of Python's
+            reason = f"{error or type(error).__name__}: correct it, or nest its parts less deeply."
+            message = f"The chat template cannot be compiled: {reason}"
             raise InvalidRequest(message, param="chat_template") from error
         self.source = source
         self.special_tokens = dict(special_tokens or {})
@@ -221,9 +229,10 @@ class ChatTemplate:
             ArithmeticError,
             AttributeError,
             LookupError,
+            NameError,
             TypeError,
             ValueError,
-            RecursionError,
+            RuntimeError,
         ) as error:
             message = f"The chat template cannot render these messages: {error or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error

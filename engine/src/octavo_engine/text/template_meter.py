@@ -32,6 +32,7 @@ _ENTRY_WEIGHT = 256  # characters that are read as fast as one more object
 _WEIGHT_PER_BYTE = 64  # weight of a container that counts as a byte, as one operation on it may read all that it holds
 _WEIGHT_PER_SORTED_BYTE = 4
 _MAX_REVERSE_SEARCH = 1 << 28  # text length times needle length: Python searches backwards in quadratic time
+_ITEMS_PER_STEP = 4096  # of a value in memory; the items of a range are made one by one
 _SCALARS = (int, float, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 #: Filters that do not make a text of a list, and so read less of it than all its items.
@@ -60,9 +61,16 @@ class Meter:
         if self.steps_left < 0:
             raise SecurityError(f"it takes more than {MAX_STEPS} steps")
         # Reading this clock is a system call; with large values, few steps can take long.
-        must_read = self.steps_left % 16 == 15 or self.bytes_left < MAX_BYTES * 3 // 4
+        must_read = count > 1 or self.steps_left % 16 == 15 or self.bytes_left < MAX_BYTES * 3 // 4
         if must_read and time.thread_time() > self.cpu_end_s:
             raise SecurityError(f"it takes longer than {MAX_CPU_S:g} s")
+
+    def read(self, value: Any) -> None:
+        """Take the steps of an operation that may read all items of a value."""
+        if isinstance(value, range):
+            self.step(1 + len(value))
+        else:
+            self.step(1 + len(value) // _ITEMS_PER_STEP if isinstance(value, (str, bytes, *_CONTAINERS)) else 1)
 
     def charge(self, num_bytes: int) -> None:
         self.bytes_left -= num_bytes
@@ -124,7 +132,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"], self.filters["pprint"]
         self.filters |= {"tojson": _to_json, "join": _join}
         self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()}
-        self.filters |= {"octavo_iterate": _iterate, "octavo_keep": _keep, "octavo_write": _write}
+        self.tests = {name: _metered_test(function) for name, function in self.tests.items()}
+        self.filters |= {"octavo_read": _read, "octavo_iterate": _iterate, "octavo_keep": _keep, "octavo_write": _write}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = _meter(context)
@@ -134,9 +143,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(__context)
-        meter.step()
         method = getattr(__obj, "__wrapped__", __obj)  # of str.format, which the sandbox wraps
         owner = getattr(method, "__self__", None)
+        meter.read(owner)
         if isinstance(owner, (str, bytes, int, *_CONTAINERS)):
             if method.__name__ == "join" and args:
                 return _join(__context, args[0], owner)
@@ -158,6 +167,12 @@ class _Metering(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [_filtered(child, "octavo_write") for child in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "octavo_read")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
@@ -212,6 +227,12 @@ def _iterate(context: Context, items: Any) -> _MeteredItems:
 
 
 @pass_context
+def _read(context: Context, value: Any) -> Any:
+    _meter(context).read(value)
+    return value
+
+
+@pass_context
 def _keep(context: Context, value: Any) -> Any:
     return _meter(context).keep(value)
 
@@ -257,6 +278,20 @@ def _to_json(
     return "".join(pieces)
 
 
+def _metered_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    is_given_environment = hasattr(function, "jinja_pass_arg")
+
+    @pass_context
+    @wraps(function)
+    def run(context: Context, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter(context)
+        for value in args:
+            meter.read(value)
+        return function(*((context.environment,) if is_given_environment else ()), *args, **kwargs)
+
+    return run
+
+
 def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     passed = getattr(function, "jinja_pass_arg", None)
 
@@ -264,7 +299,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @wraps(function)
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
-        meter.step()
+        meter.read(value)
         meter.charge(_growth(name, value, (*args, *kwargs.values()), meter))
         if name not in _LIST_FILTERS and not isinstance(value, (str, bytes)):
             meter.charge(meter.text_size(value))

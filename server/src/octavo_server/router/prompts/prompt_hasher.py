@@ -145,8 +145,11 @@ class PromptHasher:
 
 def is_nondeterministic(template_source: str) -> bool:
     """True for a chat template that renders a different text each time, so that no two of its prompts are equal."""
-    tree = template_environment().parse(template_source)
-    return any(node.name == "random" for node in tree.find_all(nodes.Filter))
+    try:
+        tree = template_environment().parse(template_source)
+        return any(node.name == "random" for node in tree.find_all(nodes.Filter))
+    except RecursionError as error:
+        raise InvalidRequest(f"The chat template cannot be read: {error}", param="chat_template") from error
 
 
 def _with_special_tokens(card: KVModelCard, template: ChatTemplate | None) -> str:
