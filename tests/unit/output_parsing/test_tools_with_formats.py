@@ -138,6 +138,27 @@ def test_an_unenforceable_schema_of_either_is_named_by_its_place(tool, form, pla
     assert caught.value.param == place
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", "{"),
+        ("hermes", " <x"),
+        ("mistral", "[1"),
+        ("llama3_json", '{"nu'),
+        ("llama3_json", '{"name": "fo'),
+        ("llama3_json", '{"name": "f", "b'),
+        ("llama3_json", '{"name": "f"}'),
+    ],
+)
+def test_an_answer_is_streamed_from_the_first_character_that_no_call_has(parser, text):
+    stream = ask([CITY], mode="auto", format_schema=SCHEMAS["a call's keys and others"][0], parser=parser).tools
+    reader = stream.new_parser()
+    pieces = [reader.push(char) for char in text]
+    assert not any(pieces[:-1])
+    assert [event.text for event in pieces[-1]] == [text]
+    assert [event.text for event in reader.push("more")] == ["more"]
+
+
 def test_an_answer_that_is_cut_keeps_its_beginning():
     asked = ask([NODE], mode="auto", format_schema=CITY)
     for text in ("", " ", "<tool_", '<tool_call>{"name": "f"', '<tool_call>{"name": "f", "arguments": {"n"', '{"v": "'):

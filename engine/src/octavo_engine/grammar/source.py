@@ -76,7 +76,7 @@ class GrammarSource:
         for part in shape.parts:
             parts.append(self._write_part(shape, part))
             schemas += json.dumps(part.get("json"), ensure_ascii=False)
-            check_size(schemas, self._bounds, "It")
+            check_size(schemas, self._bounds, "The sum of all schemas")
         whole = f"{shape.grammar}\n{_NO_WS if shape.disable_any_whitespace else _WS}"
         _check(_grammars(_SPECIAL_TOKEN.sub('"x"', whole), parts))  # ids can't be checked without a vocabulary
         return _grammars(whole, parts)

@@ -2,7 +2,7 @@
 
 A call has no markers, except that `<|python_tag|>` may precede it, so JSON that is part of the text must not be taken
 for a call: an object is a call only if it has a name and arguments; after other text, a tool must also have that name.
-Beside a format, whose answer is JSON too, an object is a call only as the grammar writes calls.
+Beside a format, whose answer is JSON too, an object is a call only if it begins as the grammar writes calls.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps
@@ -33,13 +33,30 @@ class Llama3JsonParser(ToolCallParser):
                 self.commit()
             else:
                 self._pos -= 1
-            any_name_allowed = marker == PYTHON_TAG or not (self.has_text or self.is_whole)
+                if self.is_whole and not (yield from self._is_call_ahead()):
+                    yield from self.emit_rest_as_text()
+                    return
+            any_name_allowed = marker == PYTHON_TAG or not self.has_text
             if not (yield from self._call(any_name_allowed)):
                 self.reject_call(1)
 
+    def _is_call_ahead(self) -> Steps[bool]:
+        """Return whether the text continues with a call of a tool, at the first character that decides it."""
+        names = [f'"{name}"' for name in self.tool_names]
+        for expected in (["{"], ['"name"'], [":"], names, [","], [f'"{KEY}"']):
+            yield from self.skip_space()
+            for token in expected:
+                if (yield from self.accept_token(token)):
+                    break
+            else:
+                self._pos = self._kept
+                return False
+        self._pos = self._kept
+        return True
+
     def _call(self, any_name_allowed: bool) -> Steps[bool]:
         is_call = yield from self.parse_json_call(
-            accepts_key=frozenset({"name", KEY}).__contains__ if self.is_whole else _KEYS.__contains__,
+            accepts_key=_KEYS.__contains__,
             accepts_name=lambda name: any_name_allowed or name in self.tool_names,
             needs_arguments=True,
         )
