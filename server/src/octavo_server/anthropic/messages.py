@@ -1,7 +1,7 @@
 """Bodies of `/v1/messages`, its `/render` and its `/count_tokens`, and their conversion to chat requests.
 
 Tools that Anthropic's servers run and content that isn't text are rejected by name. Fields that only tune features
-without an effect here (`metadata`, `service_tier`, `thinking`, `cache_control`) are accepted.
+without an effect here (`metadata`, `service_tier`, `cache_control`) are accepted.
 """
 
 from typing import Any, ClassVar, Literal
@@ -14,12 +14,14 @@ from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.errors import ThreadNotFound
 from octavo_server.openai.fields import INT32_MAX, LenientModel
+from octavo_server.openai.unsupported import refuse_unsupported
+from octavo_server.output_parsing.reasoning_formats import SWITCH
 
 #: Fields that a chat request has under the same name.
 _SAME_NAME = ("model", "chat_template_kwargs", "cache_salt")
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "stream", "priority")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_REFUSED = ("mcp_servers", "container")
+_REFUSED = ("mcp_servers", "container", "compaction")
 
 
 class ToolParam(BaseModel):
@@ -71,6 +73,12 @@ class OutputConfig(LenientModel):
     format: OutputFormat | None = None
 
 
+class ThinkingParam(LenientModel):
+    """Type "disabled" turns thinking off in the chat template. Else template and parser decide; a budget is ignored."""
+
+    type: str
+
+
 class ThreadParam(LenientModel):
     """Since the server stores no threads, "create" has no effect, and "continue" is a 404 on which clients send all."""
 
@@ -90,6 +98,7 @@ class CountTokensRequest(LenientModel):
     tool_choice: ToolChoiceParam | None = None
     output_config: OutputConfig | None = None
     thread: ThreadParam | None = None
+    thinking: ThinkingParam | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
 
@@ -112,6 +121,8 @@ class CountTokensRequest(LenientModel):
         values["messages"] = conversation(self.system, self.messages)
         if continues_answer(values["messages"]):
             values["continue_final_message"] = True
+        if self.thinking is not None and self.thinking.type == "disabled":
+            values["chat_template_kwargs"] = {SWITCH: False, **(self.chat_template_kwargs or {})}
         if self.tools:
             values["tools"] = [tool.as_chat(f"tools[{i}]") for i, tool in enumerate(self.tools)]
         if self.tool_choice is not None:
@@ -136,6 +147,10 @@ class MessagesRequest(CountTokensRequest):
         chat = super().as_chat()
         chat.name_format("output_format.schema" if self.output_format else "output_config.format.schema")
         return chat
+
+    def check(self) -> None:
+        super().check()
+        refuse_unsupported(self)
 
     def _chat_fields(self) -> dict[str, Any]:
         values = super()._chat_fields()

@@ -12,7 +12,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 #: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 #: Fields of a request that chat templates use under the same name.
-TEMPLATE_FIELDS = ("documents", "reasoning_effort")
+TEMPLATE_FIELDS = ("documents", "reasoning_effort", "verbosity")
 
 
 class ChatRenderer(Protocol):

@@ -60,9 +60,12 @@ class TextFormat(NullIsUnset):
 
 
 class TextConfig(BaseModel):
+    """`verbosity` is passed to the chat template."""
+
     model_config = ConfigDict(extra="allow")
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class ReasoningConfig(BaseModel):
@@ -200,6 +203,8 @@ class ResponsesRequest(SamplingFields):
         values["max_tokens"] = self.max_output_tokens
         if self.reasoning is not None:
             values["reasoning_effort"] = self.reasoning.effort
+        if self.text is not None:
+            values["verbosity"] = self.text.verbosity
         if self.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         chat = ChatCompletionRequest.model_validate(values)
