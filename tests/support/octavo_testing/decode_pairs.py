@@ -11,6 +11,7 @@ import torch
 from octavo_engine.config import EngineConfig
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.batch import StepLimits
@@ -116,7 +117,7 @@ class Side:
     @staticmethod
     def open(config: EngineConfig, device: ShownDevice) -> "Side":
         files = resolve_files(config)
-        model_config = load_model_config(files)
+        model_config = complete_config(load_model_config(files), config.model_impl)
         plan = plan_memory(config, device, model_config, stored_tensors(files))
 
         def load() -> Any:

@@ -12,12 +12,13 @@ import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.config import EngineConfig, ModelConfig
-from octavo_engine.models.registry import build_model
+from octavo_engine.models import registry, transformers_decoder
+from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.memory_plan import planned_weights_bytes
-from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_config import OWN, context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model
 from octavo_engine.weights.dummy import dummy_weights
@@ -28,7 +29,8 @@ from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.paged import PagedDriver
 from octavo_testing.tiny_models import LENGTH, byte_tokenizer, make_tiny, tiny_config
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, DeepseekV3Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.granite.modeling_granite import GraniteMLP
 
 SIZES = {
@@ -72,6 +74,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         (("minimax", "MiniMaxForCausalLM"), "layers of type linear_attention"),
         (("llama4_text", "Llama4ForCausalLM"), "layers of type chunked_attention"),
         (("gpt_oss", "GptOssForCausalLM"), "attention with s_aux"),
+        (("mpt", "MptForCausalLM"), "_supports_attention_backend"),
+        (("mamba", "MambaForCausalLM"), "_supports_attention_backend"),
+        (("zaya", "ZayaForCausalLM"), "layers of type hybrid"),
         (("diffllama", "DiffLlamaForCausalLM"), "attends in layer 0 after 1 calls"),
         (("gemma3", "Gemma3ForConditionalGeneration"), "more than a decoder"),
     ],
@@ -83,6 +88,84 @@ def test_a_refusal_has_architecture_reason_and_remedy(config: tuple[str, str], r
     assert f"'{config[1]}' is not supported" in message
     assert reason in message
     assert "use a model of another architecture" in message
+
+
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+def test_a_start_refuses_an_architecture_before_it_reads_its_dimensions(impl: Any) -> None:
+    for model_type, name in (("bloom", "BloomForCausalLM"), ("xlnet", "XLNetLMHeadModel")):
+        hf = AutoConfig.for_model(model_type).to_dict() | {"architectures": [name]}
+        config = load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf))
+        with pytest.raises(StartupError, match=f"'{name}' is not supported"):
+            complete_config(config, impl)
+
+
+def test_dimensions_are_those_of_transformers_config_object() -> None:
+    """DeepSeek-V3 names them otherwise, or leaves them to the class; keys that it has not are not read."""
+    hf = tiny_config("deepseek_v3").to_dict() | {"architectures": ["DeepseekV3ForCausalLM"]}
+    theirs = DeepseekV3Config(**hf)
+    hf |= {"n_head": "x", "n_layer": -1, "num_local_experts": hf.pop("n_routed_experts")}
+    config = load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf))
+    found = complete_config(config, "auto")
+    assert (found.num_layers, found.num_heads) == (theirs.num_hidden_layers, theirs.num_attention_heads)
+    assert (found.hidden_size, found.head_dim) == (theirs.hidden_size, theirs.head_dim)
+    assert context_length(found) == theirs.max_position_embeddings
+
+
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", None), ("max_position_embeddings", None)])
+def test_a_config_without_a_dimension_is_refused(key: str, value: Any) -> None:
+    config = config_of("granite", "GraniteForCausalLM")
+    hf = {name: given for name, given in config.hf.items() if name != "vocab_size"} | {key: value}
+    with pytest.raises(StartupError, match=r"'GraniteForCausalLM' is not supported: "):
+        complete_config(load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf)), "auto")
+
+
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        (("granite", "GraniteForCausalLM"), {"num_hidden_layers": 10**9}),
+        (("granite", "GraniteForCausalLM"), {"hidden_size": 10**12}),
+        (("granite", "GraniteForCausalLM"), {"vocab_size": 10**40}),
+        (("granite", "GraniteForCausalLM"), {"max_position_embeddings": -1}),
+        (("granitemoe", "GraniteMoeForCausalLM"), {"num_local_experts": 10**15}),
+    ],
+)
+def test_numbers_of_other_architectures_are_bounded(model: tuple[str, str], change: dict[str, Any]) -> None:
+    hf = config_of(*model).hf | change
+    with pytest.raises(StartupError) as error:
+        build(load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf)))
+    assert "\n" not in str(error.value)
+
+
+def test_the_number_of_modules_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_decoder, "_MOST_MODULES", 20)
+    with pytest.raises(StartupError, match=r"GraniteForCausalLM.* more than 20 modules"):
+        build(config_of("granite", "GraniteForCausalLM"))
+
+
+def test_the_start_ends_if_a_first_step_fails() -> None:
+    """The router reads a weight that a packed layer does not have."""
+    config = config_of("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2)
+    with pytest.raises(StartupError, match=r"'HunYuanMoEV1ForCausalLM' is not supported: its first step fails: 'Row"):
+        load_dummy(build(config))
+
+
+def test_keywords_that_ask_for_further_outputs_change_nothing() -> None:
+    model = build(config_of("granitemoeshared", "GraniteMoeSharedForCausalLM", num_local_experts=4))
+    load_dummy(model)
+    assert len(model.kv_specs()) == SIZES["num_hidden_layers"]
+
+
+def load_dummy(model: TransformersDecoder) -> None:
+    model.load_weights(dummy(model).items())
+    model.finish_loading()
+
+
+def test_architectures_of_octavo_are_known_without_torch() -> None:
+    """`sources` reads the keys of these architectures only, and cannot import the registry."""
+    names = {*ARCHITECTURES, *registry._WITHOUT_HEAD}
+    assert all(OWN.fullmatch(name) for name in names)
+    others = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if OWN.fullmatch(name)}
+    assert others <= names
 
 
 def gemma3() -> ModelConfig:

@@ -36,6 +36,20 @@ def test_defaults_follow_from_the_heads() -> None:
     assert (explicit.num_kv_heads, explicit.head_dim) == (2, 32)
 
 
+def test_keys_that_an_architecture_does_not_have_are_not_read() -> None:
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    found = load_model_config(files({**gpt2, "n_positions": 64, "head_dim": 3, "num_key_value_heads": "x"}))
+    assert (found.head_dim, found.num_kv_heads) == (4, 2)
+    opt = load_model_config(files({**LLAMA, "architectures": ["OPTForCausalLM"], "num_key_value_heads": 3}))
+    assert opt.num_kv_heads == 4
+
+
+def test_the_keys_of_other_architectures_are_left_to_transformers() -> None:
+    found = load_model_config(files({"architectures": ["MptForCausalLM"], "vocab_size": 9, "hidden_size": "x"}))
+    assert (found.architecture, found.vocab_size, found.hidden_size) == ("MptForCausalLM", 9, 0)
+    assert context_length(found) == 0
+
+
 def test_null_means_default() -> None:
     config = load_model_config(files({**LLAMA, "num_key_value_heads": None, "head_dim": None}))
     assert (config.num_kv_heads, config.head_dim) == (4, 16)
@@ -168,9 +182,11 @@ def test_a_models_rope_and_its_length_have_one_type(architecture: str, kind: str
 @pytest.mark.parametrize("architecture", sorted(TINY_CONFIGS))
 def test_configs_written_by_transformers_are_read(tmp_path: Path, architecture: str) -> None:
     from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     model_type, options = TINY_CONFIGS[architecture]
-    theirs = AutoConfig.for_model(model_type, architectures=["X"], **options)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    theirs = AutoConfig.for_model(model_type, architectures=[name], **options)
     theirs.save_pretrained(tmp_path)
     config = load_model_config(files(json.loads((tmp_path / "config.json").read_text())))
     assert (config.hidden_size, config.num_layers) == (theirs.hidden_size, theirs.num_hidden_layers)

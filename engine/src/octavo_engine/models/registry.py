@@ -1,6 +1,8 @@
 """The architectures with a class of Octavo, by their names in `config.json`; transformers runs others."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -74,6 +76,27 @@ def build_model(
         quantise_to=quantise_to,
         group=group or Group(),
     )
+    own = _find_class(config, impl)
+    if own is not None:
+        _check_ranks(config, build.group, own)
+        return own(config, build)
+    _check_ranks(config, build.group, None)
+    return _transformers_decoder(config, build)
+
+
+def complete_config(config: ModelConfig, impl: ModelImpl) -> ModelConfig:
+    """Return the config with the dimensions of an architecture that transformers runs. Raises StartupError.
+
+    `impl`: as for `build_model`, which completes the config itself.
+    """
+    if _find_class(config, impl) is not None:
+        return config
+    completed: ModelConfig = _import(config, "transformers_family").with_dimensions(config)
+    return completed
+
+
+def _find_class(config: ModelConfig, impl: ModelImpl) -> type[Model] | None:
+    """Return the class of Octavo that runs a model, None if transformers runs it. Raises StartupError."""
     own = ARCHITECTURES.get(config.architecture)
     if config.pooling is not None:
         own = own or _WITHOUT_HEAD.get(config.architecture)
@@ -83,15 +106,13 @@ def build_model(
                 f"{', '.join(sorted((*ARCHITECTURES, *_WITHOUT_HEAD)))}, without --model-impl transformers."
             )
     if own is not None and impl != "transformers":
-        _check_ranks(config, build.group, own)
-        return own(config, build)
+        return own
     if impl == "octavo":
         raise StartupError(
             f"architecture '{config.architecture}' is not one of Octavo's ({', '.join(sorted(ARCHITECTURES))}): omit "
             "--model-impl, so that transformers runs it."
         )
-    _check_ranks(config, build.group, None)
-    return _transformers_decoder(config, build)
+    return None
 
 
 def _check_ranks(config: ModelConfig, group: Group, own: type[Model] | None) -> None:
@@ -114,12 +135,17 @@ def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
             "only: omit --quantization, use an unquantised checkpoint, or one of the architectures "
             f"{', '.join(sorted(ARCHITECTURES))} without --model-impl transformers."
         )
+    decoder: Model = _import(config, "transformers_decoder").TransformersDecoder(config, build)
+    return decoder
+
+
+def _import(config: ModelConfig, module: str) -> Any:
+    """Import a module of this package that needs transformers, which is optional, and slow to import."""
     try:
-        from octavo_engine.models.transformers_decoder import TransformersDecoder  # optional, and slow to import
+        return import_module(f"octavo_engine.models.{module}")
     except ModuleNotFoundError as error:
         raise StartupError(
             f"architecture '{config.architecture}' needs transformers, which is not installed (no module "
             f"{error.name!r}): pip install 'octavo-engine[transformers]', or use one of the architectures "
             f"{', '.join(sorted(ARCHITECTURES))}."
         ) from error
-    return TransformersDecoder(config, build)

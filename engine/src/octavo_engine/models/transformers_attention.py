@@ -1,7 +1,7 @@
 """Attention of transformers' models over the paged KV cache, registered in its `AttentionInterface` as `NAME`.
 
 transformers passes the keyword `octavo` of a model's forward pass on to `_attend`. Its value is the `PagedAttention` of
-a step or, on the meta device, a `SpecRecorder` of heads, windows and scales, which `config.json` may state wrongly.
+a step or, at the start, a `SpecRecorder` of heads, windows and scales, which `config.json` may state wrongly.
 """
 
 from dataclasses import dataclass, field
@@ -10,13 +10,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 
 NAME = "octavo"
-#: Keywords that change nothing: there is no dropout, and the batch has the positions.
-_UNUSED = {"dropout", "position_ids", "use_cache"}
+#: Keywords that change no result of attention: there is no dropout, the batch has the positions, and others ask for
+#: further outputs.
+_UNUSED = {
+    *("dropout", "position_ids", "use_cache", "cache_position", "return_dict"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+}
 
 
 class UnsupportedAttention(ValueError):
@@ -33,7 +37,7 @@ class Attention(Protocol):
 
 @dataclass(slots=True)
 class SpecRecorder:
-    """Records the specs of the layers in order, on the meta device."""
+    """Records the specs of the layers in order; its attention returns the queries."""
 
     specs: list[AttentionSpec] = field(default_factory=list)
 
@@ -58,11 +62,11 @@ class PagedAttention:
         return self.context.backend.attend(spec, q, k, v, self.context.batch)
 
 
-def record_specs(model: PreTrainedModel) -> list[AttentionSpec]:
-    """Return the attention of each layer of a model on the meta device. Raises any error of its code."""
-    recorder, ids = SpecRecorder(), torch.zeros(1, 3, dtype=torch.int64, device="meta")
+def record_specs(base: nn.Module, device: torch.device) -> list[AttentionSpec]:
+    """Return the attention of each layer in one step of a base model. Raises any error of its code."""
+    recorder, ids = SpecRecorder(), torch.arange(3, device=device)[None]
     with torch.inference_mode():
-        model.base_model(input_ids=ids, position_ids=ids, use_cache=False, octavo=recorder)
+        base(input_ids=ids, position_ids=ids, use_cache=False, octavo=recorder)
     return recorder.specs
 
 

@@ -6,8 +6,9 @@ which rows belong together. `logits` runs the whole model with a stub as its bas
 there. The library is optional: only `registry` imports this module.
 """
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -17,6 +18,7 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as hf_logging
@@ -27,12 +29,14 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_specs
-from octavo_engine.models.transformers_family import check_specs, find_family, first_line, refusal
+from octavo_engine.models.transformers_family import check_specs, find_family, first_line, refusal, with_dimensions
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 #: Types of RoPE whose frequencies transformers derives from the longest sequence of a batch.
+_MOST_MODULES = 2**17
+_META = torch.device("meta")
 _VARIABLE_ROPES = ("dynamic", "longrope")
 
 
@@ -80,12 +84,14 @@ class TransformersDecoder(Model):
     supports_adapters: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
-        super().__init__(config, build)
+        super().__init__(with_dimensions(config), build)
         self.family, self.family_config = find_family(config)
-        self.specs = self._record_specs()
+        self._adopt(self._on_meta(torch.bfloat16), replace(build, device=_META, dtype=torch.bfloat16))
+        self.specs = self._record_specs("its code fails on torch's meta device", _META)
+        check_specs(config.architecture, self.family_config, self.specs, build.max_model_len)
         planned = self._on_meta(build.dtype)
         self._shapes = _checkpoint_shapes(planned)
-        self._adopt(planned, replace(build, device=torch.device("meta")))
+        self._adopt(planned, replace(build, device=_META))
         self._check_logits()
 
     def forward(
@@ -132,19 +138,21 @@ class TransformersDecoder(Model):
         self._refuse_wrong_weights(report)
         self._adopt(model.to(self.build.device), self.build)
 
+    def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
+        super().finish_loading(check)
+        if self._record_specs("its first step fails", self.build.device) != self.specs:
+            raise refusal(self.config.architecture, "its attention on this device is another one than planned")
+
     def weights_bytes(self) -> int:
         return super().weights_bytes() + sum(x.nbytes for x in (*self.parameters(), *self.buffers()))
 
-    def _record_specs(self) -> list[AttentionSpec]:
-        name = self.config.architecture
+    def _record_specs(self, failure: str, device: torch.device) -> list[AttentionSpec]:
         try:
-            specs = record_specs(self._on_meta(torch.bfloat16))  # the type that all implementations of experts take
+            return record_specs(self.base, device)
         except UnsupportedAttention as error:
-            raise refusal(name, f"it {error}") from error
+            raise refusal(self.config.architecture, f"it {error}") from error
         except Exception as error:
-            raise refusal(name, f"its code fails on torch's meta device: {first_line(error)}") from error
-        check_specs(name, self.family_config, specs, self.build.max_model_len)
-        return specs
+            raise refusal(self.config.architecture, f"{failure}: {first_line(error)}") from error
 
     def _on_meta(self, dtype: torch.dtype) -> PreTrainedModel:
         """Build the model on the meta device, with a RoPE that does not look at the values of positions."""
@@ -152,10 +160,13 @@ class TransformersDecoder(Model):
         for rope in _rope_parameters(config):
             if rope.get("rope_type") in _VARIABLE_ROPES:
                 rope["rope_type"] = "default"
-        with torch.device("meta"):
-            model: PreTrainedModel = self.family._from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype, attn_implementation=NAME
-            )
+        try:
+            with _META, _bounded_modules():
+                model: PreTrainedModel = self.family._from_config(  # type: ignore[no-untyped-call]
+                    config, dtype=dtype, attn_implementation=NAME
+                )
+        except Exception as error:
+            raise refusal(self.config.architecture, f"it cannot be built: {first_line(error)}") from error
         return model
 
     def _adopt(self, model: PreTrainedModel, build: BuildContext) -> None:
@@ -195,6 +206,22 @@ class TransformersDecoder(Model):
         for name in sorted(report["unexpected_keys"]):
             if not self._may_ignore(name):
                 raise StartupError(f"unexpected tensor '{name}': {self.config.architecture} has no such weight.")
+
+
+@contextmanager
+def _bounded_modules() -> Iterator[None]:
+    """Raise ValueError once a model has too many modules, whichever number of its config is wrong."""
+    count = itertools.count()
+
+    def check(*_: Any) -> None:
+        if next(count) == _MOST_MODULES:
+            raise ValueError(f"its config.json asks for more than {_MOST_MODULES} modules")
+
+    handle = register_module_module_registration_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -1,13 +1,18 @@
 """Finds an architecture in transformers; refuses those that the paged KV cache cannot serve, with reason and remedy."""
 
+from dataclasses import replace
+
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from octavo_engine.config import ModelConfig
 from octavo_engine.ops.attention import AttentionSpec
+from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
+_LAYERS = "num_hidden_layers"
+_REQUIRED = ("vocab_size", "hidden_size", _LAYERS, "num_attention_heads", "max_position_embeddings")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -20,6 +25,9 @@ def find_family(config: ModelConfig) -> tuple[type[PreTrainedModel], PreTrainedC
         raise refusal(config.architecture, where)
     family: type[PreTrainedModel] = getattr(transformers, config.architecture)
     assert family.config_class is not None
+    names = {_LAYERS, family.config_class.attribute_map.get(_LAYERS, _LAYERS)}
+    for name in names & config.hf.keys():  # many classes make lists of this length
+        ConfigNumbers(config.name, {_LAYERS: config.hf[name]}).optional((_LAYERS,), 1)
     try:
         family_config = family.config_class.from_dict(config.hf)
     except Exception as error:
@@ -28,6 +36,34 @@ def find_family(config: ModelConfig) -> tuple[type[PreTrainedModel], PreTrainedC
     if problem is not None:
         raise refusal(config.architecture, f"it {problem}")
     return family, family_config
+
+
+def with_dimensions(config: ModelConfig) -> ModelConfig:
+    """Return the config with the dimensions of transformers' config object, which knows a family's names of keys.
+
+    Raises StartupError.
+    """
+    _, family_config = find_family(config)
+    try:
+        values = {key: getattr(family_config, key, None) for key in (*_REQUIRED, "num_key_value_heads", "head_dim")}
+    except AttributeError as error:  # a value that differs between layers
+        raise refusal(config.architecture, first_line(error)) from error
+    missing = [key for key in _REQUIRED if values[key] is None]
+    if missing or values["vocab_size"] != config.hf.get("vocab_size"):
+        missing = missing or ["vocab_size"]
+        raise refusal(config.architecture, f"its config.json states no {' and no '.join(missing)}")
+    numbers = ConfigNumbers(config.name, values)
+    vocab_size, hidden_size, num_layers, num_heads, length = (numbers.required((key,)) for key in _REQUIRED)
+    return replace(
+        config,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=numbers.optional(("num_key_value_heads",), num_heads),
+        head_dim=numbers.optional(("head_dim",), max(1, hidden_size // num_heads)),
+        max_position_embeddings=length,
+    )
 
 
 def check_specs(architecture: str, config: PreTrainedConfig, specs: list[AttentionSpec], max_model_len: int) -> None:

@@ -7,6 +7,7 @@ are read: `config.json`, or the header of a GGUF file.
 from dataclasses import dataclass
 
 from octavo_engine.config import EngineConfig
+from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import find_draft
 from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
@@ -67,7 +68,7 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
-    model_config = load_served_model(config, files)
+    model_config = complete_config(load_served_model(config, files), config.model_impl)
     draft = find_draft(config, device, files, model_config)
     ranks = plan_ranks(config, device, model_config, stored_tensors(files), draft).ranks
     plan, memory = ranks[0], device.memory(len(ranks))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.kept_blocks import StoredTensors
 from octavo_engine.sources.model_config import context_length, load_model_config
@@ -48,7 +49,8 @@ def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: 
             load_format="dummy" if config.load_format == "dummy" else "auto",
         )
     )
-    draft = DraftSource(files=draft_files, config=load_model_config(draft_files), stored=stored_tensors(draft_files))
+    draft_config = complete_config(load_model_config(draft_files), config.model_impl)
+    draft = DraftSource(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
     _check_length(config, draft, target)
     _check_vocabulary(config, draft, files, target)
     return draft

@@ -16,7 +16,7 @@ from octavo_engine.config import EngineConfig, ModelConfig, Quantization, ReadyI
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
-from octavo_engine.models.registry import build_model
+from octavo_engine.models.registry import build_model, complete_config
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
@@ -85,7 +85,7 @@ def load_executor(
     device.prepare(config)
     prepared_s = time.perf_counter()
     files, config = resolve_files(config), with_local_adapters(config)
-    model_config = load_served_model(config, files)
+    model_config = complete_config(load_served_model(config, files), config.model_impl)
     stored = stored_tensors(files)
     draft = find_draft(config, device, files, model_config)
     plans = plan_ranks(config, device, model_config, stored, draft)

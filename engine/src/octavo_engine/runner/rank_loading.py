@@ -6,6 +6,7 @@ from pathlib import Path
 from octavo_engine.config import EngineConfig
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
+from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.group import open_group
 from octavo_engine.runner.device import open_device
 from octavo_engine.runner.executor import LocalExecutor
@@ -42,7 +43,7 @@ def load_rank(
     device.prepare(config)
     timeout = timedelta(seconds=config.distributed_timeout_seconds)
     group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
-    model_config = load_served_model(config, files)
+    model_config = complete_config(load_served_model(config, files), config.model_impl)
     plan = plan_memory(config, device, model_config, stored_tensors(files), group=group, memory=memory)
     plan = with_blocks(plan, num_blocks, num_host_blocks)
 

@@ -1,10 +1,12 @@
 """Builds a `ModelConfig` from a checkpoint's files: fills in defaults and accepts both spellings of each key.
 
-The rules are those of transformers 4 and 5: head_dim and KV heads default to values from the number of heads,
+The rules are those of transformers 4 and 5 for the architectures of Octavo's classes; `models.registry` completes the
+config of others, whose keys only transformers knows. head_dim and KV heads default to values from the number of heads,
 `torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. For a multimodal config the
 text part is used. Only values that the engine needs are fields; layers read other values from `hf`, which is flat.
 """
 
+import re
 from typing import Any
 
 from octavo_engine.config import ModelConfig
@@ -25,6 +27,14 @@ LIMITS = {
     "sliding_window": 2**31,
 }
 _OTHER_LIMIT, _REAL_LIMIT = 2**24, 2.0**53
+DIMENSIONS = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    "max_position_embeddings",
+)
+#: The architectures of `models.registry`, which this module cannot import: they need torch.
+OWN = re.compile(
+    r"(GPT2|OPT|Gemma[23]|Gemma3Text|Llama|Mistral|Mixtral|Olmoe|Phi3|Qwen[23](Moe)?)(ForCausalLM|LMHeadModel|Model)"
+)
 #: Keys by their usual name, then by GPT-2's and OPT's names.
 _HIDDEN = ("hidden_size", "n_embd")
 _LAYERS = ("num_hidden_layers", "n_layer")
@@ -59,22 +69,16 @@ _SUPPORTED_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def load_model_config(files: ModelFiles) -> ModelConfig:
-    """Build the config. Raises StartupError if `config.json` lacks required values or contradicts itself."""
+    """Build the config. Raises StartupError if `config.json` lacks required values or contradicts itself.
+
+    The dimensions of an architecture that is not one of Octavo's are 0, but for `vocab_size` where it can be read.
+    """
     hf = flatten_config(files.config)
-    numbers = ConfigNumbers(files.name, hf)
-    num_heads, hidden_size = numbers.required(_HEADS), numbers.required(_HIDDEN)
-    num_kv_heads = numbers.optional(("num_key_value_heads",), num_heads)
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-        raise StartupError(f"{files.name}: {num_heads} attention heads cannot share {num_kv_heads} KV heads.")
+    architecture, vocab = _architecture(files.name, hf), hf.get("vocab_size")
+    unknown: dict[str, Any] = dict.fromkeys(DIMENSIONS, 0) | {"vocab_size": vocab if type(vocab) is int else 0}
     return ModelConfig(
-        architecture=_architecture(files.name, hf),
-        vocab_size=numbers.required(("vocab_size",)),
-        hidden_size=hidden_size,
-        num_layers=numbers.required(_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=numbers.optional(("head_dim",), max(1, hidden_size // num_heads)),
-        max_position_embeddings=numbers.required(_CONTEXT),
+        architecture=architecture,
+        **own_dimensions(files.name, architecture, hf) if OWN.fullmatch(architecture) else unknown,
         dtype=_dtype(files, hf),
         hf=hf,
         generation=files.generation,
@@ -82,6 +86,20 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         bos_token_id=files.generation.get("bos_token_id", hf.get("bos_token_id")),
         name=files.name,
     )
+
+
+def own_dimensions(name: str, architecture: str, hf: dict[str, Any]) -> dict[str, Any]:
+    """Return `DIMENSIONS` by the keys of Octavo's classes. GPT-2 and OPT have no keys for KV heads and head_dim."""
+    numbers = ConfigNumbers(name, hf)
+    num_heads, hidden_size = numbers.required(_HEADS), numbers.required(_HIDDEN)
+    others = ConfigNumbers(name, {} if architecture.startswith(("GPT2", "OPT")) else hf)
+    num_kv_heads = others.optional(("num_key_value_heads",), num_heads)
+    if num_heads % num_kv_heads:
+        raise StartupError(f"{name}: {num_heads} attention heads cannot share {num_kv_heads} KV heads.")
+    head_dim = others.optional(("head_dim",), max(1, hidden_size // num_heads))
+    vocab_size, num_layers = numbers.required(("vocab_size",)), numbers.required(_LAYERS)
+    values = (vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, numbers.required(_CONTEXT))
+    return dict(zip(DIMENSIONS, values, strict=True))
 
 
 def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -121,11 +139,14 @@ def _one_rope(hf: dict[str, Any], parameters: Any) -> dict[str, Any]:
 
 
 def context_length(config: ModelConfig) -> int:
-    """Return the model's context length in tokens: `max_position_embeddings`, extended by RoPE scaling as in vLLM."""
+    """Return the model's context length in tokens: `max_position_embeddings`, extended by RoPE scaling as in vLLM.
+
+    It is 0 for a config that `models.registry` has not completed.
+    """
     rope = rope_parameters(config.hf)
     rope = rope.get("full_attention", rope)
-    is_scaled = rope["rope_type"] in ("linear", "dynamic", "yarn") and rope.get("factor") is not None
-    if not is_scaled or str(config.hf.get("model_type")).startswith("gemma3"):
+    is_scaled = rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor") is not None
+    if not is_scaled or not config.max_position_embeddings or str(config.hf.get("model_type")).startswith("gemma3"):
         return config.max_position_embeddings
     numbers, length = ConfigNumbers(config.name, rope), config.max_position_embeddings
     if rope["rope_type"] == "yarn":
