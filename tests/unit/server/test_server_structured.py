@@ -48,7 +48,14 @@ def test_each_field_gives_the_structured_output(fields, expected):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}, {"guided_json_object": False}]
+    "fields",
+    [
+        {},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"guided_json_object": False},
+        {"structured_outputs": {}},
+    ],
 )
 def test_body_without_a_request_gives_none(fields):
     assert request(**fields).shape() is None
@@ -61,7 +68,6 @@ def test_body_without_a_request_gives_none(fields):
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         ({"response_format": JSON_SCHEMA, "guided_regex": "a"}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
-        ({"structured_outputs": {}}, "structured_outputs"),
         ({"guided_choice": []}, "structured_outputs.choice"),
     ],
 )

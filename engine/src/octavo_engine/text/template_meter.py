@@ -132,7 +132,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"], self.filters["pprint"]
         self.filters |= {"tojson": _to_json, "join": _join}
         self.filters = {name: _metered_filter(name, function) for name, function in self.filters.items()}
-        self.tests = {name: _metered_test(function) for name, function in self.tests.items()}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: _metered_test(function) for name, function in tests.items()}
         self.filters |= {"octavo_read": _read, "octavo_iterate": _iterate, "octavo_keep": _keep, "octavo_write": _write}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
