@@ -71,13 +71,17 @@ def test_model_names_are_checked(real):
     assert real.openai.completions.create(model="org/alias", prompt="a", max_tokens=1).model == REAL_MODEL
 
 
-@conforms(5, "A prompt beyond the context gets a 400 with vLLM's text, which agents parse", how="openai")
+@conforms(
+    5,
+    "A prompt beyond the context gets a 400 with vLLM's text and OpenAI's `context_length_exceeded`, which agents read",
+    how="openai",
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_length_is_enforced(tiny, stream):
     with pytest.raises(BadRequestError) as caught:
         tiny.openai.completions.create(model="tiny", prompt=ids("x" * 260), max_tokens=30, stream=stream)
     error = caught.value
-    assert (error.type, error.param) == ("BadRequestError", "input_tokens")
+    assert (error.type, error.code, error.param) == ("BadRequestError", "context_length_exceeded", "input_tokens")
     assert error.body["message"] == (
         "This model's maximum context length is 256 tokens. However, you requested 30 output tokens and your prompt "
         "contains at least 260 input tokens, for a total of at least 290 tokens. Please reduce the length of the input "

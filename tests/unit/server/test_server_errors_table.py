@@ -45,7 +45,8 @@ def test_each_error_has_its_status_type_and_param(error, status, kind, param):
     described = describe(error)
     assert (described.status, described.type, described.param) == (status, kind, param)
     assert is_known(error)
-    assert described.envelope()["error"]["code"] == status
+    code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else status
+    assert described.envelope()["error"]["code"] == code
 
 
 def test_unknown_error_reveals_no_details():

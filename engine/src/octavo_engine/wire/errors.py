@@ -37,6 +37,8 @@ class ContextLengthExceeded(InvalidRequest):
             f"number of requested output tokens. (parameter=input_tokens, value={num_input})",
             param="input_tokens",
         )
+        self.max_model_len = max_model_len
+        self.num_input = num_input
 
 
 class ModelNotFound(OctavoError):

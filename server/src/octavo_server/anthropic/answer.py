@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from octavo_server.openai.answer import Usage
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):

@@ -1,6 +1,6 @@
 """Errors in the form of Anthropic's API, `{"type": "error", "error": {"type", "message"}}`, on the routes of messages.
 
-The status decides the type; `openai.errors` decides the status and the message of every exception.
+The table of `openai.errors` decides the status, the type and the message of every exception.
 """
 
 from typing import Any, Literal
@@ -11,16 +11,6 @@ from pydantic import BaseModel
 from octavo_server.anthropic.routes import is_messages_path
 from octavo_server.openai.errors import ApiError, describe
 from octavo_server.openai.sse import named_frame
-
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 class MessagesError(BaseModel):
@@ -35,9 +25,9 @@ class MessagesErrorResponse(BaseModel):
 
 
 def messages_error(error: ApiError) -> dict[str, Any]:
-    default = "invalid_request_error" if error.status < 500 else "api_error"
-    details = {} if error.detail_code is None else {"details": {"error_code": error.detail_code}}
-    return {"type": "error", "error": {"type": _TYPES.get(error.status, default), "message": error.message, **details}}
+    details = {} if error.messages_code is None else {"details": {"error_code": error.messages_code}}
+    message = error.messages_words or error.message
+    return {"type": "error", "error": {"type": error.messages_type, "message": message, **details}}
 
 
 def error_event(error: Exception) -> bytes:

@@ -85,11 +85,18 @@ class MessagesWriter:
         if reason == "abort":
             raise GenerationFailed("The request was aborted: send it again.")
         if reason == "length":
-            return StopDelta("max_tokens", None)
+            return StopDelta("model_context_window_exceeded" if self._has_filled_context else "max_tokens", None)
         if reason == "stop" and isinstance(stop, str):
             return StopDelta("stop_sequence", stop)
         ended: StopReason = "tool_use" if has_calls else "end_turn"
         return StopDelta(ended, None)
+
+    @property
+    def _has_filled_context(self) -> bool:
+        """True if the answer has fewer tokens than were allowed, but no more fit the context."""
+        num_tokens, allowed = self._choice.num_tokens, self._generation.params.max_tokens
+        is_full = self._generation.num_prompt_tokens + num_tokens >= self._generation.client.max_model_len
+        return is_full and (allowed is None or num_tokens < allowed)
 
 
 def _framed(events: Iterable[StreamEvent]) -> bytes:

@@ -78,7 +78,8 @@ class ResponsesWriter:
         """Last frame of a stream that failed after it had started."""
         self._output.fail()
         response = self._response("failed")
-        response.error = ResponseError("server_error", describe(error).message)
+        described = describe(error)
+        response.error = ResponseError(described.code or "server_error", described.message)
         return self._framed([ResponseStreamEvent(type="response.failed", response=response)])
 
     def _add(self, delta: GenerationDelta) -> None:

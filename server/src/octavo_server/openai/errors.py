@@ -1,15 +1,25 @@
-"""The table from exceptions to HTTP errors: status and OpenAI's error body, which is also used for stream events.
+"""The table from exceptions to HTTP errors of both dialects: status, types, codes and words, for bodies and streams.
 
 OpenAI's clients read the nested body `{"error": {"message", "type", "param", "code"}}`; `code` is the status as an
-integer, as in vLLM. An exception outside the table is a bug: status 500, with its details only in the log.
+integer, as in vLLM, but for errors that clients recognise by OpenAI's code. `anthropic.errors` writes the same errors
+in Anthropic's form. An exception outside the table is a bug: status 500, with its details only in the log.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from octavo_engine.wire.errors import EngineDead, InvalidRequest, ModelNotFound, OctavoError, Overloaded, Unavailable
+from octavo_engine.wire.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidRequest,
+    ModelNotFound,
+    OctavoError,
+    Overloaded,
+    Unavailable,
+)
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -101,7 +111,7 @@ class ErrorInfo(BaseModel):
     message: str
     type: str
     param: str | None = None
-    code: int
+    code: int | str
 
 
 class ErrorResponse(BaseModel):
@@ -110,59 +120,97 @@ class ErrorResponse(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
+    """`code`: OpenAI's; None: the status. `messages_words` and `messages_code` are for clients of Anthropic's API: the
+    message, unless it is the same, and `details.error_code`."""
+
     status: int
     type: str
     message: str
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
-    detail_code: str | None = None  # for clients of Anthropic's API
+    code: str | None = None
+    messages_words: str | None = None
+    messages_code: str | None = None
 
     def envelope(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.status}}
+        code = self.status if self.code is None else self.code
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": code}}
+
+    @property
+    def messages_type(self) -> str:
+        default = "invalid_request_error" if self.status < 500 else "api_error"
+        return next((c.messages_type for c in _TABLE if c.status == self.status and c.messages_type), default)
 
     def body(self) -> bytes:
         return msgspec.json.encode(self.envelope())
 
 
-#: Class of the exception, HTTP status, `type` in the body. The first match counts: subclasses precede their base class.
-_TABLE: tuple[tuple[type[Exception], int, str], ...] = (
-    (MalformedRequest, 400, "Bad Request"),
-    (InvalidAdapterCall, 400, "InvalidUserInput"),
-    (InvalidRequest, 400, "BadRequestError"),
-    (Unauthorized, 401, "AuthenticationError"),
-    (Forbidden, 403, "PermissionDeniedError"),
-    (ModelNotFound, 404, "NotFoundError"),
-    (AdapterNotFound, 404, "NotFoundError"),
-    (NotStored, 404, "NotFoundError"),
-    (ThreadNotFound, 404, "NotFoundError"),
-    (NotEnabled, 404, "NotFoundError"),
-    (WrongRunner, 404, "NotFoundError"),
-    (RequestTimeout, 408, "RequestTimeoutError"),
-    (Conflict, 409, "ConflictError"),
-    (RequestTooLarge, 413, "RequestTooLargeError"),
-    (Overloaded, 429, "RateLimitError"),
-    (Unavailable, 503, "ServiceUnavailableError"),
-    (EngineDead, 503, "ServiceUnavailableError"),
-    (GenerationFailed, 500, "InternalServerError"),
-    (ReplicaLost, 502, "BadGatewayError"),
-    (ReplicaTimeout, 504, "GatewayTimeoutError"),
+class Condition(NamedTuple):
+    """A kind of error. `type` and `code` are OpenAI's; `messages_type`, `messages_code` and `messages_words` are
+    Anthropic's, and None if they follow from the status or the message."""
+
+    error: type[Exception]
+    status: int
+    type: str
+    messages_type: str | None = None
+    code: str | None = None
+    messages_code: str | None = None
+    messages_words: Callable[[Any], str] | None = None
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    """Anthropic's words, from which agents take how much too long the prompt is. It is, if it leaves no room."""
+    most = min(error.max_model_len, error.num_input - 1)
+    return f"prompt is too long: {error.num_input} tokens > {most} maximum"
+
+
+#: The first match counts: subclasses precede their base class.
+_TABLE: tuple[Condition, ...] = (
+    Condition(MalformedRequest, 400, "Bad Request"),
+    Condition(InvalidAdapterCall, 400, "InvalidUserInput"),
+    Condition(ContextLengthExceeded, 400, "BadRequestError", code="context_length_exceeded", messages_words=_too_long),
+    Condition(InvalidRequest, 400, "BadRequestError"),
+    Condition(Unauthorized, 401, "AuthenticationError", "authentication_error"),
+    Condition(Forbidden, 403, "PermissionDeniedError", "permission_error"),
+    Condition(ModelNotFound, 404, "NotFoundError", "not_found_error"),
+    Condition(AdapterNotFound, 404, "NotFoundError"),
+    Condition(NotStored, 404, "NotFoundError"),
+    Condition(ThreadNotFound, 404, "NotFoundError", messages_code="thread_not_found"),
+    Condition(NotEnabled, 404, "NotFoundError"),
+    Condition(WrongRunner, 404, "NotFoundError"),
+    Condition(RequestTimeout, 408, "RequestTimeoutError"),
+    Condition(Conflict, 409, "ConflictError"),
+    Condition(RequestTooLarge, 413, "RequestTooLargeError", "request_too_large"),
+    Condition(Overloaded, 429, "RateLimitError", "rate_limit_error"),
+    Condition(Unavailable, 503, "ServiceUnavailableError", "overloaded_error"),
+    Condition(EngineDead, 503, "ServiceUnavailableError", "overloaded_error"),
+    Condition(GenerationFailed, 500, "InternalServerError"),
+    Condition(ReplicaLost, 502, "BadGatewayError"),
+    Condition(ReplicaTimeout, 504, "GatewayTimeoutError", "timeout_error"),
 )
 
 
 def is_known(error: Exception) -> bool:
-    return isinstance(error, (HTTPException, *(kind for kind, _, _ in _TABLE)))
+    return isinstance(error, (HTTPException, *(condition.error for condition in _TABLE)))
 
 
 def describe(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase
         return ApiError(error.status_code, phrase, str(error.detail), headers=dict(error.headers or {}))
-    for kind, status, name in _TABLE:
-        if isinstance(error, kind):
-            code = "thread_not_found" if isinstance(error, ThreadNotFound) else None
-            param = getattr(error, "param", None)
-            return ApiError(status, name, _shortened(str(error)), param, _headers(error), code)
-    return ApiError(500, "InternalServerError", "Internal server error.")
+    condition = next((condition for condition in _TABLE if isinstance(error, condition.error)), None)
+    if condition is None:
+        return ApiError(500, "InternalServerError", "Internal server error.")
+    return ApiError(
+        condition.status,
+        condition.type,
+        _shortened(str(error)),
+        getattr(error, "param", None),
+        _headers(error),
+        code=condition.code,
+        messages_words=condition.messages_words and condition.messages_words(error),
+        messages_code=condition.messages_code,
+    )
 
 
 #: Replacements of pydantic messages that name Python types or classes of this package.

@@ -55,7 +55,7 @@ class SSEFramer:
         described = describe(error)
         numbers = _SEQUENCE_NUMBER.findall(self._latest)
         number = int(numbers[-1]) + 1 if numbers else 0
-        event = {"type": "error", "code": "server_error", "message": described.message, "param": None}
+        event = {"type": "error", "code": described.code or "server_error", "message": described.message, "param": None}
         return sse.named_frame("error", event | {"sequence_number": number})
 
 
