@@ -135,3 +135,18 @@ def test_a_trace_of_shared_steps_replays() -> None:
     sim.verify()
     assert replay(lines).ok
     assert not replay([lines[0].replace('"max_step_ms":30.0', '"max_step_ms":0.0'), *lines[1:]]).ok
+
+
+def test_rows_with_log_probabilities_take_no_more_than_the_time_of_a_step() -> None:
+    costs = StepCosts(step_s=0.02, prefill_token_s=1e-5, logprob_row_s=0.004)
+    sim = Simulation(costs=costs, max_step_ms=LIMIT_MS, max_model_len=1024, num_blocks=300, max_num_batched_tokens=512)
+    sim.add("plain", [1] * 300)
+    for i in range(3):
+        sim.add(f"r{i}", [2 + i] * 200, prompt_logprobs=1)
+    rows = []
+    while sim.scheduler.has_work():
+        rows.append(sum(step.num_prompt_logprobs for step in sim.tick().seqs))
+    assert sum(rows) == 3 * 199
+    assert max(rows) * costs.logprob_row_s <= LIMIT_MS / 1000 + 3 * costs.logprob_row_s
+    assert len(rows) < 60
+    sim.verify()

@@ -64,3 +64,12 @@ def test_swaps_are_averaged() -> None:
     meter.record_swap(2, 0.4)
     meter.record_swap(1, 0.7)
     assert meter.current().swap_block_s == pytest.approx(0.3)
+
+
+def test_rows_with_log_probabilities_are_averaged_from_the_first() -> None:
+    meter = CostMeter()
+    meter.record_logprobs(100, 0.1)
+    meter.record_logprobs(10, 0.02)
+    assert meter.current().logprob_row_s == pytest.approx(0.0012)
+    record(meter, (0, 100))
+    assert meter.current().logprob_row_s == pytest.approx(0.0012)

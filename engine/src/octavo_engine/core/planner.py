@@ -32,11 +32,13 @@ class Planner:
         self._shares: PromptShares | None = None  # set while prompts get their shares
         self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
         self._reserved = 0
+        self._logprobs_left_s = 0.0  # of this step's time for prompt log-probabilities
 
     def step(self, costs: StepCosts) -> StepPlan:
         state = self._state
         plan = self._plan = StepPlan(step_id=self._plan.step_id + 1)
         self._costs = costs
+        self._logprobs_left_s = self._config.max_step_ms / 1000
         self._kv.begin_step(plan)
         budget = self._config.max_num_batched_tokens
         preemptions = state.counters.preemptions
@@ -243,7 +245,10 @@ class Planner:
             self._state.counters.prefix_cache_hits += num_cached
 
     def _schedule(self, seq: Sequence, want: int) -> int:
-        """Add `want` tokens of `seq`, whose blocks are allocated, to the plan."""
+        """Add `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number."""
+        if seq.prompt_logprobs is not None and self._is_fair and self._costs.logprob_row_s:
+            want = min(want, max(1, int(self._logprobs_left_s / self._costs.logprob_row_s)))
+            self._logprobs_left_s -= want * self._costs.logprob_row_s
         start, num_tokens = seq.computed, min(want, seq.length - seq.computed)
         samples = start + num_tokens == seq.length
         self._announce(seq)

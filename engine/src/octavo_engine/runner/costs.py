@@ -16,7 +16,7 @@ _MEMORY = 0.98  # weight of a step relative to the next one of its kind: about 5
 _SCALE = np.array([1.0, 1 / 16, 1 / 65536])  # of steps, tokens, pairs: a single sample is mostly a cost of its tokens
 _RIDGE = 1e-9  # relative to the matrix; decides between solutions that fit equally well
 _MIN_TOKEN_S = 1e-9
-_SWAP_WEIGHT = 0.2  # weight of the newest measurement
+_NEWEST_WEIGHT = 0.2  # of swaps and log-probabilities
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ class CostMeter:
         # Normal equations of steps without and with a prompt: the matrix, and in the last column the right side.
         self._equations = np.zeros((2, 3, 4))
         self._is_measured = False
-        self._swap_block_s = 0.0
+        self._swap_block_s = self._logprob_row_s = 0.0
 
     def record_forward(self, num_rows: Ints, start: Ints, duration_s: float, *, num_drafts: Ints | int = 0) -> None:
         """Record a forward pass. [seqs]: tokens computed, tokens with KV before them, and drafts among the computed.
@@ -45,19 +45,26 @@ class CostMeter:
         equations += np.outer(sizes, np.append(sizes, 1.0))
 
     def record_swap(self, num_blocks: int, duration_s: float) -> None:
-        new, old = duration_s / num_blocks, self._swap_block_s
-        self._swap_block_s = old + _SWAP_WEIGHT * (new - old) if old else new
+        self._swap_block_s = _average(self._swap_block_s, duration_s / num_blocks)
+
+    def record_logprobs(self, num_rows: int, duration_s: float) -> None:
+        self._logprob_row_s = _average(self._logprob_row_s, duration_s / num_rows)
 
     def current(self) -> StepCosts:
         if not self._is_measured:
-            return StepCosts(swap_block_s=self._swap_block_s)
+            return StepCosts(swap_block_s=self._swap_block_s, logprob_row_s=self._logprob_row_s)
         step_s, token_s, pair_s = (_solve_non_negative(self._equations.sum(axis=0)) * _SCALE).tolist()
         return StepCosts(
             prefill_token_s=max(token_s, _MIN_TOKEN_S),
             swap_block_s=self._swap_block_s,
             context_token_s=pair_s,
             step_s=step_s,
+            logprob_row_s=self._logprob_row_s,
         )
+
+
+def _average(old: float, new: float) -> float:
+    return old + _NEWEST_WEIGHT * (new - old) if old else new
 
 
 def _solve_non_negative(equations: Floats) -> Floats:

@@ -173,7 +173,7 @@ class Runner:
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
             wait_for_results = lambda: pooled  # noqa: E731
         errors: dict[SeqId, ErrorInfo] = {}
-        prompt_logprobs = self._prompt_logprobs(inputs, hidden, errors)
+        prompt_logprobs, logprobs_s = self._timed_prompt_logprobs(inputs, hidden, errors)
         timer.stop()
 
         def collect() -> list[SeqResult]:
@@ -184,7 +184,8 @@ class Runner:
             for seq_id, logprobs in prompt_logprobs.items():
                 results.setdefault(seq_id, SeqResult(seq_id=seq_id, token_ids=[])).prompt_logprobs = logprobs
             results |= {i: SeqResult(seq_id=i, token_ids=[], error=error) for i, error in errors.items()}
-            self._costs.record_forward(inputs.num_rows, inputs.start, timer.seconds(), num_drafts=inputs.num_drafts)
+            forward_s = max(timer.seconds() - logprobs_s, 1e-6)
+            self._costs.record_forward(inputs.num_rows, inputs.start, forward_s, num_drafts=inputs.num_drafts)
             return list(results.values())
 
         return collect
@@ -275,6 +276,20 @@ class Runner:
         logits = self.model.logits(hidden if everything else hidden[self._copy(torch.from_numpy(unique))])
         in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
         return logits if in_order else logits[self._copy(torch.from_numpy(inverse))]
+
+    def _timed_prompt_logprobs(
+        self, inputs: StepInputs, hidden: Tensor, errors: dict[SeqId, ErrorInfo]
+    ) -> tuple[dict[SeqId, list[TokenLogprobs]], float]:
+        """Return prompt log-probabilities and their seconds, which the costs of the forward pass do not include."""
+        num_rows = sum([step.num_prompt_logprobs for step in inputs.steps])
+        if not num_rows:
+            return {}, 0.0
+        self._device.synchronize()
+        started = time.perf_counter()
+        found = self._prompt_logprobs(inputs, hidden, errors)
+        duration_s = time.perf_counter() - started
+        self._costs.record_logprobs(num_rows, duration_s)
+        return found, duration_s
 
     def _prompt_logprobs(
         self, inputs: StepInputs, hidden: Tensor, errors: dict[SeqId, ErrorInfo]

@@ -114,6 +114,7 @@ class StepCosts:
     swap_block_s: float = 0.0  # seconds to move one block one way
     context_token_s: float = 0.0  # seconds of a token's attention to one earlier token
     step_s: float = 0.0  # seconds of a step that do not depend on its tokens, such as the passage over the weights
+    logprob_row_s: float = 0.0  # seconds of a prompt token's log-probabilities, besides `chunk_s`
     draft_token_s: float = 0.0
     draft_step_s: float = 0.0
 
