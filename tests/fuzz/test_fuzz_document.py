@@ -31,6 +31,7 @@ WITH_BODY = (
     "POST /v1/chat/completions/render",
     "POST /v1/completions/render",
     "POST /v1/responses/render",
+    "POST /v1/responses/input_tokens",
     "POST /tokenize",
     "POST /detokenize",
 )
@@ -39,6 +40,7 @@ WITHOUT_BODY = (
     "DELETE /v1/responses/{response_id}",
     "GET /v1/responses/{response_id}/input_items",
     "POST /v1/responses/{response_id}/cancel",
+    "POST /v1/responses/compact",
     "GET /v1/models",
     "GET /tokenizer_info",
     "GET /v1/models/{model}",

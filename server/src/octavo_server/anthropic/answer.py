@@ -1,10 +1,15 @@
-"""The response of `/v1/messages`, its blocks, and the events of its stream."""
+"""The response of `/v1/messages`, its blocks, and the events of its stream; models in Anthropic's form."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from octavo_server.openai.answer import Usage
+from octavo_server.openai.models import ModelObject
+
+VERSION = "anthropic-version"  # a header of all requests of Anthropic's clients
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -127,3 +132,36 @@ def message_usage(usage: Usage) -> MessageUsage:
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
     )
+
+
+class ModelInfo(Struct, kw_only=True):
+    id: str
+    display_name: str
+    created_at: datetime
+    max_input_tokens: int | None
+    max_tokens: int | None
+    lifecycle: str = "active"
+    type: str = "model"
+
+
+class ModelPage(Struct, kw_only=True):
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False
+
+
+def model_info(card: ModelObject) -> ModelInfo:
+    return ModelInfo(
+        id=card.id,
+        display_name=card.id,
+        created_at=datetime.fromtimestamp(card.created, UTC),
+        max_input_tokens=card.max_model_len,
+        max_tokens=card.max_model_len,
+    )
+
+
+def model_page(cards: Sequence[ModelObject]) -> ModelPage:
+    """All models as one page."""
+    first_id, last_id = (cards[0].id, cards[-1].id) if cards else (None, None)
+    return ModelPage(data=[*map(model_info, cards)], first_id=first_id, last_id=last_id)

@@ -42,7 +42,7 @@ from octavo_server.config import ServerConfig
 from octavo_server.http.access import AccessMiddleware, access_policy
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware
-from octavo_server.http.request_id import RequestIdMiddleware
+from octavo_server.http.request_id import RequestIdMiddleware, id_headers
 from octavo_server.http.responses import log_failure
 from octavo_server.http_metrics import HttpMetricsMiddleware
 from octavo_server.json_responses import error_reply
@@ -186,4 +186,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     log_failure(error, request_id)
     if isinstance(error, RequestValidationError):
         error = MalformedRequest(str(error))
-    return error_reply(error, {"x-request-id": request_id}, path=request.scope["path"])
+    path = request.scope["path"]
+    return error_reply(error, id_headers(path, request_id), path=path)

@@ -51,6 +51,7 @@ class ChatWriter(BaseResponseWriter):
     ) -> None:
         super().__init__(context, meta, request, generation)
         self._role = context.config.response_role
+        self._first_text = None if output_parsing.tools.mode == "named" else ""
         self._wants_logprobs = bool(request.logprobs)
         self._logprobs = LogprobWriter(self.codec, num_top=request.num_top_logprobs, as_ids=self.writes_token_ids)
         for choice in self.state.choices:
@@ -75,7 +76,7 @@ class ChatWriter(BaseResponseWriter):
 
     def opening(self) -> bytes:
         """First frames of a stream: for each choice one chunk with the role."""
-        roles = (ChunkChoice(choice.index, DeltaMessage("", self._role)) for choice in self.state.choices)
+        roles = (ChunkChoice(choice.index, DeltaMessage(self._first_text, self._role)) for choice in self.state.choices)
         chunks = [self._chunk([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
         if self.usage_everywhere:

@@ -1,10 +1,11 @@
-"""`GET /v1/models` and `GET /v1/models/NAME`."""
+"""`GET /v1/models` and `GET /v1/models/NAME`, in the form of the API that the client speaks."""
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from octavo_server.anthropic.answer import VERSION, model_info, model_page
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import answers
 from octavo_server.json_responses import json_reply
@@ -17,7 +18,8 @@ router = APIRouter()
 async def list_models(request: Request) -> Response:
     context = context_of(request)
     names = [*context.config.served_model_names, *context.adapters]
-    return json_reply(ModelList([_card(context, name) for name in names]))
+    cards = [_card(context, name) for name in names]
+    return json_reply(model_page(cards) if VERSION in request.headers else ModelList(cards))
 
 
 @router.get("/v1/models/{model:path}", **answers("One served name", ModelObject, refusals=(401, 404)))
@@ -27,7 +29,8 @@ async def retrieve_model(request: Request, model: str) -> Response:
         return RedirectResponse(request.url.replace(path=request.url.path.removesuffix("/")))
     if model not in context.config.served_model_names and model not in context.adapters:
         raise ModelNotFound(model)
-    return json_reply(_card(context, model))
+    card = _card(context, model)
+    return json_reply(model_info(card) if VERSION in request.headers else card)
 
 
 def _card(context: ApiContext, name: str) -> ModelObject:

@@ -8,17 +8,18 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.chat import ChatTurn, chat_turn
+from octavo_server.api.chat import ChatTurn, chat_turn, render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.request_parsing import parse_body, read_body
 from octavo_server.api.responses_writer import ResponsesWriter
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
+from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.errors import NotStored, malformed
+from octavo_server.openai.errors import NotCompacted, NotStored, malformed
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.openai.responses_answer import ResponseObject
+from octavo_server.openai.responses_answer import InputTokens, ResponseObject
 from octavo_server.openai.unsupported import refuse_unsupported
 
 router = APIRouter()
@@ -36,6 +37,17 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         return ResponseStream(context.in_flight, turn.meta.id, writer)
     return CancellableJSONResponse(context.in_flight, turn.meta.id, writer.body, writer.state.headers)
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    **accepts(ResponsesRequest, "Number of a response's prompt tokens", answer=InputTokens),
+)
+async def count_input_tokens(request: Request) -> Response:
+    context = context_of(request)
+    (_, chat), num_bytes = await read_body(request, partial(_parse, context))
+    prompt = await render_chat(context, chat, num_bytes=num_bytes)
+    return json_reply(InputTokens(len(prompt.token_ids)))
 
 
 async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
@@ -101,3 +113,8 @@ async def delete_response(response_id: str) -> Response:
 async def cancel_response(response_id: str) -> Response:
     """Always fails: a client cancels a response by closing the connection of its request."""
     raise NotStored(response_id)
+
+
+@router.post("/v1/responses/compact", **answers("Always 404: send the conversation", None, refusals=NOT_FOUND))
+async def compact_response() -> Response:
+    raise NotCompacted

@@ -15,6 +15,7 @@ from typing import Literal
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo_server.anthropic.answer import VERSION
 from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER, is_messages_path
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
@@ -70,7 +71,7 @@ FOREIGN_HOST = (
 )
 MAX_HOST_CHARS = 100
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
-_ORIGIN, _HOST, _X_API_KEY = b"origin", b"host", b"x-api-key"
+_ORIGIN, _HOST, _X_API_KEY, _VERSION = b"origin", b"host", b"x-api-key", VERSION.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class AccessPolicy:
             return ANONYMOUS
         if self._serves_as_router and kind in ("client", "public"):
             sent.pop(_SECRET, None)
-        if is_messages_path(path) and _AUTHORIZATION not in sent:
+        if (is_messages_path(path) or _VERSION in sent) and _AUTHORIZATION not in sent:
             sent[_AUTHORIZATION] = b"Bearer " + sent.get(_X_API_KEY, b"")
         if self._is_router(sent):
             return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
@@ -262,4 +263,4 @@ def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
     return sent
 
 
-_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST, _X_API_KEY})
+_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST, _X_API_KEY, _VERSION})

@@ -12,6 +12,8 @@ from octavo_engine.log_format import REQUEST_ID
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo_server.anthropic.routes import is_messages_path
+
 HEADER = b"x-request-id"
 #: Visible ASCII without spaces, brackets, quotes and backslashes, so that an id is one word of a log line.
 _USABLE = re.compile(r"[!#-&*-;=?-Z^-z|~]{1,256}")
@@ -34,6 +36,11 @@ def new_request_id() -> str:
     return f"{random.getrandbits(128):032x}"
 
 
+def id_headers(path: str, request_id: str) -> dict[str, str]:
+    """Response headers with the id: Anthropic's clients read it from `request-id`."""
+    return dict.fromkeys(("x-request-id", "request-id") if is_messages_path(path) else ("x-request-id",), request_id)
+
+
 class RequestIdMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,7 +55,7 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
             await send(message)
 
         await self._app(scope, receive, send_with_id)

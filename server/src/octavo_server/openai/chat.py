@@ -144,7 +144,7 @@ class ChatCompletion(FullAnswer, kw_only=True):
 
 
 class DeltaMessage(Struct):
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     role: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET

@@ -63,6 +63,11 @@ class NotStored(OctavoError):
         )
 
 
+class NotCompacted(OctavoError):
+    def __init__(self) -> None:
+        super().__init__("This server compacts no conversations: send all items, or your own summary, as input.")
+
+
 class ThreadNotFound(OctavoError):
     """The request continues a conversation of Anthropic's API that the server should have kept."""
 
@@ -175,6 +180,7 @@ _TABLE: tuple[Condition, ...] = (
     Condition(ModelNotFound, 404, "NotFoundError", "not_found_error"),
     Condition(AdapterNotFound, 404, "NotFoundError"),
     Condition(NotStored, 404, "NotFoundError"),
+    Condition(NotCompacted, 404, "NotFoundError"),
     Condition(ThreadNotFound, 404, "NotFoundError", messages_code="thread_not_found"),
     Condition(NotEnabled, 404, "NotFoundError"),
     Condition(WrongRunner, 404, "NotFoundError"),

@@ -87,6 +87,11 @@ class ResponseError(Struct):
     message: str
 
 
+class InputTokens(Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class RawMessage(Struct):
     """Text and token ids of the whole prompt, or of the whole output with its special tokens."""
 

@@ -14,9 +14,10 @@ from octavo_engine.wire.errors import ModelNotFound, Unavailable
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from octavo_server.anthropic.answer import VERSION, model_info, model_page
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.json_responses import json_reply
-from octavo_server.openai.errors import NotStored
+from octavo_server.openai.errors import NotCompacted, NotStored
 from octavo_server.openai.models import ModelList, ModelObject, permission
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
@@ -77,7 +78,8 @@ async def list_models(request: Request) -> Response:
     context = _context(request)
     with suppress(Unavailable):
         await context.balancer.wait_resolved(None, hold_s=context.max_hold_s)
-    return json_reply(ModelList([_card(context, name) for name in context.fleet.models()]))
+    cards = [_card(context, name) for name in context.fleet.models()]
+    return json_reply(model_page(cards) if VERSION in request.headers else ModelList(cards))
 
 
 @router.get("/v1/models/{model:path}")
@@ -85,7 +87,8 @@ async def retrieve_model(request: Request, model: str) -> Response:
     context = _context(request)
     if model not in context.fleet.models():
         raise ModelNotFound(model)
-    return json_reply(_card(context, model))
+    card = _card(context, model)
+    return json_reply(model_info(card) if VERSION in request.headers else card)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -94,6 +97,11 @@ async def retrieve_model(request: Request, model: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 async def stored_response(response_id: str) -> Response:
     raise NotStored(response_id)
+
+
+@router.post("/v1/responses/compact")
+async def compact_response() -> Response:
+    raise NotCompacted
 
 
 async def forwarded() -> Response:

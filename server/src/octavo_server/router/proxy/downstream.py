@@ -17,6 +17,7 @@ from octavo_server.config import RequestLimits
 from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.protocol import BEGUN_S, CONNECTION, TimeoutProtocol
+from octavo_server.http.request_id import id_headers
 from octavo_server.json_responses import error_head
 from octavo_server.openai.errors import describe
 from octavo_server.router.upstream.headers import Headers
@@ -91,7 +92,8 @@ class Downstream:
         if self._lifecycle.state != "accepting":
             headers.append((b"connection", b"close"))
         headers += self._cors.response_headers(self.headers)
-        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        ids = id_headers(self.scope["path"], self.request_id)
+        headers += [(name.encode(), value.encode("latin-1")) for name, value in ids.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messag
 #: Routes whose requests are routed by model alone.
 OTHERS = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+    | {"/v1/responses/input_tokens", "/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
     | {RENDER, COUNT_TOKENS, "/v1/chat/completions/batch"}
 )
 

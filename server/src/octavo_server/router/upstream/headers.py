@@ -16,7 +16,7 @@ _HOP_BY_HOP = frozenset(
 #: Request headers that aren't forwarded: the router frames the body and sets the request id itself.
 NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 #: Response headers that aren't returned: uvicorn sets the date; the router decides which pages may read a response.
-NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"access-control-allow-origin"}
+NOT_RETURNED = _HOP_BY_HOP | {b"date", b"x-request-id", b"request-id", b"access-control-allow-origin"}
 #: Responses with these status codes have no body and no content-length (RFC 9110 §8.6).
 BODYLESS = frozenset({204, 304})
 

@@ -1,0 +1,93 @@
+"""Small routes and headers that clients of both dialects use: counts, compaction, models, request ids, named calls."""
+
+import json
+
+import anthropic
+import pytest
+import pytest_asyncio
+from octavo_testing.routing import routing
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.server import MODEL, ScriptedClient, events, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+KEY = "sk-test"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory):
+    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
+        yield started
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def routed(server):
+    async with routing(server.url) as started:
+        await started.routable(MODEL, 1)
+        yield started
+
+
+@pytest.fixture(params=["server", "routed"])
+def at(request, served, routed):
+    return served if request.param == "server" else routed
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(at):
+    async with anthropic.AsyncAnthropic(base_url=at.url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+async def test_input_tokens_are_counted_as_they_are_used(at, served):
+    asked = {"model": MODEL, "input": "hi", "instructions": "Be short."}
+    counted = await at.openai.responses.input_tokens.count(**asked)
+    answer = await at.openai.responses.create(**asked)
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+
+
+async def test_compaction_is_not_found(at):
+    answer = await at.http.post("/v1/responses/compact", json={"model": MODEL, "input": "hi"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
+
+
+async def test_messages_have_a_request_id(at, client):
+    message = await client.messages.create(model=MODEL, max_tokens=3, messages=[USER])
+    assert message._request_id
+    assert message.id == f"msg_{message._request_id}"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        await client.messages.create(model="gpt-x", max_tokens=3, messages=[USER])
+    assert refused.value.request_id == refused.value.response.headers["x-request-id"]
+    for body in ({"max_tokens": 3, "messages": [USER], "model": MODEL, "stream": True}, {}):
+        answer = await at.http.post("/v1/messages", json=body)
+        assert answer.headers.get_list("request-id") == answer.headers.get_list("x-request-id")
+        assert len(answer.headers.get_list("request-id")) == 1
+    assert "request-id" not in (await at.http.get("/v1/models")).headers
+
+
+async def test_models_have_the_form_that_anthropics_client_reads(at, client):
+    listed = [model async for model in await client.models.list()]
+    assert [(m.id, m.type, m.display_name, m.lifecycle) for m in listed] == [(MODEL, "model", MODEL, "active")]
+    one = await client.models.retrieve(MODEL)
+    assert (one.id, one.max_input_tokens, one.created_at.tzinfo is not None) == (MODEL, 512, True)
+    assert (await at.openai.models.list()).data[0].object == "model"
+
+
+async def test_models_take_the_key_of_anthropics_client(tmp_path):
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=(KEY,)) as guarded:
+        async with anthropic.AsyncAnthropic(base_url=guarded.url, api_key=KEY, max_retries=0) as found:
+            assert (await found.models.list()).data[0].id == MODEL
+        async with anthropic.AsyncAnthropic(base_url=guarded.url, api_key="wrong", max_retries=0) as stranger:
+            with pytest.raises(anthropic.AuthenticationError):
+                await stranger.models.list()
+
+
+@pytest.mark.parametrize(("choice", "first"), [(NAMED, None), ("none", "")])
+async def test_the_first_delta_of_a_named_call_has_no_text(at, served, choice, first):
+    served.engine.replies = ["{}"]
+    body = {"model": MODEL, "messages": [USER], "tools": [TOOL], "tool_choice": choice, "stream": True}
+    answer = await at.http.post("/v1/chat/completions", json=body)
+    delta = json.loads(events(answer.text)[0])["choices"][0]["delta"]
+    assert delta == {"role": "assistant", "content": first}
