@@ -32,6 +32,7 @@ class Answer(BaseModel):
 
 
 TOOL = pydantic_function_tool(Weather)
+TOOL_SCHEMA = TOOL["function"]["parameters"]
 
 
 @pytest.fixture
@@ -130,13 +131,15 @@ async def test_automatic_tool_calls_are_parsed(scripted):
     assert (unused.finish_reason, unused.message.tool_calls) == ("stop", None)
 
 
-@conforms(19, "Tools beside a `response_format`: the answer is calls, or JSON of the schema", how="openai")
+@conforms(19, "Tools beside a `response_format`: the answer is calls, or JSON of the schema", how="openai, scripted")
 @pytest.mark.parametrize("reply", ['{"city": "Oslo"}', CALL.removeprefix("So: ")])
-async def test_tools_beside_a_format_give_calls_or_json(scripted, reply):
-    scripted.engine.replies = [f"Hm.</think>{reply}"]
-    schema = {"type": "json_schema", "json_schema": {"name": "w", "schema": Weather.model_json_schema()}}
-    create = scripted.openai.chat.completions.create
-    message = (await create(model=MODEL, messages=HELLO, tools=[TOOL], response_format=schema)).choices[0].message
+async def test_tools_beside_a_format_give_calls_or_json(tmp_path, reply):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    engine.replies = [reply]
+    asked = {"model": MODEL, "messages": HELLO, "tools": [TOOL]}
+    asked["response_format"] = {"type": "json_schema", "json_schema": {"name": "w", "schema": TOOL_SCHEMA}}
+    async with serving(engine, tools=ToolSettings(parser="hermes", allows_auto=True)) as served:
+        message = (await served.openai.chat.completions.create(**asked)).choices[0].message
     if reply.startswith("{"):
         assert (json.loads(message.content), message.tool_calls) == ({"city": "Oslo"}, None)
     else:
