@@ -1,4 +1,4 @@
-"""What a token costs does not grow with the fields of its request: each pair at its limits against a plain request."""
+"""Tokens cost no more with all fields at their limits: each pair of fields against a plain request."""
 
 import json
 import os

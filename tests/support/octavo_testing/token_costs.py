@@ -36,7 +36,7 @@ def read_stream(url: str, body: Mapping[str, Any]) -> None:
 
 
 async def cost_s(served: Served, path: str, fields: Mapping[str, Any]) -> float:
-    """CPU seconds of core and server for each token of a request."""
+    """CPU seconds of core and server for each token of a request, of all its sequences together."""
     prompt = {"messages": [{"role": "user", "content": LETTER}]} if path == CHAT else {"prompt": LETTER}
     body = {**prompt, "logit_bias": {str(LETTER_ID): 100}, "ignore_eos": True, "stream": True, **fields}
     took_s = []
@@ -45,26 +45,26 @@ async def cost_s(served: Served, path: str, fields: Mapping[str, Any]) -> float:
         began_s = time.thread_time()
         await asyncio.to_thread(read_stream, served.url + path, {**body, **lengths})
         took_s.append(time.thread_time() - began_s)
-    return (took_s[1] - took_s[0]) / (MANY - FEW)
+    return (took_s[1] - took_s[0]) / (MANY - FEW) / fields.get("n", 1)
 
 
 async def measure(folder: Path) -> dict[str, tuple[float, float]]:
-    """Name of a body -> what its token costs, and one of a plain request with as many sequences, in seconds."""
-    found, plain = {}, dict[tuple[str, int], float]()
+    """Name of a body -> what its token costs, and one of a plain request with one sequence, in seconds."""
+    found, plain = {}, dict[str, float]()
     client = InlineClient(write_large_vocabulary(folder), **ENGINE)
     async with serving(client, tools=ToolSettings(parser="hermes", allows_auto=True)) as served:
         for name, (path, fields) in combined_bodies().items():
-            kind, cost = (path, fields.get("n", 1)), float("inf")
-            if kind not in plain:
-                await cost_s(served, path, {"n": kind[1]})  # the first steps of an engine take longer
+            cost = float("inf")
+            if path not in plain:
+                await cost_s(served, path, {})  # the first steps of an engine take longer
             for run in range(RUNS):
-                if run or kind not in plain:
-                    plain[kind] = min(plain.get(kind, cost), await cost_s(served, path, {"n": kind[1]}))
+                if run or path not in plain:
+                    plain[path] = min(plain.get(path, cost), await cost_s(served, path, {}))
                 cost = min(cost, await cost_s(served, path, fields))
-                if cost <= MAX_RATIO * plain[kind]:
+                if cost <= MAX_RATIO * plain[path]:
                     break
-            found[name] = cost, plain[kind]
-            print(f"{name}: {1e3 * cost:.2f} ms, plain {1e3 * plain[kind]:.2f} ms", file=sys.stderr, flush=True)
+            found[name] = cost, plain[path]
+            print(f"{name}: {1e3 * cost:.2f} ms, plain {1e3 * plain[path]:.2f} ms", file=sys.stderr, flush=True)
     return found
 
 
