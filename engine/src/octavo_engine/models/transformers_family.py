@@ -46,7 +46,7 @@ def with_dimensions(config: ModelConfig) -> ModelConfig:
     _, family_config = find_family(config)
     try:
         values = {key: getattr(family_config, key, None) for key in (*_REQUIRED, "num_key_value_heads", "head_dim")}
-    except AttributeError as error:  # a value that differs between layers
+    except Exception as error:  # a value may differ between layers
         raise refusal(config.architecture, first_line(error)) from error
     missing = [key for key in _REQUIRED if values[key] is None]
     if missing or values["vocab_size"] != config.hf.get("vocab_size"):
