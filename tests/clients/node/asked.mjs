@@ -10,7 +10,7 @@ export const OBEYING = "obeying";
 export const QUESTION = "What is the capital of France?";
 export const CITY_SCHEMA = {
   type: "object",
-  properties: { name: { enum: ["Paris", "Rome"] }, celsius: { type: "integer" } },
+  properties: { name: { enum: ["Paris", "Rome"] }, celsius: { type: "integer", minimum: -9, maximum: 45 } },
   required: ["name", "celsius"],
   additionalProperties: false,
 };

@@ -4,7 +4,7 @@ import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import { ASK_FOR_SUMMARY, OBEYING, OBEYING_URL, QUESTION, REAL_MODEL, REAL_URL, SUMMARY, WEATHER, expect } from "./asked.mjs";
 
-const City = z.object({ name: z.enum(["Paris", "Rome"]), celsius: z.number().int() });
+const City = z.object({ name: z.enum(["Paris", "Rome"]), celsius: z.number().int().min(-9).max(45) });
 const real = new OpenAI({ baseURL: `${REAL_URL}/v1`, apiKey: "none", maxRetries: 0 });
 const obeying = new OpenAI({ baseURL: `${OBEYING_URL}/v1`, apiKey: "none", maxRetries: 0 });
 const question = { model: REAL_MODEL, messages: [{ role: "user", content: QUESTION }], temperature: 0, max_tokens: 100 };

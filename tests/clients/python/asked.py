@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 OBEYING_URL, REAL_URL, REAL_MODEL = (os.environ[name] for name in ("OBEYING_URL", "REAL_URL", "REAL_MODEL"))
 OBEYING = "obeying"
@@ -15,7 +15,7 @@ class City(BaseModel):
     """A city and how warm it is."""
 
     name: Literal["Paris", "Rome"]
-    celsius: int
+    celsius: int = Field(ge=-9, le=45)
 
 
 WARM_PARIS = City(name="Paris", celsius=21)
