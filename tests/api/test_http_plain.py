@@ -92,7 +92,7 @@ async def test_a_head_that_is_too_large_is_counted(server, end):
 
 
 async def test_a_client_writes_no_text_into_the_access_log(server, caplog):
-    """The address in the log is that of the connection, whatever a header says."""
+    """The address in the log is that of the connection, not that of a header."""
     caplog.set_level("INFO", "uvicorn.access")
     forged = {"X-Forwarded-For": "6.6.6.6] CRITICAL forged", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "forged"}
     await server.http.get("/v1/models", headers=forged)

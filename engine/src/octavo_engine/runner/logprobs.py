@@ -1,7 +1,7 @@
 """Log-probabilities of the chosen and the most likely tokens, or their logits, from logits of any processing stage.
 
-Tokens are ordered by their values, equal ones by their ids: lists and ranks follow this order, in whatever company a
-row is computed.
+Tokens are ordered by their values, equal ones by their ids. Lists and ranks follow this order, which does not depend on
+the other rows of a step.
 """
 
 from collections.abc import Callable
