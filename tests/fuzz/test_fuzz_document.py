@@ -34,6 +34,8 @@ WITH_BODY = (
     "POST /v1/responses/input_tokens",
     "POST /tokenize",
     "POST /detokenize",
+    "POST /v1/load_lora_adapter",
+    "POST /v1/unload_lora_adapter",
 )
 WITHOUT_BODY = (
     "GET /v1/responses/{response_id}",
