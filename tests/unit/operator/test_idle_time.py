@@ -1,7 +1,7 @@
 """The idle time of a service ends with every request, and survives gaps in which no request can have been missed."""
 
 import pytest
-from octavo_operator.scaling.idle import IdleTime
+from octavo_operator.scaling.scaler import IdleTime
 from octavo_operator.scaling.service_load import ServiceLoad
 
 

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from octavo_operator.cluster.startup import startup_of
 from octavo_operator.names import (
     ADAPTER_LIST,
     ADMIN,
@@ -16,7 +17,7 @@ from octavo_operator.names import (
     ROUTER,
     ROUTER_PORT,
 )
-from octavo_operator.observed import Pod, Trouble
+from octavo_operator.observed import Pod, Startup, Trouble
 
 FETCH = "fetch"
 #: Reason for which a container waits, in Kubernetes' status -> reason in our condition.
@@ -76,7 +77,7 @@ def pod_of(raw: Raw) -> Pod:
         message="" if failure is None else failure.message,
         failure_code="" if failure is None else failure.code,
         restarts=main.get("restartCount", 0),
-        startup=startup_of(raw, main),
+        startup=_startup_of(raw, main),
     )
 
 
@@ -187,3 +188,22 @@ def state_port(raw: Raw) -> int:
 def is_serving_router(raw: Raw) -> bool:
     conditions = {c["type"]: c["status"] for c in raw.get("status", {}).get("conditions", ())}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in raw["metadata"]
+
+
+def _startup_of(pod: Raw, container: Raw) -> Startup | None:
+    """The phases of a pod that receives requests; None for any other pod, and for one whose container restarted, as its
+    status has no times of the first start. `container`: status of the engine's container.
+
+    Kubernetes' times have whole seconds, so each phase is right to a second, and so is their sum."""
+    if container.get("restartCount"):
+        return None
+    created, rows = pod["metadata"].get("creationTimestamp"), pod.get("status", {}).get("conditions", ())
+    became = {row["type"]: row.get("lastTransitionTime") for row in rows if row["status"] == "True"}
+    started = container.get("state", {}).get("running", {}).get("startedAt")
+    before, after = ("PodScheduled", "Initialized"), ("ContainersReady", "Ready")
+    ends = (*map(became.get, before), started, *map(became.get, after))
+    if created is None or None in ends:
+        return None
+    times = [datetime.fromisoformat(text) for text in (created, *ends)]
+    seconds = [max(0, round((end - start).total_seconds())) for start, end in pairwise(times)]
+    return Startup(created, tuple(seconds))

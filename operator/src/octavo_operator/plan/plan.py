@@ -12,6 +12,7 @@ from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url, load_balancer_url
 from octavo_operator.desired.objects import Manifest
+from octavo_operator.desired.router import desired_engine_budget
 from octavo_operator.desired.router_secrets import RouterSecrets, desired_secrets, mounted_secrets
 from octavo_operator.names import TEMPLATE, engine_deployment, engine_selector, router_deployment
 from octavo_operator.observed import Observed, Ref, Refusal
@@ -29,7 +30,6 @@ from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import Steps, last_served, rollout, scale_current
 from octavo_operator.plan.scaling import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
-from octavo_operator.plan.unaccepted import keep_running
 from octavo_operator.plan.upgrade import HELD_EVERY_S, held_pace, is_upgrade
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
@@ -74,7 +74,7 @@ def plan(
         *adapter_events(status.get("adapters", ()), observed.status.get("adapters", ())),
     )
     if conditions[0].status != "True":
-        return _plan(keep_running(service, observed, settings, pace, now=now), observed, status, events)
+        return _plan(_keep_running(service, observed, settings, pace, now=now), observed, status, events)
     secrets = _secrets(service, observed, children, new_secrets, pace)
     before_engines = (*secrets, *_children(service, observed, children, pace))
     if pace.is_held:
@@ -266,3 +266,18 @@ def _load(observed: Observed) -> dict[str, Any]:
         "waiting": max(load.waiting for load in loads),
     }
     return {"load": load | ({"kvUsage": f"{max(usage):.0%}"} if usage else {})}
+
+
+def _keep_running(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:
+    """The actions for a spec that can be read but is not accepted: running pods are scaled and admitted, nothing else
+    changes. The spec may have been edited, or the cluster may have changed around it: another operator's version, a
+    router or an API that is gone. Neither may turn the next lost node into an outage. The rollout of a revision that
+    exists already continues, for its template was accepted before."""
+    if engine_revision(service, settings, live=observed.revisions) in observed.revisions:
+        steps = rollout(service, observed, settings, pace, now=now)
+    else:
+        steps = scale_current(observed, service.spec.replicas, now=now, timeout_s=service.planned_drain_s)
+    budget = with_digest(desired_engine_budget(service))  # it counts the wanted replicas
+    live = observed.children.get((budget["kind"], budget["metadata"]["name"]))
+    changes = () if live is None else child_actions(service, observed, budget, live)
+    return Steps((*steps.actions, *changes), steps.drain)

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo_operator.desired.devices import device_of, unsupported_accelerators
+from octavo_operator.desired.devices import device_of, max_threads, num_gpus, num_whole_gpus, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
 from octavo_operator.desired.privileges import privileges
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
-from octavo_operator.plan.device_conditions import device_fault
 from octavo_operator.plan.pace import STEADY, Pace
 from octavo_operator.plan.rollout import is_complete
 from octavo_operator.plan.scaling import scaling_condition
@@ -100,7 +99,7 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"{', '.join(fields)}: this installation refuses fields that give a pod rights on its node"
         remedy = "leave them out, or let the administrator set podTemplates of the chart to any"
         return Condition("Accepted", "PodTemplateRefused", f"{what}; {remedy}")
-    if (fault := device_fault(service)) is not None:
+    if (fault := _device_fault(service)) is not None:
         return fault
     claim = live_claim(service, observed)
     most = max(service.spec.replicas, service.spec.autoscaling.max_replicas if service.spec.autoscaling else 0)
@@ -291,3 +290,32 @@ def _status_rows(observed: Observed, wanted: str) -> dict[str, Mapping[str, Any]
     if observed.status.get("revision", {}).get("updated") != wanted:
         return {}
     return {row["type"]: row for row in observed.status.get("conditions", ())}
+
+
+def _device_fault(service: InferenceService) -> Condition | None:
+    """The condition Accepted of a service whose engines would not start, or not use all their GPUs; None if the spec
+    shows no such fault."""
+    return _gpu_fault(service) if device_of(service) == "cuda" else _cpu_fault(service)
+
+
+def _gpu_fault(service: InferenceService) -> Condition | None:
+    """A service with device cuda that requests no GPU gets GPUs in another way, such as a resource claim."""
+    requested, whole, ranks = num_gpus(service), num_whole_gpus(service), service.num_ranks
+    if requested > ranks:
+        what = f"each replica requests {requested} GPUs, but its engine computes on {ranks}"
+        remedy = f"request {ranks}, or set parallelism.tensor to {whole}" if whole > ranks else f"request {ranks}"
+        return Condition("Accepted", "UnusedGpus", f"{what}: {remedy}")
+    if requested and whole < ranks > 1:
+        what = f"parallelism.tensor is {ranks}, and each rank needs a whole GPU, but each replica requests {whole}"
+        remedy = f"set nvidia.com/gpu to {ranks} in resources, or lower parallelism.tensor"
+        return Condition("Accepted", "TooFewGpus", f"{what}: {remedy}")
+    return None
+
+
+def _cpu_fault(service: InferenceService) -> Condition | None:
+    threads, ranks = max_threads(service), service.num_ranks
+    if threads is None or threads >= ranks:
+        return None
+    what = f"parallelism.tensor is {ranks}, and each rank needs a CPU core, but resources.limits.cpu allows {threads}"
+    remedy = f"raise it to {ranks} or more, or lower parallelism.tensor"
+    return Condition("Accepted", "TooFewCpus", f"{what}: {remedy}")

@@ -7,12 +7,11 @@ of valid and invalid specs. The operator and `octavo up -f` read manifests throu
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from octavo_operator.spec.access import Auth, Exposure, NetworkPolicy, Router, Toleration
-from octavo_operator.spec.adapters import Adapters
 from octavo_operator.spec.autoscaling import Autoscaling
 from octavo_operator.spec.engine import Engine, Parallelism
 from octavo_operator.spec.fields import (
@@ -25,14 +24,18 @@ from octavo_operator.spec.fields import (
     Share,
     SpecPart,
 )
-from octavo_operator.spec.model import Model, claim_name
+from octavo_operator.spec.model import URI_PATTERN, Model, claim_name
 from octavo_operator.spec.pod_template import PodMetadata
-from octavo_operator.spec.rollout import Rollout
 
 GROUP = "serving.octavo.dev"
 VERSION = "v1alpha1"
 KIND = "InferenceService"
 MAX_NAME_CHARS = 40
+ADAPTER_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$"
+DEFAULT_PATIENCE_S, DEFAULT_DEADLINE_S = 600, 3600
+
+Seconds = Annotated[int, Field(ge=1, le=604800)]
+
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -47,6 +50,50 @@ class Drain(SpecPart):
 
 class DisruptionBudget(SpecPart):
     max_unavailable: Share | None = None
+
+
+class Adapter(SpecPart):
+    """A LoRA adapter of the model, which engines load and unload while they serve."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=ADAPTER_NAME_PATTERN)]
+    uri: Annotated[str, Field(min_length=7, max_length=1024, pattern=URI_PATTERN)]
+
+    @property
+    def claim(self) -> str | None:
+        """The PersistentVolumeClaim of a pvc:// adapter."""
+        return claim_name(self.uri)
+
+
+Adapters = Annotated[tuple[Adapter, ...], Field(max_length=32)]
+
+
+class Rollout(SpecPart):
+    """How a new revision replaces the old one."""
+
+    strategy: Literal["Auto", "Surge", "InPlace"] | None = None
+    max_surge: Annotated[int, Field(ge=1, le=1000)] | None = None
+    surge_patience_seconds: Seconds | None = None
+    progress_deadline_seconds: Seconds | None = None
+    paused: bool | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.strategy == "InPlace" and self.max_surge is not None:
+            raise ValueError("rollout.strategy InPlace starts no replica beyond replicas: leave maxSurge out")
+        if self.strategy in ("Surge", "InPlace") and self.surge_patience_seconds is not None:
+            raise ValueError(
+                "rollout.surgePatienceSeconds is how long strategy Auto waits for room before it goes in place: leave "
+                "it out, or choose Auto"
+            )
+        return self
+
+    @property
+    def patience_s(self) -> int:
+        return self.surge_patience_seconds or DEFAULT_PATIENCE_S
+
+    @property
+    def deadline_s(self) -> int:
+        return self.progress_deadline_seconds or DEFAULT_DEADLINE_S
 
 
 class InferenceServiceSpec(SpecPart):
