@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+from octavo_server.http.listener import LOOPBACK, ReservedPorts
 from octavo_server.up.child import COMMAND
-from octavo_server.up.ports import LOOPBACK, ReservedPorts
 
 START_TIMEOUT_S = 180
 OCTAVO = (*COMMAND, str(os.getpid()))  # the process ends when this one ends, even by SIGKILL

@@ -23,7 +23,7 @@ from octavo_server.router.proxy import retries
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reference" / "router.md"
 BEGIN, END = "test_docs_router.py --update-golden -->\n", "<!-- end of limits -->"
-PAGES = [ROOT / "README.md", *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "renames.md")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLLOW = FollowSettings()
 KIB, MIB = 1024, 1024 * 1024
 

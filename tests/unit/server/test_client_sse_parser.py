@@ -1,9 +1,8 @@
 """The SSE parser returns the same events however the network splits them."""
 
 import pytest
-from octavo_server.client.api import ApiFailure, normalise_url
+from octavo_server.client.api import ApiFailure, SSEParser, normalise_url
 from octavo_server.client.chunks import decode_chunk, error_message
-from octavo_server.client.sse_parser import SSEParser
 
 STREAM = b': hello\n\ndata: {"a": 1}\n\ndata:two\r\ndata: lines\r\n\r\nevent: x\ndata: t\xc3\xa4g\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"two\nlines", b"t\xc3\xa4g", b"[DONE]"]

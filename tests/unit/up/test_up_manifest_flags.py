@@ -9,7 +9,7 @@ from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.up import manifest_engines
 from octavo_server.cli.up_manifest import parse_service, read_manifest
-from octavo_server.up.ports import ReservedPorts
+from octavo_server.http.listener import ReservedPorts
 from octavo_server.up.resource_split import MachineResources
 from octavo_testing.serve_command import free_port
 

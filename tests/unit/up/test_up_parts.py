@@ -13,11 +13,11 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args, visible_gpus
 from octavo_server.config import ServerConfig, TlsSettings
+from octavo_server.http.listener import ReservedPorts
 from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
-from octavo_server.up.ports import ReservedPorts
 from octavo_server.up.resource_split import MachineResources, ResourceSettings, ResourceShare, split_resources
-from octavo_server.up.restart_policy import MAX_IN_A_ROW, STABLE_S, RestartPolicy
+from octavo_server.up.supervisor import MAX_IN_A_ROW, STABLE_S, RestartPolicy
 
 
 def machine(env=None, *, cpus=8, limits=None):

@@ -1,4 +1,4 @@
-"""Sockets: the listening socket of a server, the limit of file descriptors, and TCP's acknowledgements."""
+"""Sockets: a server's listening socket, reserved ports, the limit of file descriptors, and TCP's acknowledgements."""
 
 import fcntl
 import logging
@@ -7,14 +7,14 @@ import socket
 import struct
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-ALL_ADDRESSES = "0.0.0.0"
+ALL_ADDRESSES, LOOPBACK = "0.0.0.0", "127.0.0.1"
 MAX_OPEN_FILES = 65536
 #: Fewest open files with which a process can start, and the number that is kept free of clients' connections.
 MIN_OPEN_FILES, RESERVED_FILES = 64, 128
@@ -116,3 +116,17 @@ def num_unacknowledged_bytes(sock: socket.socket) -> int:
     """Bytes written to a TCP connection that the peer's host has not acknowledged."""
     (count,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
     return int(count)
+
+
+class ReservedPorts(ExitStack):
+    """Reserves ports for processes that start later, by sockets that are bound but never listen.
+
+    A process that binds with SO_REUSEADDR, as our servers do, can use a reserved port; the kernel never assigns it to a
+    process that asks for any free port. So a replica keeps its port, under which the router finds it, through all
+    restarts.
+    """
+
+    def reserve(self, host: str | None, port: int) -> int:
+        """Reserve a port (0: any free port) and return its number. Raises StartupError if a process listens on it."""
+        kept: socket.socket = self.enter_context(bind(host, port))
+        return int(kept.getsockname()[1])

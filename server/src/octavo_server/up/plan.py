@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.secret_flags import SECRET_VARIABLE
+from octavo_server.http.listener import LOOPBACK
 from octavo_server.up.child import ChildSpec
-from octavo_server.up.ports import LOOPBACK
 from octavo_server.up.resource_split import ResourceShare
 
 ROUTER = "router"

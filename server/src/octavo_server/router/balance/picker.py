@@ -4,10 +4,12 @@ A replica is chosen by `score` if the content of a cache is known, else by consi
 the decision names the basis. The picker never waits and gets its clock: the simulator runs this class unchanged.
 """
 
+import zlib
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from octavo_server.router.balance import consistent_hash, hot_prefix, score
+from octavo_server.router.balance import hot_prefix, score
 from octavo_server.router.balance.decision import CandidateCost, Decision, Rung
 from octavo_server.router.balance.hot_prefix import HotPrefixReplicator
 from octavo_server.router.balance.lease import MIN_PREDICTED_S, FailedLoad, Lease
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 NOTHING = Match(0)
 MANY_BLOCKS = 64
+_MASK = (1 << 64) - 1
 
 CallSoon = Callable[[Callable[[], None]], object]
 
@@ -51,7 +54,7 @@ class Picker:
                 chosen, why = target, hot_prefix.WHY
             rung = _rung(chosen)
         elif prompt.affinity:
-            chosen = consistent_hash.choose_bounded(prompt.affinity, costs)
+            chosen = _choose_bounded(prompt.affinity, costs)
             rung, why = "hash", "consistent hash, bounded load"
         else:
             chosen, rung, why = min(costs, key=lambda cost: _load(cost.replica, now)), "load", "least load"
@@ -117,7 +120,7 @@ def _least_cost(prompt: "Prompt", costs: tuple[CandidateCost, ...], now: float) 
     least = min(loads)
     coldest = [cost for cost, load in zip(tied, loads, strict=True) if load == least]
     if len(coldest) > 1:
-        coldest = [min(coldest, key=lambda cost: consistent_hash.hash_weight(prompt.affinity, cost.replica.name))]
+        coldest = [min(coldest, key=lambda cost: _hash_weight(prompt.affinity, cost.replica.name))]
     return coldest[0], "tie: least load"
 
 
@@ -130,3 +133,33 @@ def _rung(chosen: CandidateCost) -> Rung:
     if match.predicted and match.predicted == match.blocks:
         return "predicted"
     return "exact" if chosen.replica.is_exact else "load"
+
+
+def _hash_weight(affinity: int, name: str) -> int:
+    """Return the weight of the replica `name` for the conversation hash `affinity`, mixed by splitmix64's finalizer."""
+    mixed = (affinity ^ _seed(name)) & _MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+    return mixed ^ mixed >> 31
+
+
+def _choose_bounded(affinity: int, costs: Sequence[CandidateCost]) -> CandidateCost:
+    """Choose a replica for a conversation of which no replica is known to hold blocks, by bounded consistent hashing.
+
+    Each replica gets a weight from the conversation's hash and its own name, and the highest weight wins (rendezvous
+    hashing: a replica that joins or leaves moves only its own conversations). A replica above the load limit is skipped
+    for the replica with the next weight, which differs from conversation to conversation; at least one is within it.
+    """
+    limit = _load_limit(costs)
+    within = [cost for cost in costs if score.num_requests(cost.replica) <= limit]
+    return max(within, key=lambda cost: _hash_weight(affinity, cost.replica.name))
+
+
+def _load_limit(costs: Sequence[CandidateCost]) -> float:
+    """Most requests that a replica may have to be chosen by its hash weight: 1.25 * mean of the candidates + 1."""
+    return 1.25 * sum([score.num_requests(cost.replica) for cost in costs]) / len(costs) + 1
+
+
+@lru_cache(maxsize=4096)
+def _seed(name: str) -> int:
+    return zlib.crc32(name.encode()) * 0x9E3779B97F4A7C15 & _MASK
