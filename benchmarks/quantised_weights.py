@@ -21,7 +21,7 @@ from octavo_engine.runner.model_loading import load_model, load_vocabulary, make
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 

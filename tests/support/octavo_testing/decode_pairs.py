@@ -25,7 +25,7 @@ from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepG
 from octavo_engine.runner.transfers import Copy
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor

@@ -17,7 +17,7 @@ from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import TINY_CONFIGS, tiny_model, write_tiny_gguf
 from octavo_testing.paged import PagedDriver

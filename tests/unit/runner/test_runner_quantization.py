@@ -21,8 +21,7 @@ from octavo_engine.runner.model_loading import load_executor, load_model
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model
-from octavo_engine.weights.loader import iter_weights
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import iter_weights, stored_tensors
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
-from octavo_engine.sources.gguf_header import GGUFFile, GGUFTensor
-from octavo_engine.sources.gguf_types import GGML_TYPES
+from octavo_engine.sources.gguf_header import GGML_TYPES, GGUFFile, GGUFTensor
 from octavo_engine.wire.errors import StartupError
 
 REQUIRED = {"context_length": 4096, "block_count": 2, "embedding_length": 64, "attention.head_count": 4}

@@ -11,8 +11,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from octavo_engine.sources.gguf_header import read_gguf
-from octavo_engine.sources.gguf_types import GGML_TYPES
+from octavo_engine.sources.gguf_header import GGML_TYPES, read_gguf
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 

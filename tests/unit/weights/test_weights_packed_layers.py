@@ -20,8 +20,7 @@ from octavo_engine.runner.model_loading import load_model
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model
-from octavo_engine.weights.loader import iter_weights
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import iter_weights, stored_tensors
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.paged import PagedDriver
 from safetensors.torch import load_file, save_file

@@ -7,9 +7,11 @@ token that a plan in flight samples after the sequence's end is ignored.
 
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.state import SchedulerState
-from octavo_engine.core.stop_conditions import Stop, append_tokens
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import ErrorInfo, SeqOutput
+from octavo_engine.wire.records import ErrorInfo, FinishReason, SeqOutput
+
+Stop = tuple[FinishReason | None, int | None]
+NOT_STOPPED: Stop = (None, None)
 
 
 class Committer:
@@ -51,7 +53,7 @@ class Committer:
         is_first = seq.num_output == 0
         if step.draft_token_ids and tokens:
             self._count_drafts(len(step.draft_token_ids), num_accepted=len(tokens) - 1)
-        count, stop = append_tokens(seq, tokens)
+        count, stop = _append_tokens(seq, tokens)
         if seq.status == "preempted":
             self._state.num_waiting_tokens += count
         elif seq.pending and len(seq.token_ids) % self._state.config.block_size == 0:
@@ -149,3 +151,27 @@ class Committer:
         state.in_flight.clear()
         state.kv.forget_contents()
         return outputs
+
+
+def _append_tokens(seq: Sequence, sampled: list[int]) -> tuple[int, Stop]:
+    """Append tokens up to the first that ends the sequence; return their number, the finish reason and stop id.
+
+    If a token both stops generation and reaches a length limit, the reason is "stop", as clients expect. Before
+    `min_tokens` no token stops generation, but the length limits always hold.
+    """
+    for count, token in enumerate(sampled, start=1):
+        seq.token_ids.append(token)
+        stop = _stop_after(seq, token)
+        if stop is not NOT_STOPPED:
+            return count, stop
+    return len(sampled), NOT_STOPPED
+
+
+def _stop_after(seq: Sequence, token: int) -> Stop:
+    length = len(seq.token_ids)
+    if length >= seq.min_total:
+        if token == seq.eos_token_id:
+            return "stop", None
+        if token in seq.stop_token_ids:
+            return "stop", token
+    return ("length", None) if length >= seq.limit else NOT_STOPPED

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_engine.grammar import keywords
-from octavo_engine.grammar.formats import NUMBER_FORMATS, STRICTER, STRING_FORMATS
+from octavo_engine.grammar.keywords import NUMBER_FORMATS, STRICTER, STRING_FORMATS
 from octavo_engine.grammar.references import References, refuse
 from octavo_engine.wire.errors import InvalidRequest
 

@@ -5,16 +5,18 @@ to continue. This module, not llguidance, allows stop ids: where the grammar may
 `ignore_eos`, only where the grammar also allows no other token.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 
 from octavo_engine.grammar.compiler import CompiledGrammar
 
 Words = npt.NDArray[np.int32]  # one bit per token id, lowest first
+MAX_THREADS = 16
 
 
 class GrammarState:
@@ -127,3 +129,14 @@ def set_bit(row: Words, token_id: int, *, on: bool) -> None:
     flag = np.uint32(1 << bit)
     unsigned = row.view(np.uint32)
     unsigned[word] = unsigned[word] | flag if on else unsigned[word] & ~flag
+
+
+class MaskWorker:
+    """A pool of at most half as many threads as CPUs, and at most 16: the other CPUs serve other work."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor(num_threads=max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+
+    def fill(self, work: list[tuple[LLMatcher, int]], words: Words) -> None:
+        """Write masks to `words` (contiguous). `work`: matchers and their rows. A matcher records its own failure."""
+        self._executor.unsafe_compute_mask_ptr(work, words.ctypes.data, words.shape[1] * words.itemsize, len(words))

@@ -22,8 +22,7 @@ from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.mlp import GatedMLP, gated_mlp
 from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
-from octavo_engine.layers.rope import RotaryEmbedding
-from octavo_engine.layers.rope_frequencies import RopeSpec, rope_spec
+from octavo_engine.layers.rope import RopeSpec, RotaryEmbedding, rope_spec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation

@@ -15,7 +15,7 @@ from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, with_local_adapters
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.errors import StartupError
 
 #: Text that tokenizers with different vocabularies split into different tokens.

@@ -19,9 +19,8 @@ from llguidance import LLMatcher
 from torch import Tensor
 
 from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.mask_worker import MaskWorker
 from octavo_engine.grammar.post_reasoning import PostReasoningState
-from octavo_engine.grammar.state import GrammarState, Words
+from octavo_engine.grammar.state import GrammarState, MaskWorker, Words
 from octavo_engine.ops.token_bitmask import WORD_BITS, apply_token_bitmask
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
 

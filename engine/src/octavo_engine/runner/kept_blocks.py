@@ -16,7 +16,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, kernels_expand_blocks
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.memory import size
-from octavo_engine.weights.stored_tensors import StoredTensor
+from octavo_engine.weights.loader import StoredTensor
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)

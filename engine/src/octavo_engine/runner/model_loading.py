@@ -40,8 +40,7 @@ from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import download_dir, resolve_files, resolve_text_files, with_local_adapters
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar, stored_tensors
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepPlan

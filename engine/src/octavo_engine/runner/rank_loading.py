@@ -22,7 +22,7 @@ from octavo_engine.runner.model_loading import (
 from octavo_engine.runner.rank_plans import with_blocks
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
-from octavo_engine.weights.stored_tensors import stored_tensors
+from octavo_engine.weights.loader import stored_tensors
 
 
 def load_rank(

@@ -1,6 +1,8 @@
 """Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
 
+import re
 from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -11,9 +13,11 @@ from octavo_engine.ops.native_blocks import BlockTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_blocks, read_gguf_tensor
-from octavo_engine.weights.gguf_experts import cut_by_expert
 from octavo_engine.weights.gguf_names import Placement, place_tensor
 from octavo_engine.wire.errors import StartupError
+
+_STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
+_SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
 def iter_gguf(
@@ -48,7 +52,7 @@ def _placed_tensors(files: ModelFiles) -> Iterator[tuple[Path, list[tuple[GGUFTe
     num_experts = files.config.get("num_experts", 0)
     for path in files.weight_files:
         stored = sorted(read_gguf(path).tensors.values(), key=lambda tensor: tensor.offset)
-        infos = chain.from_iterable(cut_by_expert(path, tensor, num_experts) for tensor in stored)
+        infos = chain.from_iterable(_cut_by_expert(path, tensor, num_experts) for tensor in stored)
         yield path, [(info, _placed(path, architecture, info, files)) for info in infos]
 
 
@@ -60,3 +64,34 @@ def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) 
     if where is not None and where.heads and info.shape[0] % (2 * where.heads):
         raise StartupError(f"{path}: tensor {info.name!r}: {info.shape[0]} rows don't split into {where.heads} heads.")
     return where
+
+
+def _cut_by_expert(path: Path, tensor: GGUFTensor, num_experts: int) -> Iterator[GGUFTensor]:
+    """Yield the header entries of a tensor's experts; if the tensor does not hold experts, its own entry.
+
+    llama.cpp stores the matrices of a layer's experts as one tensor, `blk.0.ffn_gate_exps.weight`. The parts have the
+    names that its first files with experts used, `blk.0.ffn_gate.3.weight`. Only header entries change, so every type
+    is supported.
+    """
+    stack = _STACK.fullmatch(tensor.name)
+    if stack is None:
+        yield _as_matrix(tensor) if _SHARED_GATE.fullmatch(tensor.name) else tensor
+        return
+    if len(tensor.shape) != 3 or tensor.shape[0] != num_experts:
+        raise StartupError(
+            f"{path}: tensor {tensor.name!r} has shape {tensor.shape}, but the metadata declares {num_experts} experts."
+        )
+    num_bytes = tensor.num_bytes // num_experts
+    for expert in range(num_experts):
+        yield replace(
+            tensor,
+            name=f"{stack[1]}.{expert}.weight",
+            shape=tensor.shape[1:],
+            offset=tensor.offset + expert * num_bytes,
+            num_bytes=num_bytes,
+        )
+
+
+def _as_matrix(tensor: GGUFTensor) -> GGUFTensor:
+    """Restore the row dimension of 1 that llama.cpp's conversion drops."""
+    return replace(tensor, shape=(1, tensor.shape[-1]))

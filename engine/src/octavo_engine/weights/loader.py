@@ -4,23 +4,27 @@ Peak memory is the consumer's tensors plus one tensor. Read errors are StartupEr
 reports missing, unexpected or wrongly shaped tensors, as it has the list of required tensors.
 """
 
+import pickle
 import sys
-from collections.abc import Callable, Container, Iterator
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, overload
+from pathlib import Path
+from typing import Any, Protocol, overload
+from zipfile import is_zipfile
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
-from octavo_engine.weights.gguf_file import iter_gguf
+from octavo_engine.weights.gguf_file import gguf_tensors, iter_gguf
 from octavo_engine.weights.packed_layers import PackedLayer, iter_packed, log_settings, packed_layers
 from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
-from octavo_engine.weights.torch_file import iter_torch_file
 from octavo_engine.wire.errors import StartupError
 
 #: A function of (bytes done, total bytes).
@@ -97,7 +101,7 @@ def read_packed_layers(files: ModelFiles, *, log: bool = False) -> dict[str, Pac
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
-    read = iter_safetensors if files.load_format == "safetensors" else iter_torch_file
+    read = iter_safetensors if files.load_format == "safetensors" else _iter_torch_file
     expected = _index(files)
     is_nested = isinstance(files.config.get("text_config"), dict)
     for path in files.weight_files:
@@ -158,3 +162,49 @@ def loading_bar(*, always: bool = False) -> Iterator[Progress]:
             bar.update(done - bar.n)
 
         yield show
+
+
+class StoredTensor(Protocol):
+    """`type`: of the blocks in which the tensor may stay in memory. `num_bytes`: in the file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def type(self) -> GGMLType: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
+    """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
+    return gguf_tensors(files) if files.load_format == "gguf" else read_packed_layers(files, log=True)
+
+
+def _iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a `.bin` file: `weights_only`, so that a file cannot run code; memory-mapped if possible.
+
+    Pages of a mapped file count as resident memory, but they belong to the file cache, and the kernel can reclaim them.
+    """
+    state = _load(path)
+    for name in list(state):
+        tensor = state.pop(name)
+        if not isinstance(tensor, Tensor):
+            raise StartupError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor.")
+        advance(tensor.nbytes)
+        yield name, tensor
+        del tensor
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TypedStorage warnings for files of old versions
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise StartupError(f"{path}: cannot be read as PyTorch weights: {reason}") from error
+    if not isinstance(state, dict):
+        raise StartupError(f"{path}: holds a {type(state).__name__}, not a dictionary of tensors.")
+    return state

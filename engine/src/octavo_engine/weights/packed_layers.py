@@ -17,7 +17,7 @@ from torch import Tensor
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
 from octavo_engine.ops.signed_blocks import signed_blocks
 from octavo_engine.ops.single_thread import single_thread
-from octavo_engine.sources.gguf_types import GGMLType
+from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.packed_config import PackedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.awq import AWQ
