@@ -4,8 +4,6 @@ import json
 
 import anthropic
 import pytest
-import pytest_asyncio
-from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, events, serving
 
@@ -15,30 +13,6 @@ USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 KEY = "sk-test"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory):
-    async with serving(ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))) as started:
-        yield started
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def routed(server):
-    async with routing(server.url) as started:
-        await started.routable(MODEL, 1)
-        yield started
-
-
-@pytest.fixture(params=["server", "routed"])
-def at(request, served, routed):
-    return served if request.param == "server" else routed
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(at):
-    async with anthropic.AsyncAnthropic(base_url=at.url, api_key="none", max_retries=0) as found:
-        yield found
 
 
 async def test_input_tokens_are_counted_as_they_are_used(at, served):
@@ -53,12 +27,12 @@ async def test_compaction_is_not_found(at):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
 
 
-async def test_messages_have_a_request_id(at, client):
-    message = await client.messages.create(model=MODEL, max_tokens=3, messages=[USER])
+async def test_messages_have_a_request_id(at, anthropic_client):
+    message = await anthropic_client.messages.create(model=MODEL, max_tokens=3, messages=[USER])
     assert message._request_id
     assert message.id == f"msg_{message._request_id}"
     with pytest.raises(anthropic.NotFoundError) as refused:
-        await client.messages.create(model="gpt-x", max_tokens=3, messages=[USER])
+        await anthropic_client.messages.create(model="gpt-x", max_tokens=3, messages=[USER])
     assert refused.value.request_id == refused.value.response.headers["x-request-id"]
     for body in ({"max_tokens": 3, "messages": [USER], "model": MODEL, "stream": True}, {}):
         answer = await at.http.post("/v1/messages", json=body)
@@ -67,10 +41,10 @@ async def test_messages_have_a_request_id(at, client):
     assert "request-id" not in (await at.http.get("/v1/models")).headers
 
 
-async def test_models_have_the_form_that_anthropics_client_reads(at, client):
-    listed = [model async for model in await client.models.list()]
+async def test_models_have_the_form_that_anthropics_client_reads(at, anthropic_client):
+    listed = [model async for model in await anthropic_client.models.list()]
     assert [(m.id, m.type, m.display_name, m.lifecycle) for m in listed] == [(MODEL, "model", MODEL, "active")]
-    one = await client.models.retrieve(MODEL)
+    one = await anthropic_client.models.retrieve(MODEL)
     assert (one.id, one.max_input_tokens, one.created_at.tzinfo is not None) == (MODEL, 512, True)
     assert (await at.openai.models.list()).data[0].object == "model"
 

@@ -6,7 +6,6 @@ import anthropic
 import openai
 import pytest
 import pytest_asyncio
-from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
@@ -26,24 +25,6 @@ async def server(tmp_path_factory):
     engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")), max_model_len=CONTEXT)
     async with serving(engine) as started:
         yield started
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def routed(server):
-    async with routing(server.url) as started:
-        await started.routable(MODEL, 1)
-        yield started
-
-
-@pytest.fixture(params=["server", "routed"])
-def at(request, served, routed):
-    return served if request.param == "server" else routed
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(at):
-    async with anthropic.AsyncAnthropic(base_url=at.url, api_key="none", max_retries=0) as found:
-        yield found
 
 
 REQUESTS = {
@@ -67,31 +48,31 @@ async def test_openais_clients_get_a_code(at, send, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_anthropics_clients_get_both_numbers(client, stream):
+async def test_anthropics_clients_get_both_numbers(anthropic_client, stream):
     with pytest.raises(anthropic.BadRequestError) as refused:
-        await client.messages.create(model=MODEL, max_tokens=9, messages=chat(LONG), stream=stream)
+        await anthropic_client.messages.create(model=MODEL, max_tokens=9, messages=chat(LONG), stream=stream)
     error = refused.value.body["error"]
     assert error["type"] == "invalid_request_error"
     num_tokens, most = map(int, TOO_LONG.match(error["message"]).groups())
     assert (most, num_tokens > 200) == (CONTEXT, True)
     rest = CONTEXT - (num_tokens - 200)
     with pytest.raises(anthropic.BadRequestError) as refused:  # no token is left for the answer
-        await client.messages.create(model=MODEL, max_tokens=9, messages=chat("a" * rest))
+        await anthropic_client.messages.create(model=MODEL, max_tokens=9, messages=chat("a" * rest))
     assert refused.value.body["error"]["message"].startswith(f"prompt is too long: {CONTEXT} tokens > {CONTEXT - 1} ")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_a_full_context_ends(client, served, stream):
+async def test_an_answer_that_a_full_context_ends(anthropic_client, served, stream):
     served.engine.replies = ["b" * CONTEXT]
 
     async def stop_of(num_chars, max_tokens):
         fields = {"model": MODEL, "max_tokens": max_tokens, "messages": chat("a" * num_chars)}
         if not stream:
-            return (await client.messages.create(**fields)).stop_reason
-        async with client.messages.stream(**fields) as answer:
+            return (await anthropic_client.messages.create(**fields)).stop_reason
+        async with anthropic_client.messages.stream(**fields) as answer:
             return (await answer.get_final_message()).stop_reason
 
-    num_other = (await client.messages.count_tokens(model=MODEL, messages=chat("a"))).input_tokens - 1
+    num_other = (await anthropic_client.messages.count_tokens(model=MODEL, messages=chat("a"))).input_tokens - 1
     room = CONTEXT - num_other - 20
     assert await stop_of(20, room - 1) == "max_tokens"
     assert await stop_of(20, room) == "max_tokens"
