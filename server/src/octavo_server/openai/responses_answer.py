@@ -38,23 +38,21 @@ class ReasoningItem(Struct, kw_only=True):
     type: str = "reasoning"
 
 
-class FunctionCall(Struct, kw_only=True):
+class _ToolCall(Struct, kw_only=True):
     id: str
     call_id: str
     name: str
-    arguments: str = ""
     status: ItemStatus = "in_progress"
     namespace: str | UnsetType = UNSET
+
+
+class FunctionCall(_ToolCall, kw_only=True):
+    arguments: str = ""
     type: str = "function_call"
 
 
-class CustomToolCall(Struct, kw_only=True):
-    id: str
-    call_id: str
-    name: str
+class CustomToolCall(_ToolCall, kw_only=True):
     input: str = ""
-    status: ItemStatus = "in_progress"
-    namespace: str | UnsetType = UNSET
     type: str = "custom_tool_call"
 
 
