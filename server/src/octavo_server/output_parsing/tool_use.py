@@ -80,7 +80,7 @@ class ToolUse:
 
     @property
     def _notations(self) -> tuple[CallNotation, ...]:
-        """How the answer's grammar writes calls; without a marker only where no output of the format looks like one."""
+        """Notations of calls in the grammar: without a marker only if no answer of the format looks like one."""
         if self.mode == "required":
             return RequiredToolParser.notations
         if self.mode != "auto" or self.answer is None or self.call_format is None:
