@@ -22,14 +22,15 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.plan import NewSeq, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_testing.gpu_compiler import MetaSteps, assert_fast, compile_steps, even_counts
+from octavo_testing.gpu_compiler import GpuCompiler, MetaSteps, assert_fast, even_counts
 from octavo_testing.runner_rig import new, no_vocabulary, step
 from octavo_testing.tiny_models import FAMILIES, make_tiny
 from torch import Tensor
 
 
 def test_a_model_compiles_for_hopper() -> None:
-    report = compile_steps("Qwen3ForCausalLM", sm=90)
+    with GpuCompiler.start() as compiler:
+        report = compiler.compile_steps("Qwen3ForCausalLM", sm=90)
     attention = ["write_qkv_kernel", "decode_parts_kernel", "merge_parts_kernel"]
     norm, linear = "rms_norm_kernel", "aten::linear"
     layer = [norm, linear, *attention, linear, norm, linear, "gate_kernel", linear]

@@ -1,10 +1,18 @@
 """All architectures, and parts of ranks, compile for sm_80 and sm_90: without spills, and nothing compiles later."""
 
+from collections.abc import Iterator
+
 import pytest
 from octavo_engine.models.registry import ARCHITECTURES
-from octavo_testing.gpu_compiler import MODELS, assert_fast, compile_steps
+from octavo_testing.gpu_compiler import MODELS, GpuCompiler, assert_fast
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GpuCompiler]:
+    with GpuCompiler.start() as started:
+        yield started
 
 
 def test_every_architecture_is_compiled() -> None:
@@ -17,8 +25,8 @@ CASES = [*((model, "bfloat16") for model in MODELS), *((model, "float32") for mo
 
 @pytest.mark.parametrize(("model", "dtype"), CASES)
 @pytest.mark.parametrize("sm", [80, 90])
-def test_a_model_compiles(model: str, sm: int, dtype: str) -> None:
-    report = compile_steps(model, sm=sm, dtype=dtype)
+def test_a_model_compiles(compiler: GpuCompiler, model: str, sm: int, dtype: str) -> None:
+    report = compiler.compile_steps(model, sm=sm, dtype=dtype)
     assert report.later == 0
     if not any(name in model for name in ("Moe", "Mixtral", "Olmoe")):
         assert all(len(launches) <= (12 if "Gemma" in model else 10) for launches in report.layer_launches)
@@ -39,7 +47,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("model", "ranks"), PARTS)
 @pytest.mark.parametrize("sm", [80, 90])
-def test_the_part_of_a_rank_compiles(model: str, ranks: int, sm: int) -> None:
-    report = compile_steps(model, sm=sm, ranks=ranks)
+def test_the_part_of_a_rank_compiles(compiler: GpuCompiler, model: str, ranks: int, sm: int) -> None:
+    report = compiler.compile_steps(model, sm=sm, ranks=ranks)
     assert report.later == 0
     assert_fast(report)

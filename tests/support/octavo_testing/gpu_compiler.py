@@ -3,10 +3,12 @@
 Triton asks its driver only for the target, and every launch becomes a warm-up: Triton specialises and compiles the
 kernel for the real arguments, which are `meta` tensors, and launches nothing. Such tensors also refuse to be read by
 the host and to be mixed with CPU tensors. Triton must be imported with its compiler, so this runs as a process of its
-own: `compile_steps` starts it, and `main` prints a report as JSON.
+own: `GpuCompiler` starts it, and `main` forks for each model, so that imports are paid once and no model finds kernels
+of another in memory. Compiled kernels and their properties stay in `CACHE`, Triton's own cache on disk, for later
+models and later runs.
 """
 
-import argparse
+import hashlib
 import json
 import os
 import re
@@ -14,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +68,7 @@ DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}),
 }
+CACHE = Path(__file__).parents[3] / "build" / "gpu-kernels"
 #: What a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
 MAX_SHARED_BYTES = 99 << 10
 
@@ -94,19 +99,32 @@ class Report:
     layer_launches: list[list[str]]
 
 
-def compile_steps(model: str, *, sm: int, dtype: str = "bfloat16", ranks: int = 1) -> Report:
-    """Compile the steps of a model for compute capability `sm` (90: 9.0), in another process.
+class GpuCompiler:
+    """The other process. `start` keeps it until the end of a `with` statement."""
 
-    `ranks`: compile what the first of several ranks computes.
-    """
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
-        command = [sys.executable, "-m", "octavo_testing.gpu_compiler", model, "--sm", str(sm), "--dtype", dtype]
-        command += ["--ranks", str(ranks)]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"], found["layer_launches"])
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    @staticmethod
+    @contextmanager
+    def start() -> Iterator["GpuCompiler"]:
+        environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(CACHE)}
+        command = [sys.executable, "-m", "octavo_testing.gpu_compiler"]
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            yield GpuCompiler(process)
+
+    def compile_steps(self, model: str, *, sm: int, dtype: str = "bfloat16", ranks: int = 1) -> Report:
+        """Compile the steps of a model for compute capability `sm` (90: 9.0).
+
+        `ranks`: compile what the first of several ranks computes.
+        """
+        assert self._process.stdout is not None
+        print(json.dumps([model, sm, dtype, ranks]), file=self._process.stdin, flush=True)
+        found = json.loads(self._process.stdout.readline() or "null")
+        assert found is not None, "the compilation failed: its traceback is in the captured stderr"
+        return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"], found["layer_launches"])
 
 
 def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
@@ -186,6 +204,17 @@ def record_compilations(sm: int) -> dict[int, Any]:
 
     JITFunction.run = compile_only
     return kernels
+
+
+def measure_once(kernel: Any) -> dict[str, Any]:
+    """Return the properties of a compiled kernel, from the cache if this file measured the same kernel before."""
+    from triton.runtime.cache import get_cache_manager
+
+    key = hashlib.sha256(kernel.hash.encode() + Path(__file__).read_bytes()).hexdigest()
+    cache = get_cache_manager(key)
+    path = cache.get_file("measured.json") or cache.put(json.dumps(asdict(measure(kernel))), "measured.json")
+    measured: dict[str, Any] = json.loads(Path(path).read_text())
+    return measured
 
 
 def measure(kernel: Any) -> Kernel:
@@ -289,22 +318,12 @@ def _model_config(name: str) -> Any:
     return load_model_config(ModelFiles(name=architecture, root=Path(), load_format="dummy", config=config))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=[*MODELS, *DIVIDED])
-    parser.add_argument("--sm", type=int, required=True)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--ranks", type=int, default=1)
-    args = parser.parse_args()
-
-    from octavo_engine.layers import moe
+def compile_model(model: str, sm: int, dtype: str, ranks: int) -> dict[str, Any]:
+    """Compile the steps of a model in this process; return the fields of a `Report`."""
     from octavo_engine.models.decoder import DecoderLayer
-    from octavo_engine.ops import triton_devices
 
-    triton_devices.DEVICES.add("meta")
-    moe.count_rows = even_counts
-    compiled = record_compilations(args.sm)
-    steps = MetaSteps(args.model, getattr(torch, args.dtype), args.ranks)
+    compiled = record_compilations(sm)
+    steps = MetaSteps(model, getattr(torch, dtype), ranks)
     layers = record_layer_launches(DecoderLayer)
     steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)
     layer_launches = list(layers)
@@ -315,8 +334,27 @@ def main() -> None:
             steps.run(seqs=seqs, tokens=seqs, max_query_len=1, table_width=width)
             steps.run(seqs=seqs, tokens=seqs + 31, max_query_len=32, table_width=width)
             steps.run(seqs=seqs, tokens=16 * seqs, max_query_len=16, table_width=width)
-    found = [{name: getattr(measured, name) for name in Kernel.__slots__} for measured in map(measure, kernels)]
-    print(json.dumps({"kernels": found, "later": len(compiled) - len(kernels), "layer_launches": layer_launches}))
+    later = len(compiled) - len(kernels)
+    return {"kernels": [*map(measure_once, kernels)], "later": later, "layer_launches": layer_launches}
+
+
+def main() -> None:
+    """Answer each line of stdin, the arguments of `compile_model`, with its result or, if it fails, with null."""
+    from octavo_engine.layers import moe
+    from octavo_engine.ops import triton_devices
+    from triton.runtime.cache import triton_key
+
+    triton_devices.DEVICES.add("meta")
+    moe.count_rows = even_counts
+    triton_key()  # a hash of Triton's own files, which it keeps
+    MetaSteps("LlamaForCausalLM", torch.bfloat16)  # imports what all models need
+    for line in sys.stdin:
+        if os.fork() == 0:
+            print(json.dumps(compile_model(*json.loads(line))), flush=True)
+            os._exit(0)
+        _, status = os.wait()
+        if status:
+            print("null", flush=True)
 
 
 if __name__ == "__main__":
