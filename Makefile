@@ -72,7 +72,7 @@ test-slow: $(VENV)/.dev ## run the other tests: faults of processes, hostile cli
 	$(PYTEST) -m slow $(if $(LONG),--timeout 7200) $(TESTS) $(ARGS)
 
 test-kernels: $(VENV)/.dev ## run all tests of the GPU kernels: in Triton's interpreter, and compiled for NVIDIA GPUs; no GPU is needed
-	$(PYTEST) -m '' tests/kernels $(ARGS)
+	$(PYTEST) -m '' --durations=10 tests/kernels $(ARGS)
 
 test-clients: $(VENV)/.dev ## run clients that people use (SDKs, frameworks, coding agents) against the server; needs PyPI, npm and Node
 	PYTHONPATH=tests/support $(BIN)/python tests/clients/run.py $(ARGS)
