@@ -153,8 +153,6 @@ def parse(*argv):
         (["--header", "nonsense"], "KEY=VALUE"),
         (["--ramp-up-strategy", "linear", "--request-rate", "3"], "leave out --request-rate"),
         (["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "3"], "--ramp-up-end-rps"),
-        (["--plot", "/nowhere/plot.png"], "no folder /nowhere"),
-        (["--plot", "plot.gif"], ".png or .svg"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""Flags of `octavo bench`, with vLLM's names and defaults; --plot, --reset-prefix-cache and sweeps are additions."""
+"""Flags of `octavo bench`, with vLLM's names and defaults; --reset-prefix-cache and sweeps are additions."""
 
 import argparse
 import math
@@ -7,7 +7,6 @@ from typing import Any
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
 from octavo_server.cli.arg_types import json_object
 from octavo_server.cli.chat_flags import SAMPLING
-from octavo_server.cli.flags import add_engine_flags
 from octavo_server.cli.http_flags import port
 
 BACKENDS = ("openai", "vllm", "openai-chat")
@@ -24,7 +23,7 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
 def add_serve_bench_flags(parser: argparse.ArgumentParser) -> None:
     _add_server(parser)
     _add_load(parser)
-    add_dataset_flags(parser)
+    _add_dataset(parser)
     _add_sampling(parser)
     _add_measurement(parser)
     _add_results(parser)
@@ -107,8 +106,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="Seed of prompts and start times. Default: 0.")
 
 
-def add_dataset_flags(parser: argparse.ArgumentParser, *, has_lengths: bool = True) -> None:
-    """Add the flags that describe the dataset. `has_lengths`: also add --input-len and --output-len."""
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("dataset")
     group.add_argument(
         "--dataset-name", default="random", metavar="NAME", help=f"Dataset: {', '.join(DATASETS)}. Default: random."
@@ -122,13 +120,8 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, has_lengths: bool = Tr
         action="store_true",
         help="Send the prompts of the dataset custom to the completions API without the chat template.",
     )
-    if has_lengths:
-        group.add_argument(
-            "--input-len", type=int, metavar="N", help="Prompt length in tokens. Default: the dataset's."
-        )
-        group.add_argument(
-            "--output-len", type=int, metavar="N", help="Output length in tokens. Default: the dataset's."
-        )
+    group.add_argument("--input-len", type=int, metavar="N", help="Prompt length in tokens. Default: the dataset's.")
+    group.add_argument("--output-len", type=int, metavar="N", help="Output length in tokens. Default: the dataset's.")
     _add_lengths(group, {"--random-input-len": 1024, "--random-output-len": 128, "--random-prefix-len": 0})
     group.add_argument(
         "--random-range-ratio",
@@ -214,11 +207,6 @@ def _add_measurement(parser: argparse.ArgumentParser) -> None:
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="File for a plot of latencies and throughput, .png or .svg; without a suffix, both are written.",
-    )
     group.add_argument("--save-result", action="store_true", help="Write the results to a JSON file.")
     group.add_argument("--save-detailed", action="store_true", help="Also write each request's values to that file.")
     group.add_argument(
@@ -240,52 +228,11 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_throughput_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("benchmark")
-    group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="Number of requests. Default: 1000.")
-    group.add_argument("--n", type=int, default=1, metavar="N", help="Sequences per prompt. Default: 1.")
-    _add_offline(group)
-    add_dataset_flags(parser)
-    add_engine_flags(parser)
-    parser.set_defaults(seed=0)  # the same prompts in each run
-
-
-def add_latency_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("benchmark")
-    _add_lengths(group, {"--input-len": 32, "--output-len": 128})
-    group.add_argument("--batch-size", type=int, default=8, metavar="N", help="Prompts per batch. Default: 8.")
-    group.add_argument("--n", type=int, default=1, metavar="N", help="Sequences per prompt. Default: 1.")
-    group.add_argument(
-        "--num-iters-warmup", type=int, default=10, metavar="N", help="Batches to run before measuring. Default: 10."
-    )
-    group.add_argument("--num-iters", type=int, default=30, metavar="N", help="Batches to measure. Default: 30.")
-    _add_offline(group)
-    add_engine_flags(parser)
-    parser.set_defaults(seed=0)  # the same prompts in each run
-    parser.set_defaults(enable_prefix_caching=False)
-
-
-def _add_offline(group: Any) -> None:
-    group.add_argument("--output-json", metavar="FILE", help="JSON file for the results. Default: none.")
-    group.add_argument("--disable-detokenize", action="store_true", help="Don't convert output tokens to text.")
-    group.add_argument("--disable-tqdm", action="store_true", help="Omit the progress bar.")
-
-
 _KINDS = {
     "serve": (
-        "measure a running server under load: latencies, throughput, a plot",
+        "measure a running server under load: latencies and throughput",
         "octavo_server.bench.serve:bench_serve",
         add_serve_bench_flags,
-    ),
-    "throughput": (
-        "measure the throughput of the engine without a server",
-        "octavo_server.bench.throughput:bench_throughput",
-        add_throughput_flags,
-    ),
-    "latency": (
-        "measure the latency of one batch in the engine without a server",
-        "octavo_server.bench.latency:bench_latency",
-        add_latency_flags,
     ),
 }
 

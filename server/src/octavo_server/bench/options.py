@@ -4,8 +4,6 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 
 from octavo_server.bench.arrivals import ArrivalProcess, RampUp
 from octavo_server.bench.load import BenchTarget
@@ -37,7 +35,6 @@ class BenchOptions:
     percentiles: tuple[float, ...]
     goodput_ms: dict[str, float]
     metadata: dict[str, str]
-    plot: Path | None
 
 
 def parse_options(args: argparse.Namespace) -> BenchOptions:
@@ -65,7 +62,6 @@ def parse_options(args: argparse.Namespace) -> BenchOptions:
         percentiles=_percentiles(args.metric_percentiles),
         goodput_ms=_goodput(args.goodput),
         metadata=_pairs("--metadata", args.metadata),
-        plot=_plot(args.plot),
     )
 
 
@@ -156,17 +152,3 @@ def _goodput(items: Sequence[str]) -> dict[str, float]:
         if name not in GOODPUT_NAMES or not limits[name] >= 0:
             raise InvalidOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
     return limits
-
-
-def _plot(file: str | None) -> Path | None:
-    """Check --plot before the run, as an error after the run would lose the results."""
-    if file is None:
-        return None
-    if find_spec("matplotlib") is None:
-        raise InvalidOption("--plot needs matplotlib: pip install 'octavo-server[bench]'")
-    path = Path(file)
-    if path.suffix not in ("", ".png", ".svg"):
-        raise InvalidOption(f"--plot {file}: the suffix must be .png or .svg; without one both are written.")
-    if not path.parent.is_dir():
-        raise InvalidOption(f"--plot {file}: there is no folder {path.parent}.")
-    return path

@@ -20,13 +20,11 @@ BUSY_CLIENT_CPU = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSubject:
-    """Model, server and dataset of the measurement, for the result file and the footer of the plot."""
+    """Model and server of the measurement, for the result file."""
 
     model: str
     tokenizer: str
-    server: str
     server_version: str | None
-    dataset: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; writes report and plot.
+"""`octavo bench serve`: measures a running server in one run, or in a sweep over several loads; writes a report.
 
 The exit code is 1 if nothing could be measured: no server, an invalid option, or no successful request.
 """
@@ -40,11 +40,6 @@ def bench_serve(args: argparse.Namespace) -> int:
             runs, measured = runner.run(_measure(options, args))
         for path in save_results(options, args, measured, runs):
             print(f"results: {path}")
-        if options.plot is not None:
-            from octavo_server.bench.plot import save_plot
-
-            for path in save_plot(options.plot, measured, runs):
-                print(f"plot: {path}")
     except (ApiFailure, InvalidDataset, InvalidOption, StartupError, OSError) as error:
         hint = f" Start a server with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
         print(f"octavo: {error}{hint}", file=sys.stderr)
@@ -62,9 +57,7 @@ async def _measure(options: BenchOptions, args: argparse.Namespace) -> tuple[lis
         measured = BenchSubject(
             model=card.id,
             tokenizer=args.tokenizer or card.root or card.id,
-            server=options.base_url,
             server_version=await read_version(api),
-            dataset=args.dataset_name,
         )
         target = replace(options.target, model=args.served_model_name or card.id)
         bench = _Bench(api, options, args, load_text_tools(measured.tokenizer), target)

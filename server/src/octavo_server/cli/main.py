@@ -91,10 +91,10 @@ COMMANDS: dict[str, CommandSpec] = {
         description="Let a served model continue a text, at the terminal or through a pipe.",
     ),
     "bench": CommandSpec(
-        help="measure a running server or the engine: latencies, throughput, a plot",
+        help="measure a running server under load: latencies and throughput",
         run="",  # each kind of benchmark sets its own
         add_flags=add_bench_flags,
-        description="Measure a running server, or the engine without a server, with vLLM's options and figures.",
+        description="Measure a running server with vLLM's options and figures.",
     ),
     "explain": CommandSpec(
         help="show the decisions of a router, or why an InferenceService is not ready",
