@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo_engine.sources.file_selection import ADAPTER_FILES
 from octavo_engine.sources.json_file import read_json_object
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensors
 from octavo_engine.wire.errors import StartupError
 
@@ -76,12 +77,12 @@ class AdapterFiles:
         return StartupError(f"adapter {self.folder}: {reason}")
 
 
-def read_adapter(folder: Path) -> AdapterFiles:
+def read_adapter(folder: Path, advance: Advance = ignore_progress) -> AdapterFiles:
     """Read settings and header. Raises StartupError for an adapter that is broken or needs more than plain LoRA."""
     files = AdapterFiles(folder=folder, modules={})
     if not folder.is_dir():
         raise files.error("there is no such folder: give the folder that peft's save_pretrained has written.")
-    settings = read_json_object(folder / SETTINGS_FILE, max_bytes=MAX_FILE_BYTES)
+    settings = read_json_object(folder / SETTINGS_FILE, max_bytes=MAX_FILE_BYTES, advance=advance)
     _check_settings(files, settings)
     if (folder / PICKLED_FILE).is_file() and not files.tensors_file.is_file():
         raise files.error(
@@ -89,7 +90,8 @@ def read_adapter(folder: Path) -> AdapterFiles:
             f"{TENSORS_FILE}."
         )
     pairs: dict[str, dict[str, SafeTensor]] = {}
-    for tensor in read_safetensors(files.tensors_file, max_header_bytes=MAX_FILE_BYTES).values():
+    header = read_safetensors(files.tensors_file, max_header_bytes=MAX_FILE_BYTES, advance=advance)
+    for tensor in header.values():
         module, part = _split_name(files, tensor)
         pairs.setdefault(module, {})[part] = tensor
     if not pairs:

@@ -12,12 +12,14 @@ import fcntl
 import json
 import logging
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from octavo_engine.sources.progress import Advance, folder_bytes, ignore_progress
 from octavo_engine.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetc
 #: Names that a new volume may contain.
 _ALLOWED_NAMES = ("lost+found",)
 LAST = "config.json"
+LOCK_PERIOD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,10 @@ def check_unclaimed(folder: Path, uri: str) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Create the folder and hold its lock within the context; wait while another process holds it.
+def lock_folder(folder: Path, advance: Advance = ignore_progress) -> Iterator[None]:
+    """Create the folder and hold its lock within the context; wait while another process or thread holds it.
 
-    Raises StartupError if the folder cannot be written.
+    `advance` counts the bytes that arrive meanwhile. Raises StartupError if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,20 +82,26 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise StartupError(f"{folder}: cannot be written: {error.strerror or error}.") from error
     with held:  # closing the file releases the lock
-        _lock(held, folder)
+        size = 0
+        while not _try_lock(held, folder):
+            if not size:
+                logger.info("%s: waiting for another process that fetches into this folder", folder)
+            before, size = size, folder_bytes(folder)
+            advance(abs(size - before))
+            time.sleep(LOCK_PERIOD_S)
         yield
 
 
-def _lock(file: IO[str], folder: Path) -> None:
+def _try_lock(file: IO[str], folder: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logger.info("%s: waiting for another process that fetches into this folder", folder)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        return False
     except OSError as error:
         logger.warning(
             "%s: this volume has no locks (%s): other processes may fetch the same files", folder, error.strerror
         )
+    return True
 
 
 def prepare_staging(folder: Path, snapshot: Snapshot) -> Path:

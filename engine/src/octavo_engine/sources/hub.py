@@ -16,7 +16,7 @@ from octavo_engine.sources.disk_space import check_disk_space
 from octavo_engine.sources.download_dir import Snapshot, lock_folder
 from octavo_engine.sources.file_selection import FileSelection, select_files
 from octavo_engine.sources.hub_errors import translate_hub_errors
-from octavo_engine.sources.progress import folder_bytes, show_progress, size_text
+from octavo_engine.sources.progress import Advance, folder_bytes, ignore_progress, show_progress, size_text
 from octavo_engine.sources.retries import Interrupted, Unreachable, with_retries
 from octavo_engine.wire.errors import StartupError
 
@@ -28,10 +28,17 @@ logger = logging.getLogger(__name__)
 SCHEME = "hf://"
 #: An incomplete file that was not written to for this time was left by a killed process and is deleted.
 ABANDONED_AFTER_S = 600.0
+#: The client's own 10 MiB may take minutes on a slow network, in which it would show no progress.
+CHUNK_BYTES = 2**18
 
 
 def download_from_hugging_face(
-    repo: str, revision: str | None, load_format: str, file: str | None, cache: Path | None = None
+    repo: str,
+    revision: str | None,
+    load_format: str,
+    file: str | None,
+    cache: Path | None = None,
+    advance: Advance = ignore_progress,
 ) -> Path:
     """Download a model into the hub's cache, or a cache in the folder `cache`.
 
@@ -46,9 +53,9 @@ def download_from_hugging_face(
             return cached
         if not isinstance(error, Interrupted):
             raise
-        info = with_retries(lambda: _info(repo, revision), SCHEME + repo)
+        info = with_retries(lambda: _info(repo, revision), SCHEME + repo, advance=advance)
     wanted = select_files(SCHEME + repo, _sizes(info), load_format=load_format, file=file)
-    return _main(_into_cache(repo, revision, info, wanted, cache), wanted)
+    return _main(_into_cache(repo, revision, info, wanted, cache, advance), wanted)
 
 
 class HubModel:
@@ -88,8 +95,10 @@ def _sizes(info: "ModelInfo") -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: Any) -> Path:
-    from huggingface_hub import snapshot_download
+def _snapshot(
+    repo: str, revision: str | None, names: Iterable[str], advance: Advance = ignore_progress, **options: Any
+) -> Path:
+    from huggingface_hub import constants, snapshot_download
     from tqdm.auto import tqdm
 
     class Silent(tqdm):  # type: ignore[type-arg]
@@ -98,6 +107,11 @@ def _snapshot(repo: str, revision: str | None, names: Iterable[str], **options: 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            advance(int(n or 0))
+
+    constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
 
     patterns = [escape(name) for name in names]
     return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, tqdm_class=Silent, **options))
@@ -125,7 +139,9 @@ def _known_names(repo: str, folder: Path, cache: Path | None) -> list[str]:
         return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: FileSelection, cache: Path | None) -> Path:
+def _into_cache(
+    repo: str, revision: str | None, info: "ModelInfo", wanted: FileSelection, cache: Path | None, advance: Advance
+) -> Path:
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
 
@@ -139,19 +155,19 @@ def _into_cache(repo: str, revision: str | None, info: "ModelInfo", wanted: File
 
     def fetch() -> Path:
         with translate_hub_errors(repo, revision):
-            return _snapshot(repo, revision, wanted.names, cache_dir=cache)
+            return _snapshot(repo, revision, wanted.names, advance, cache_dir=cache)
 
     def fetch_all() -> Path:
-        return with_retries(fetch, SCHEME + repo, progress=lambda: folder_bytes(blobs))
+        return with_retries(fetch, SCHEME + repo, progress=lambda: folder_bytes(blobs), advance=advance)
 
     if not missing():
         return fetch_all()
-    with lock_folder(folder):
+    with lock_folder(folder, advance):
         _drop_abandoned(blobs)
         left = missing()
         check_disk_space(SCHEME + repo, folder, needed_bytes=sum(left), num_files=len(left))
         logger.info("%s%s: fetching %d files, %s, into %s", SCHEME, repo, len(left), size_text(sum(left)), folder)
-        with show_progress(SCHEME + repo, blobs, sum(left)):
+        with show_progress(SCHEME + repo, blobs, sum(left), advance=advance):
             return fetch_all()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from octavo_engine.sources.download_dir import Snapshot
 from octavo_engine.sources.file_selection import select_files
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.retries import Unreachable
 from octavo_engine.wire.errors import StartupError
 
@@ -24,10 +25,19 @@ _KIND = "model"
 class ModelScopeModel:
     """A `ModelSource` on ModelScope. Raises StartupError if its client is not installed."""
 
-    def __init__(self, repo: str, *, revision: str | None, load_format: str, file: str | None) -> None:
+    def __init__(
+        self,
+        repo: str,
+        *,
+        revision: str | None,
+        load_format: str,
+        file: str | None,
+        advance: Advance = ignore_progress,
+    ) -> None:
         at = f"@{revision}" if revision else ""
         self.uri = f"{SCHEME}{repo}{at}" + (f"/{file}" if file else "")
         self._repo, self._revision, self._load_format, self._file = repo, revision, load_format, file
+        self._advance = advance
         if find_spec("modelscope_hub") is None:
             raise StartupError(
                 f"{self.uri}: ModelScope's client is missing: install it by pip install 'octavo-engine[modelscope]'"
@@ -42,12 +52,25 @@ class ModelScopeModel:
         return Snapshot(uri=self.uri, version=version, files=files, main=wanted.main)
 
     def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
-        from modelscope_hub import HubApi, HubConfig
+        from modelscope_hub import HubApi, HubConfig, ProgressCallback
+
+        advance = self._advance
+
+        class Counted(ProgressCallback):
+            def update(self, size: int) -> None:
+                advance(size)
 
         patterns = [escape(name) for name in files]
         api = HubApi(config=HubConfig(cache_dir=staging / ".cache"))  # for its locks
         with self._translate_errors():
-            api.download_repo(self._repo, _KIND, revision=self._revision, local_dir=staging, allow_patterns=patterns)
+            api.download_repo(
+                self._repo,
+                _KIND,
+                revision=self._revision,
+                local_dir=staging,
+                allow_patterns=patterns,
+                progress_callbacks=[Counted],
+            )
 
     def _list(self) -> "list[FileInfo]":
         from modelscope_hub import HubApi, HubConfig

@@ -16,7 +16,7 @@ from octavo_engine.sources.download_dir import (
     prepare_staging,
     read_complete_snapshot,
 )
-from octavo_engine.sources.progress import folder_bytes, show_progress, size_text
+from octavo_engine.sources.progress import Advance, folder_bytes, ignore_progress, show_progress, size_text
 from octavo_engine.sources.retries import Unreachable
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ModelSource(Protocol):
         ...
 
 
-def fetch_into(folder: Path, source: ModelSource) -> Path:
+def fetch_into(folder: Path, source: ModelSource, advance: Advance = ignore_progress) -> Path:
     """Download a model into a folder; return the folder, or the model's file in it, when it is complete."""
     try:
         snapshot = source.snapshot()
@@ -47,18 +47,18 @@ def fetch_into(folder: Path, source: ModelSource) -> Path:
         logger.info("%s: already in %s, version %s", source.uri, folder, snapshot.version)
         return snapshot.path_in(folder)
     check_unclaimed(folder, source.uri)
-    with lock_folder(folder):
+    with lock_folder(folder, advance):
         if read_complete_snapshot(folder) != snapshot:
-            _fill(folder, source, snapshot)
+            _fill(folder, source, snapshot, advance)
     return snapshot.path_in(folder)
 
 
-def _fill(folder: Path, source: ModelSource, snapshot: Snapshot) -> None:
+def _fill(folder: Path, source: ModelSource, snapshot: Snapshot, advance: Advance) -> None:
     staging = prepare_staging(folder, snapshot)
     missing = missing_files(folder, snapshot)
     needed = max(0, sum(missing.values()) - folder_bytes(staging))
     check_disk_space(source.uri, folder, needed_bytes=needed, num_files=len(missing))
     logger.info("%s: fetching %d files, %s, into %s", source.uri, len(missing), size_text(needed), folder)
-    with show_progress(source.uri, folder / STAGING, needed):
+    with show_progress(source.uri, folder / STAGING, needed, advance=advance):
         source.download(missing, snapshot, staging)
     move_into_place(folder, snapshot)

@@ -12,20 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo_engine.sources.download_dir import Snapshot
-from octavo_engine.sources.file_selection import select_files
+from octavo_engine.sources.file_selection import ADAPTER, select_files
 from octavo_engine.sources.object_store_kinds import StoreKind, store_kind
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.retries import Interrupted, with_retries
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore
 
 MAX_AT_ONCE = 8
 CHUNK_BYTES = 2**19
+MIN_CHUNK_BYTES = 1  # whatever has arrived, so that a slow source shows its progress
 DIGEST_CHARS = 12
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -45,20 +47,23 @@ class _Object:
 class ObjectStoreModel:
     """A `ModelSource` in an object store. Raises StartupError for a URI without a bucket, or without an account."""
 
-    def __init__(self, uri: str, kind: StoreKind, *, load_format: str = "auto") -> None:
+    def __init__(
+        self, uri: str, kind: StoreKind, *, load_format: str = "auto", advance: Advance = ignore_progress
+    ) -> None:
         scheme, _, place = uri.partition("://")
         bucket, _, path = place.partition("/")
         if not bucket:
             form = f"{scheme}://{kind.bucket.upper()}"
             raise StartupError(f"{uri}: the {kind.bucket} is missing: use {form}/FOLDER or {form}/PATH.gguf.")
         self.uri = uri
-        self._kind, self._load_format = kind, load_format
+        self._kind, self._load_format, self._advance = kind, load_format, advance
         self._folder, self._file = _split(path)
         self._store = kind.connect(uri, bucket, os.environ)
         self._objects: dict[str, _Object] = {}
+        self._chunk_bytes = MIN_CHUNK_BYTES if load_format == ADAPTER else CHUNK_BYTES
 
     def snapshot(self) -> Snapshot:
-        self._objects = with_retries(self._list, self.uri)
+        self._objects = with_retries(self._list, self.uri, advance=self._advance)
         if not self._objects:
             raise StartupError(
                 f"{self.uri}: no objects were found: check the names of the {self._kind.bucket} and the folder."
@@ -98,7 +103,8 @@ class ObjectStoreModel:
         def num_there() -> int:
             return partial.stat().st_size if partial.exists() else found.num_bytes
 
-        with_retries(lambda: self._download(found, partial), f"{self.uri}: {found.key}", progress=num_there)
+        name = f"{self.uri}: {found.key}"
+        with_retries(lambda: self._download(found, partial), name, progress=num_there, advance=self._advance)
         with suppress(FileNotFoundError):  # on a volume without locks, another process may have renamed it already
             partial.replace(target)
 
@@ -110,10 +116,11 @@ class ObjectStoreModel:
         if offset == found.num_bytes:
             return
         with self._translate_errors(), partial.open("r+b") as file:
-            chunks, offset = _opened(self._store, found, offset)
+            response, offset = _opened(self._store, found, offset)
             file.seek(offset)
-            for chunk in chunks:
+            for chunk in response.stream(self._chunk_bytes):
                 file.write(chunk)
+                self._advance(len(chunk))
         if partial.stat().st_size < found.num_bytes:
             raise Interrupted("the connection ended early")
 
@@ -149,26 +156,25 @@ class ObjectStoreModel:
         return StartupError(f"{self.uri}: the server returned {status} {code[1] if code else ''}.{hint}")
 
 
-def object_store_model(uri: str, *, load_format: str) -> ObjectStoreModel | None:
+def object_store_model(uri: str, *, load_format: str, advance: Advance = ignore_progress) -> ObjectStoreModel | None:
     """Return the source of a URI of an object store; None for other URIs. Raises StartupError."""
     kind = store_kind(uri)
-    return None if kind is None else ObjectStoreModel(uri, kind, load_format=load_format)
+    return None if kind is None else ObjectStoreModel(uri, kind, load_format=load_format, advance=advance)
 
 
-def _opened(store: "ObjectStore", found: _Object, offset: int) -> tuple[Iterator[Any], int]:
-    """Return the object's bytes from `offset` on, or from 0 if the server ignores a range, and where they start."""
+def _opened(store: "ObjectStore", found: _Object, offset: int) -> tuple["GetResult", int]:
+    """Return the object from `offset` on, or from 0 if the server ignores a range, and where it starts."""
     import obstore
     from obstore.exceptions import GenericError
 
     whole: GetOptions = {} if found.e_tag is None else {"if_match": found.e_tag}
     if offset:
         try:
-            rest = obstore.get(store, found.key, options={**whole, "range": (offset, found.num_bytes)})
-            return iter(rest.stream(CHUNK_BYTES)), offset
+            return obstore.get(store, found.key, options={**whole, "range": (offset, found.num_bytes)}), offset
         except GenericError as error:
             if "non-partial" not in str(error):
                 raise
-    return iter(obstore.get(store, found.key, options=whole).stream(CHUNK_BYTES)), 0
+    return obstore.get(store, found.key, options=whole), 0
 
 
 def _quoted(e_tag: str | None) -> str | None:

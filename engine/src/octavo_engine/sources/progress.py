@@ -8,28 +8,57 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+#: Called with the number of bytes that were read or downloaded since the last call.
+Advance = Callable[[int], None]
 
 BAR_PERIOD_S, LOG_PERIOD_S = 0.2, 10.0
 _KIB = 1024.0
 
 
+class LoadEnded(Exception):
+    """The load of the bytes that are read has ended: a function `Advance` raises it on the thread that reads."""
+
+
+def ignore_progress(num_bytes: int) -> None:
+    """Do nothing: an `Advance` of reads that no load waits for."""
+
+
 @contextmanager
 def show_progress(
-    name: str, folder: Path, total_bytes: int, *, period_s: float = LOG_PERIOD_S, has_bar: bool | None = None
+    name: str,
+    folder: Path,
+    total_bytes: int,
+    *,
+    period_s: float = LOG_PERIOD_S,
+    has_bar: bool | None = None,
+    advance: Advance = ignore_progress,
 ) -> Iterator[None]:
-    """Show the progress of a download of `total_bytes` into `folder` until the context ends."""
+    """Show the progress of a download of `total_bytes` into `folder` until the context ends.
+
+    `advance` is called on another thread.
+    """
     before = folder_bytes(folder)
 
+    reached = before
+
     def done() -> int:
-        return min(total_bytes, max(0, folder_bytes(folder) - before))
+        nonlocal reached
+        size = folder_bytes(folder)
+        with suppress(LoadEnded):
+            advance(abs(size - reached))
+        reached = size
+        return min(total_bytes, max(0, size - before))
 
     show = _bar if (sys.stderr.isatty() if has_bar is None else has_bar) else _lines
     over = threading.Event()
-    thread = threading.Thread(target=show, args=(name, total_bytes, done, over, period_s), name="fetch-progress")
+    thread = threading.Thread(
+        target=show, args=(name, total_bytes, done, over, period_s), name="fetch-progress", daemon=True
+    )
     thread.start()
     try:
         yield

@@ -20,6 +20,7 @@ from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.quantisation import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
@@ -77,22 +78,24 @@ def resolve_model(
     return replace(files, quantisation=read_quantisation(files))
 
 
-def locate_adapter(location: str, download_dir: Path | None = None) -> Path:
+def locate_adapter(location: str, download_dir: Path | None = None, advance: Advance = ignore_progress) -> Path:
     """Return the folder of an adapter; download it if `location` is a hub or a bucket. Raises StartupError."""
-    return locate(location, None, ADAPTER, download_dir)
+    return locate(location, None, ADAPTER, download_dir, advance)
 
 
-def locate(model: str, revision: str | None, load_format: str, download_dir: Path | None) -> Path:
+def locate(
+    model: str, revision: str | None, load_format: str, download_dir: Path | None, advance: Advance = ignore_progress
+) -> Path:
     """Return the path of a model, or of an adapter, on this machine; download it if need be. Raises StartupError."""
     if (local := locate_local(model)) is not None:
         return local
-    if (stored := object_store_model(model, load_format=load_format)) is not None:
-        return fetch_into(download_folder(model, download_dir), stored)
+    if (stored := object_store_model(model, load_format=load_format, advance=advance)) is not None:
+        return fetch_into(download_folder(model, download_dir), stored, advance)
     hub, repo, file = parse_hub_uri(model)
     if hub == "ms":
-        source = ModelScopeModel(repo, revision=revision, load_format=load_format, file=file)
-        return fetch_into(download_folder(source.uri, download_dir), source)
-    return download_from_hugging_face(repo, revision, load_format, file, download_dir)
+        source = ModelScopeModel(repo, revision=revision, load_format=load_format, file=file, advance=advance)
+        return fetch_into(download_folder(source.uri, download_dir), source, advance)
+    return download_from_hugging_face(repo, revision, load_format, file, download_dir, advance)
 
 
 def _open_folder(model: str, folder: Path, load_format: str) -> ModelFiles:

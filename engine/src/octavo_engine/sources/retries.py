@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,15 @@ def with_retries(
     *,
     progress: Callable[[], int] = lambda: 0,
     pause: Callable[[float], object] = time.sleep,
+    advance: Advance = ignore_progress,
 ) -> T:
     """Call `act` again while it raises Interrupted; raise Unreachable after 6 attempts without progress.
 
-    `progress` returns the bytes that are complete.
+    `progress` returns the bytes that are complete. `advance` is called before each attempt, as it may end them.
     """
     reached, tries = progress(), 0
     while True:
+        advance(0)
         try:
             return act()
         except Interrupted as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.wire.errors import StartupError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -45,12 +46,15 @@ class SafeTensor:
     num_bytes: int
 
 
-def read_safetensors(path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> dict[str, SafeTensor]:
+def read_safetensors(
+    path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES, advance: Advance = ignore_progress
+) -> dict[str, SafeTensor]:
     """Read a header. Raises StartupError in one line with the file and the tensor."""
     try:
         with path.open("rb") as file:
             entries, data_start = _read_header(path, file, max_header_bytes)
             size = path.stat().st_size
+            advance(data_start)
     except OSError as error:
         raise StartupError(f"{path}: cannot be read: {error.strerror or error}") from error
     return {

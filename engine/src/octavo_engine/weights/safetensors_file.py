@@ -16,6 +16,8 @@ from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensor
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.wire.errors import StartupError
 
+READ_BYTES = 2**20
+
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -37,8 +39,7 @@ def iter_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[
     with path.open("rb", buffering=0) as file:
         for info in tensors:
             file.seek(info.offset)
-            yield info.name, _read(path, file, info)
-            advance(info.num_bytes)
+            yield info.name, _read(path, file, info, advance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,7 @@ class LazyTensor:
     def __getitem__(self, _: EllipsisType) -> Tensor:
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.info.offset)
-            tensor = _read(self.path, file, self.info)
-        self.advance(self.info.num_bytes)
-        return tensor
+            return _read(self.path, file, self.info, self.advance)
 
 
 def lazy_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, LazyTensor]]:
@@ -62,14 +61,19 @@ def lazy_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[
         yield info.name, LazyTensor(path, info, advance)
 
 
-def _read(path: Path, file: FileIO, info: SafeTensor) -> Tensor:
-    """Read a tensor in several reads, as Linux returns at most 2 GiB per read."""
+def _read(path: Path, file: FileIO, info: SafeTensor, advance: Callable[[int], None]) -> Tensor:
+    """Read a tensor in several reads, each of which shows progress."""
     raw = fresh_tensor((info.num_bytes,), torch.uint8)
     buffer = memoryview(raw.numpy().data)
     done = 0
     while done < info.num_bytes:
-        count = file.readinto(buffer[done:])
+        count = file.readinto(buffer[done : done + READ_BYTES])
         if not count:
             raise StartupError(f"{path}: truncated: tensor {info.name!r} ends beyond the file.")
+        advance(count)
         done += count
+    return tensor_of_bytes(raw, info)
+
+
+def tensor_of_bytes(raw: Tensor, info: SafeTensor) -> Tensor:
     return raw.view(_DTYPES[info.dtype]).view(info.shape)
