@@ -1,5 +1,7 @@
 """Adapters that are loaded and unloaded while the server runs: vLLM's texts and status codes, and refusals."""
 
+import asyncio
+
 import pytest
 import pytest_asyncio
 from octavo_engine.lora_args import lora_modules
@@ -8,6 +10,7 @@ from octavo_testing.scripted import scripted_hash, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMIT_S = 30
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -85,6 +88,36 @@ async def test_an_adapter_that_cannot_be_loaded_changes_nothing(served, error, s
     answer = await served.http.post(LOAD, json={"lora_name": "blue", "lora_path": "/adapters/b"})
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, str(error))
     assert await names(served) == [MODEL, "red"]
+
+
+async def begin_load(served, name):
+    """Start a load whose source waits for `adapters_readable`."""
+    served.engine.adapters_readable.clear()
+    loading = asyncio.create_task(served.http.post(LOAD, json={"lora_name": name, "lora_path": "/adapters/b"}))
+    async with asyncio.timeout(LIMIT_S):
+        while name not in served.engine.loading:
+            await asyncio.sleep(0)
+    return loading
+
+
+async def test_a_client_that_leaves_ends_its_load(served):
+    loading = await begin_load(served, "blue")
+    loading.cancel()
+    async with asyncio.timeout(LIMIT_S):
+        while served.engine.loading:
+            await asyncio.sleep(0.001)
+    served.engine.adapters_readable.set()
+    assert await names(served) == [MODEL, "red"]
+
+
+async def test_a_drain_waits_for_a_load_no_longer_than_its_timeout(tmp_path):
+    client = ScriptedClient(write_byte_model(tmp_path), enable_lora=True)
+    async with serving(client, allows_adapter_updates=True, drain_timeout_s=0.0) as started:
+        loading = await begin_load(started, "blue")
+        await started.stop()
+        answer = await loading
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+    assert client.adapters == {}
 
 
 async def test_the_file_of_adapters_alone_decides(tmp_path):

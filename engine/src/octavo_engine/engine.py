@@ -12,7 +12,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,7 +62,7 @@ class EngineCore:
         self._clock = clock
         self._trace = trace
         self._proposer = proposer
-        self._adapters = LoadedAdapters(executor, adapters)
+        self._adapters = LoadedAdapters(executor, adapters, clock)
         self._costs = StepCosts()
         self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
@@ -104,12 +104,16 @@ class EngineCore:
             raise Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S)
         return self._adapters.load(location)
 
-    def start_loading_adapter(self, location: str, reply: Reply) -> None:
-        """Load an adapter beside running requests; a later `step` calls `reply`."""
-        self._adapters.start_loading(location, reply)
+    def start_loading_adapter(self, load_id: Hashable, location: str, reply: Reply) -> None:
+        """Load an adapter beside running requests; `reply` is called now, or by a later `step`."""
+        self._adapters.start_loading(load_id, location, reply)
+
+    def end_loading_adapter(self, load_id: Hashable) -> None:
+        """End a load, unless it has ended; its `reply` gets Unavailable."""
+        self._adapters.end_loading(load_id)
 
     def unload_adapter(self, adapter: str) -> None:
-        """Reject new requests for an adapter, and free its memory after the last running one."""
+        """Undo one load: without another, reject new requests for the adapter; free its memory after the last one."""
         self._adapters.unload(adapter)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -127,7 +131,8 @@ class EngineCore:
 
     def sleep_s(self) -> float | None:
         """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
-        deadlines = [s for s in (self._pending_grammars.next_deadline_s(), self._deadlines.next_s()) if s is not None]
+        parts = (self._pending_grammars.next_deadline_s, self._deadlines.next_s, self._adapters.next_deadline_s)
+        deadlines = [s for s in (next_s() for next_s in parts) if s is not None]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait_for_work(self, timeout_s: float) -> None:

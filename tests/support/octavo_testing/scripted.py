@@ -55,6 +55,7 @@ class ScriptedExecutor:
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
         self.preparing: dict[str, Future[object]] = {}
+        self.advance: dict[str, Callable[[int], None]] = {}  # by location of an adapter
         self.adapters: list[str] = []
         self.is_shut_down = False
         self.released: list[MemoryTag] = []
@@ -76,8 +77,9 @@ class ScriptedExecutor:
         """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
 
-    def prepare_adapter(self, location: str) -> Future[object]:
+    def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""
+        self.advance[location] = advance
         if location in self.preparing:
             return self.preparing[location]
         future: Future[object] = Future()
@@ -85,7 +87,8 @@ class ScriptedExecutor:
         return future
 
     def add_adapter(self, prepared: object) -> str:
-        self.adapters.append(str(prepared))
+        if prepared not in self.adapters:
+            self.adapters.append(str(prepared))
         return str(prepared)
 
     def remove_adapter(self, adapter: str) -> None:

@@ -75,6 +75,9 @@ class ScriptedClient:
         self.requests: list[EngineRequest] = []
         self.num_answers = 0
         self.adapter_error: Exception | None = None
+        self.adapters_readable = asyncio.Event()
+        self.adapters_readable.set()
+        self.loading: list[str] = []  # names of adapters
         self.adapters = {
             module.name: NamedAdapter(scripted_hash(module.path), module.path, module.base_model_name)
             for module in self.config.lora_modules
@@ -148,6 +151,11 @@ class ScriptedClient:
         return self.num_answers
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        self.loading.append(name)
+        try:
+            await self.adapters_readable.wait()
+        finally:
+            self.loading.remove(name)
         if self.adapter_error is not None:
             raise self.adapter_error
         self.adapters[name] = NamedAdapter(scripted_hash(path), path)

@@ -1,10 +1,13 @@
 """Calls to all ranks: each rank does its part, and all of them keep it or none."""
 
+import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from octavo_engine.loaded_adapters import LoadedAdapters
 from octavo_engine.process.parallel_executor import ParallelExecutor
 from octavo_engine.process.rank import answer
@@ -19,14 +22,27 @@ from octavo_engine.process.rank_messages import (
     decode_to_rank,
     encode,
 )
+from octavo_engine.runner.adapter_weights import tensors_of_bytes
 from octavo_engine.runner.adapters import LoadedAdapter, PreparedAdapter
+from octavo_engine.sources.adapter import AdapterFiles, AdapterModule
+from octavo_engine.sources.progress import Advance
+from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.wire.errors import EngineDead, StartupError
 
+MODULE = AdapterModule(
+    name="layer",
+    rank=1,
+    scale=0.5,
+    a=SafeTensor(name="a", dtype="BF16", shape=(1, 1), offset=64, num_bytes=2),
+    b=SafeTensor(name="b", dtype="BF16", shape=(1, 1), offset=66, num_bytes=2),
+)
+FILES = AdapterFiles(folder=Path("/folder"), modules={"layer": MODULE})
+TENSORS = {"a": torch.ones(1, 1, dtype=torch.bfloat16), "b": torch.full((1, 1), 2.0, dtype=torch.bfloat16)}
 CALLS = [
     *(Release("kv_cache"), Release("weights"), Restore("weights"), Restore("kv_cache")),
-    *(AddAdapter("/folder", "hash"), RemoveAdapter("hash")),
+    *(AddAdapter(FILES, {"a": bytearray(b"\x80?"), "b": bytearray(b"\0@")}, "hash"), RemoveAdapter("hash")),
 ]
-PREPARED = PreparedAdapter("hash", LoadedAdapter(Path("/folder"), {}), None)  # type: ignore[arg-type]
+PREPARED = PreparedAdapter("hash", LoadedAdapter(Path("/folder"), {}), None, FILES, TENSORS)  # type: ignore[arg-type]
 
 
 class Memory:
@@ -35,6 +51,7 @@ class Memory:
     def __init__(self, lost: Exception | None = None) -> None:
         self.calls: list[tuple[str, str]] = []
         self.lost = lost
+        self.tensors: dict[str, torch.Tensor] = {}
 
     def release(self, tag: str) -> None:
         self.calls.append(("release", tag))
@@ -44,17 +61,18 @@ class Memory:
         if self.lost is not None:
             raise self.lost
 
-    def prepare_adapter(self, location: str) -> "Future[PreparedAdapter]":
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[PreparedAdapter]":
         future: Future[PreparedAdapter] = Future()
         future.set_result(PREPARED)
         return future
 
     def add_adapter(self, prepared: PreparedAdapter) -> str:
-        self.load_adapter(str(prepared.loaded.folder), prepared.hash)
+        self.add_read_adapter(prepared.files, {}, prepared.hash)
         return prepared.hash
 
-    def load_adapter(self, folder: str, adapter: str) -> None:
-        self.calls.append(("load", f"{folder} {adapter}"))
+    def add_read_adapter(self, files: AdapterFiles, tensors: Mapping[str, bytearray], adapter: str) -> None:
+        self.calls.append(("load", f"{files.folder} {adapter}"))
+        self.tensors = tensors_of_bytes(files, tensors) if tensors else {}
         if self.lost is not None:
             raise self.lost
 
@@ -124,6 +142,7 @@ def test_all_ranks_add_and_remove_an_adapter_once() -> None:
     assert ranks.add_adapter(PREPARED) == ranks.add_adapter(PREPARED) == "hash"
     ranks.remove_adapter("hash")
     assert other.calls == [("load", "/folder hash"), ("remove", "hash")]
+    assert other.tensors == TENSORS
     assert memory.calls == [("load", "/folder hash"), *other.calls]
     ranks.add_adapter(PREPARED)
     assert other.calls[2:] == [("load", "/folder hash")]
@@ -147,6 +166,6 @@ def test_an_adapter_that_another_rank_cannot_add_is_removed_from_all() -> None:
 
 
 def test_a_rank_that_ends_while_it_adds_an_adapter_ends_the_engine() -> None:
-    adapters = LoadedAdapters(executor(Memory(), Rank1(Memory(), has_ended=True)), [])
+    adapters = LoadedAdapters(executor(Memory(), Rank1(Memory(), has_ended=True)), [], time.monotonic)
     with pytest.raises(EngineDead, match=r"rank 1: .* killed"):
         adapters.load("/folder")

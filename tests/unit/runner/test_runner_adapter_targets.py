@@ -10,7 +10,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group import Group
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.runner.adapter_targets import AdapterTargets, adapters_bytes
-from octavo_engine.runner.adapter_weights import read_terms
+from octavo_engine.runner.adapter_weights import make_terms, read_tensors
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.sources.adapter import read_adapter
@@ -70,7 +70,7 @@ def test_the_reserve_is_at_least_what_adapters_take(
     folder = make_tiny("llama", tmp_path)
     model = model_of(folder, device="cpu", dtype=dtype, group=Group(0, num_ranks))
     adapter = read_adapter(write_adapter(tmp_path / "a", llama_pairs(rank=rank)))
-    _, terms = read_terms(adapter, model, max_rank=rank)
+    terms = make_terms(adapter, read_tensors(adapter), model, max_rank=rank)
     packed = [
         weight for term in terms.values() for weight in (term.down, *(up[1] for up in term.ups if up is not None))
     ]

@@ -1,5 +1,6 @@
 """The file of adapters: what is valid, and how an engine follows changes of it."""
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -17,12 +18,14 @@ class Engine:
     """Holds the locations of adapters by name. `broken`: location -> error. `calls`: names in the order of loading."""
 
     def __init__(self):
-        self.adapters, self.broken, self.calls = {}, {}, []
+        self.adapters, self.broken, self.calls, self.stalled = {}, {}, [], {}
 
     async def load_adapter(self, name, path, *, in_place=False):
         self.calls.append(name)
         if name in self.adapters and not in_place:
             raise InvalidRequest(f"the adapter {name!r} is already loaded: choose another name.")
+        if path in self.stalled:
+            await self.stalled[path].wait()
         if path in self.broken:
             raise self.broken[path]
         self.adapters[name] = path
@@ -106,6 +109,18 @@ async def test_a_bad_adapter_changes_nothing_else_and_is_tried_again(file, caplo
     await followed.update(after_s=2 * LEAST_RETRY_S)
     assert followed.engine.adapters == {"a": "/a2", "b": "/b", "bad": "/bad"}
     assert followed.missing == {}
+
+
+async def test_a_source_that_stalls_delays_no_other_adapter(file):
+    followed = Followed(file, [("a", "/stalled"), ("b", "/b")])
+    followed.engine.stalled = {"/stalled": asyncio.Event()}
+    updating = asyncio.create_task(followed.update())
+    while "b" not in followed.engine.adapters:
+        await asyncio.sleep(0)
+    assert not updating.done()
+    followed.engine.stalled["/stalled"].set()
+    await updating
+    assert followed.engine.adapters == {"a": "/stalled", "b": "/b"}
 
 
 async def test_what_has_failed_is_tried_after_what_has_not(file):

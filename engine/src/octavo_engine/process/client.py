@@ -20,7 +20,7 @@ from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.process.pipes import framed
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
-from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
+from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 from octavo_engine.wire.sleep import WAKE_RETRY_S, MemoryTag
 
@@ -135,9 +135,24 @@ class CoreProcess:
         """
         return await self._call(lambda call_id: messages.Call(call_id, name, [*tags]), timeout_s)
 
-    async def call_adapter(self, name: AdapterCallName, adapter: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Answer:
-        """Load or unload an adapter. Raises InvalidRequest, Unavailable, and EngineDead as `call` does."""
-        return await self._call(lambda call_id: messages.AdapterCall(call_id, name, adapter), timeout_s)
+    async def load_adapter(self, location: str) -> str:
+        """Load an adapter, in any time, and return its hash. If the call is cancelled, the adapter is not loaded.
+
+        Raises InvalidRequest, Unavailable and EngineDead.
+        """
+        call_id = next(self._call_ids)
+        waiting = self._send_call(call_id, messages.AdapterCall(call_id, "load_adapter", location))
+        try:
+            return str(await self._answer(waiting, None))
+        except asyncio.CancelledError:
+            waiting.add_done_callback(self._unload_unwanted)
+            with suppress(EngineDead):
+                self.send(messages.AdapterCall(call_id, "end_load", ""))
+            raise
+
+    async def unload_adapter(self, adapter: str) -> None:
+        """Undo one load of an adapter, given by its hash. Raises EngineDead as `call` does."""
+        await self._call(lambda call_id: messages.AdapterCall(call_id, "unload_adapter", adapter), CALL_TIMEOUT_S)
 
     def probe(self) -> bool:
         """Return True if the process has answered the last probe; then, and the first time, send the next one."""
@@ -151,18 +166,33 @@ class CoreProcess:
 
     async def _call(self, message: Callable[[int], messages.ToCore], timeout_s: float) -> Answer:
         call_id = next(self._call_ids)
+        waiting = self._send_call(call_id, message(call_id))
+        try:
+            return await self._answer(waiting, timeout_s)
+        finally:
+            waiting.cancel()
+
+    def _send_call(self, call_id: int, message: messages.ToCore) -> "asyncio.Future[Answer]":
+        """Send a call; return a future of its answer, which is cancelled when the core ends. Raises EngineDead."""
+        self.send(message)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = waiting
-        try:
-            self.send(message(call_id))
-            await asyncio.wait({waiting}, timeout=timeout_s)
-            if not waiting.done():
-                raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
-            if waiting.cancelled():
-                raise EngineDead(f"the engine core {self._exit_description()}.")
-            return waiting.result()
-        finally:
-            del self._calls[call_id]
+        waiting.add_done_callback(lambda _: self._calls.pop(call_id, None))
+        return waiting
+
+    async def _answer(self, waiting: "asyncio.Future[Answer]", timeout_s: float | None) -> Answer:
+        await asyncio.wait({waiting}, timeout=timeout_s)
+        if not waiting.done():
+            raise EngineDead(f"the engine core has not answered within {timeout_s:g} s: see /health.")
+        if waiting.cancelled():
+            raise EngineDead(f"the engine core {self._exit_description()}.")
+        return waiting.result()
+
+    def _unload_unwanted(self, loaded: "asyncio.Future[Answer]") -> None:
+        """Unload an adapter that was loaded just when its load was cancelled."""
+        if not loaded.cancelled() and loaded.exception() is None:
+            with suppress(EngineDead):
+                self.send(messages.AdapterCall(next(self._call_ids), "unload_adapter", str(loaded.result())))
 
     def _resolve_call(self, call_id: int, answer: Answer | OctavoError) -> None:
         waiting = self._calls.get(call_id)

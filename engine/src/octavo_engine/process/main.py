@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -94,7 +93,9 @@ def call_adapter(core: EngineCore, call: messages.AdapterCall, send: Callable[[m
             send(messages.Answered(call.call_id, result))
 
     if call.name == "load_adapter":
-        core.start_loading_adapter(call.adapter, reply)
+        core.start_loading_adapter(call.call_id, call.adapter, reply)
+    elif call.name == "end_load":
+        core.end_loading_adapter(call.call_id)
     else:
         core.unload_adapter(call.adapter)
         reply(call.adapter)
@@ -151,4 +152,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    os._exit(exit_code)  # Python would wait for a thread that hangs in the download of an adapter

@@ -43,7 +43,10 @@ class Call(msgspec.Struct, tag=True):
 
 
 class AdapterCall(msgspec.Struct, tag=True):
-    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload."""
+    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload.
+
+    "end_load" has the `call_id` of a load, which is answered at once, and no answer of its own.
+    """
 
     call_id: int
     name: AdapterCallName

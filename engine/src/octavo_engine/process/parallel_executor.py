@@ -12,8 +12,10 @@ from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner import model_loading
+from octavo_engine.runner.adapter_weights import bytes_of_tensors
 from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
@@ -59,18 +61,18 @@ class ParallelExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return self._local.prepare(grammar)
 
-    def prepare_adapter(self, location: str) -> "Future[object]":
-        return self._local.prepare_adapter(location)
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+        return self._local.prepare_adapter(location, advance)
 
     def add_adapter(self, prepared: object) -> str:
-        """Add an adapter on all ranks, or on none. Other ranks read it now, from the folder where rank 0 has found it.
+        """Add an adapter on all ranks, or on none. Other ranks get what rank 0 has read, so no source can delay them.
 
         Raises EngineDead if a rank ends.
         """
         assert isinstance(prepared, PreparedAdapter)
         adapter = self._local.add_adapter(prepared)
         if adapter not in self._adapters:
-            self._ranks.send(AddAdapter(str(prepared.loaded.folder), adapter))
+            self._ranks.send(AddAdapter(prepared.files, bytes_of_tensors(prepared.tensors), adapter))
             errors = self._ranks.collect_answers(has_limit=True)
             if errors:
                 self.remove_adapter(adapter)

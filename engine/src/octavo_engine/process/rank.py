@@ -50,8 +50,8 @@ def answer(executor: "LocalExecutor", call: messages.Call) -> messages.Answer:
                 executor.release(tag)
             case messages.Restore(tag):
                 executor.restore(tag)
-            case messages.AddAdapter(folder, adapter):
-                executor.load_adapter(folder, adapter)
+            case messages.AddAdapter(files, tensors, adapter):
+                executor.add_read_adapter(files, tensors, adapter)
             case messages.RemoveAdapter(adapter):
                 executor.remove_adapter(adapter)
     except CALL_ERRORS as error:

@@ -14,6 +14,7 @@ from octavo_engine.config import EngineConfig
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process.messages import Failed, Hello
 from octavo_engine.runner.memory import MemoryInfo
+from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.plan import StepPlan
 from octavo_engine.wire.sleep import MemoryTag
@@ -50,9 +51,10 @@ class Restore(msgspec.Struct, tag=True):
 
 
 class AddAdapter(msgspec.Struct, tag=True):
-    """Read an adapter from `folder` and add it; `adapter`: its hash."""
+    """Add an adapter that rank 0 has read. `tensors`: their bytes, by name. `adapter`: its hash."""
 
-    folder: str
+    files: AdapterFiles
+    tensors: dict[str, bytearray]
     adapter: str
 
 
@@ -92,7 +94,7 @@ def _decode_path(kind: type, value: Any) -> Any:
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
-decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=_decode_path).decode
 
 
 def meeting_file(folder: str) -> Path:

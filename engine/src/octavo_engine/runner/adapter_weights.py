@@ -15,7 +15,8 @@ from octavo_engine.models.model import Model
 from octavo_engine.ops.packed_linear import PackedWeight, pack, small_linear
 from octavo_engine.runner.adapter_targets import AdapterTargets, Target
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule
-from octavo_engine.weights.safetensors_file import iter_safetensors
+from octavo_engine.sources.progress import Advance, ignore_progress
+from octavo_engine.weights.safetensors_file import iter_safetensors, tensor_of_bytes
 
 _LABEL = b"octavo-adapter1"
 
@@ -40,15 +41,27 @@ class LayerTerm:
 Terms = Mapping[Linear, LayerTerm]
 
 
-def read_terms(files: AdapterFiles, model: Model, *, max_rank: int) -> tuple[str, Terms]:
-    """Return the hash of an adapter's content, and its terms. Raises StartupError."""
+def read_tensors(files: AdapterFiles, advance: Advance = ignore_progress) -> dict[str, Tensor]:
+    return dict(iter_safetensors(files.tensors_file, advance=advance))
+
+
+def bytes_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, bytearray]:
+    return {name: bytearray(_view_bytes(tensor)) for name, tensor in tensors.items()}
+
+
+def tensors_of_bytes(files: AdapterFiles, raw: Mapping[str, bytearray]) -> dict[str, Tensor]:
+    """Return the tensors of an adapter from the result of `bytes_of_tensors`."""
+    infos = [info for module in files.modules.values() for info in (module.a, module.b)]
+    return {info.name: tensor_of_bytes(torch.frombuffer(raw[info.name], dtype=torch.uint8), info) for info in infos}
+
+
+def make_terms(files: AdapterFiles, tensors: Mapping[str, Tensor], model: Model, *, max_rank: int) -> Terms:
+    """Pack tensors as terms of a model. Raises StartupError."""
     modules = AdapterTargets(model).match(files, max_rank=max_rank)
-    tensors = dict(iter_safetensors(files.tensors_file, advance=lambda _: None))
     by_layer: dict[Linear, dict[Target, AdapterModule]] = {}
     for target, module in modules.items():
         by_layer.setdefault(target.linear, {})[target] = module
-    terms = {linear: _pack_term(files, linear, found, tensors, model.build) for linear, found in by_layer.items()}
-    return _content_hash(files, tensors), terms
+    return {linear: _pack_term(files, linear, found, tensors, model.build) for linear, found in by_layer.items()}
 
 
 def _pack_term(
@@ -79,7 +92,7 @@ def _pack_term(
     return LayerTerm(pack(down), tuple(ups))
 
 
-def _content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
+def content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
     """Hash everything that the terms depend on: names, scales and tensors, and neither paths nor other settings."""
     digest = hashlib.sha256(_LABEL)
     for name, module in sorted(files.modules.items()):
@@ -88,8 +101,12 @@ def _content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
         for info in (module.a, module.b):
             _add(digest, info.dtype.encode())
             _add(digest, struct.pack("<2Q", *info.shape))
-            _add(digest, tensors[info.name].contiguous().view(torch.uint8).numpy().data)
+            _add(digest, _view_bytes(tensors[info.name]))
     return digest.hexdigest()
+
+
+def _view_bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().view(torch.uint8).numpy().data
 
 
 def _add(digest: "hashlib._Hash", part: bytes | memoryview) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
-from octavo_engine.runner.adapter_weights import LayerTerm, Terms, read_terms
-from octavo_engine.sources.adapter import read_adapter
+from octavo_engine.runner.adapter_weights import LayerTerm, Terms, content_hash, make_terms, read_tensors
+from octavo_engine.sources.adapter import AdapterFiles, read_adapter
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.resolve import locate_adapter
 from octavo_engine.wire.errors import StartupError
 
@@ -33,6 +34,8 @@ class PreparedAdapter:
     hash: str
     loaded: LoadedAdapter
     model: Model
+    files: AdapterFiles
+    tensors: Mapping[str, Tensor]
 
 
 class Adapters:
@@ -44,24 +47,28 @@ class Adapters:
         self._download_dir = download_dir
         self._loaded: dict[str, LoadedAdapter] = {}
 
-    def load(self, location: str, expected: str | None = None) -> str:
-        """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed.
+    def load(self, location: str) -> str:
+        """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed."""
+        return self.add(self.prepare(location))
 
-        `expected`: the hash that another rank has found.
+    def prepare(self, location: str, advance: Advance = ignore_progress) -> PreparedAdapter:
+        """Download, read and pack an adapter, on any thread. Raises StartupError.
+
+        A thread that hangs in the source keeps no model in memory.
         """
-        prepared = self.prepare(location)
-        if expected not in (None, prepared.hash):
-            raise StartupError(f"adapter {location}: it has changed while it was loaded: load it again.")
-        return self.add(prepared)
+        if self._model is None:
+            raise StartupError(f"adapter {location}: the engine sleeps: wake it up first.")
+        files = read_adapter(locate_adapter(location, self._download_dir, advance), advance)
+        tensors = read_tensors(files, advance)
+        return self.pack(files, tensors, content_hash(files, tensors))
 
-    def prepare(self, location: str) -> PreparedAdapter:
-        """Download, read and pack an adapter, on any thread. Raises StartupError."""
+    def pack(self, files: AdapterFiles, tensors: Mapping[str, Tensor], adapter: str) -> PreparedAdapter:
+        """Pack an adapter that was read, and whose hash is `adapter`, on any thread. Raises StartupError."""
         model = self._model
         if model is None:
-            raise StartupError(f"adapter {location}: the engine sleeps: wake it up first.")
-        files = read_adapter(locate_adapter(location, self._download_dir))
-        adapter, terms = read_terms(files, model, max_rank=self._max_rank)
-        return PreparedAdapter(adapter, LoadedAdapter(files.folder, terms), model)
+            raise files.error("the engine sleeps: wake it up first.")
+        terms = make_terms(files, tensors, model, max_rank=self._max_rank)
+        return PreparedAdapter(adapter, LoadedAdapter(files.folder, terms), model, files, tensors)
 
     def add(self, prepared: PreparedAdapter) -> str:
         """Add an adapter, between two steps; return its hash. If it raises StartupError, nothing has changed."""
@@ -89,10 +96,11 @@ class Adapters:
         """Read all adapters for a new model. Raises StartupError if one has changed since it was loaded."""
         reloaded = {}
         for adapter, loaded in self._loaded.items():
-            read_hash, terms = read_terms(read_adapter(loaded.folder), model, max_rank=self._max_rank)
-            if read_hash != adapter:
-                raise StartupError(f"adapter {loaded.folder}: it has changed since it was loaded: restart the engine.")
-            reloaded[adapter] = replace(loaded, terms=terms)
+            files = read_adapter(loaded.folder)
+            tensors = read_tensors(files)
+            if content_hash(files, tensors) != adapter:
+                raise files.error("it has changed since it was loaded: restart the engine.")
+            reloaded[adapter] = replace(loaded, terms=make_terms(files, tensors, model, max_rank=self._max_rank))
         self._model, self._loaded = model, reloaded
 
     @contextmanager

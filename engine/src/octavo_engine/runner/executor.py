@@ -4,17 +4,24 @@
 has run the plan when `submit` returns.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.runner.adapter_weights import tensors_of_bytes
 from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.runner import Runner
+from octavo_engine.sources.adapter import AdapterFiles
+from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
+
+logger = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -30,8 +37,8 @@ class Executor(Protocol):
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
-    def prepare_adapter(self, location: str) -> "Future[object]":
-        """Read an adapter, beside plans. Both the call and its future may raise StartupError."""
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+        """Read an adapter on a thread of its own, beside plans. Both the call and its future may raise StartupError."""
         ...
 
     def add_adapter(self, prepared: object) -> str:
@@ -74,7 +81,6 @@ class LocalExecutor:
         self._grammars = grammars
         self._memory: EngineMemory | None = memory
         self._adapters = adapters
-        self._adapter_thread = ThreadPoolExecutor(1, thread_name_prefix="adapter")  # starts with the first adapter
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         if self._runner is not None:
@@ -89,20 +95,30 @@ class LocalExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
 
-    def prepare_adapter(self, location: str) -> "Future[object]":
-        if self._adapters is None:
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+        adapters, future = self._adapters, Future[object]()
+        if adapters is None:
             raise StartupError(f"adapter {location}: adapters need --enable-lora: add it.")
-        return cast("Future[object]", self._adapter_thread.submit(self._adapters.prepare, location))
+
+        def read() -> None:
+            try:
+                future.set_result(adapters.prepare(location, advance))
+            except Exception as error:
+                logger.debug("adapter %s could not be read", location, exc_info=True)
+                future.set_exception(error)
+
+        threading.Thread(target=read, name="adapter", daemon=True).start()  # it may hang: no exit waits for it
+        return future
 
     def add_adapter(self, prepared: object) -> str:
         assert self._adapters is not None, "an adapter was prepared"
         assert isinstance(prepared, PreparedAdapter)
         return self._adapters.add(prepared)
 
-    def load_adapter(self, folder: str, adapter: str) -> None:
-        """Read and add the adapter that rank 0 has read, whose hash is `adapter`. Raises StartupError."""
+    def add_read_adapter(self, files: AdapterFiles, tensors: Mapping[str, bytearray], adapter: str) -> None:
+        """Pack and add the adapter that rank 0 has read, whose hash is `adapter`. Raises StartupError."""
         assert self._adapters is not None, "rank 0 has read an adapter"
-        self._adapters.load(folder, expected=adapter)
+        self._adapters.add(self._adapters.pack(files, tensors_of_bytes(files, tensors), adapter))
 
     def remove_adapter(self, adapter: str) -> None:
         if self._adapters is not None:
@@ -117,10 +133,9 @@ class LocalExecutor:
             self._memory.restore(tag)
 
     def shutdown(self) -> None:
-        """Free the weights and the KV cache, and stop compiling grammars and reading adapters."""
+        """Free the weights and the KV cache, and stop compiling grammars."""
         device = None if self._memory is None else self._memory.device
         self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()
-        self._adapter_thread.shutdown(wait=False, cancel_futures=True)
         if device is not None:
             device.release_unused_memory()

@@ -119,15 +119,15 @@ class AdapterFileFollower:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def update(self) -> None:
-        """Read the file if it has changed; then unload and load what is due, one adapter after another."""
+        """Read the file if it has changed; then unload what is due, and load it, all adapters at once."""
         if self._watch.has_changed():
             self._read_again()
         for name in [name for name in self._loaded if name not in self._listed]:
             await self._unload(name)
         if self._clock() < self._retry_at_s:
             return
-        for name in sorted(self._waiting(), key=self._failures.__contains__):  # first those that have not failed
-            await self._load(name, self._listed.uris[name])
+        due = sorted(self._waiting(), key=self._failures.__contains__)  # first those that have not failed
+        await asyncio.gather(*(self._load(name, self._listed.uris[name]) for name in due))
         wait_s = self._backoff.next_wait_s(lasted_s=0.0) if self._failures else float("inf")
         self._retry_at_s = self._clock() + wait_s
 

@@ -1,6 +1,7 @@
 """`/v1/load_lora_adapter`, `/v1/unload_lora_adapter`: administrators change a running engine's adapters, as in vLLM.
 
-An adapter that cannot be loaded changes nothing. With `--lora-modules-file`, the file alone decides.
+An adapter that cannot be loaded, or whose client leaves meanwhile, changes nothing. With `--lora-modules-file`, the
+file alone decides.
 """
 
 import logging
@@ -10,11 +11,12 @@ from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import TEXT, accepts
 from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.http.responses import CancellableTextResponse
 from octavo_server.openai.errors import AdapterNotFound, InvalidAdapterCall, NotEnabled
 
 logger = logging.getLogger(__name__)
@@ -49,9 +51,13 @@ async def load_lora_adapter(request: Request) -> Response:
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
             "'load_inplace' to True."
         )
-    await context.client.load_adapter(name, body.lora_path, in_place=body.load_inplace)
-    logger.info("adapter %r is loaded from %s", name, body.lora_path)
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def load() -> bytes:
+        await context.client.load_adapter(name, body.lora_path, in_place=body.load_inplace)
+        logger.info("adapter %r is loaded from %s", name, body.lora_path)
+        return f"Success: LoRA adapter '{name}' added successfully.".encode()
+
+    return CancellableTextResponse(context.in_flight, request.scope["state"]["request_id"], load)
 
 
 @router.post("/v1/unload_lora_adapter", **accepts(UnloadAdapterRequest, "Unload an adapter", answer=TEXT))
@@ -62,12 +68,16 @@ async def unload_lora_adapter(request: Request) -> Response:
     name = body.lora_name
     if not name:
         raise InvalidAdapterCall("'lora_name' needs to be provided to unload a LoRA adapter.")
-    try:
-        await context.client.unload_adapter(name)
-    except ModelNotFound:
-        raise AdapterNotFound(name) from None
-    logger.info("adapter %r is unloaded", name)
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def unload() -> bytes:
+        try:
+            await context.client.unload_adapter(name)
+        except ModelNotFound:
+            raise AdapterNotFound(name) from None
+        logger.info("adapter %r is unloaded", name)
+        return f"Success: LoRA adapter '{name}' removed successfully.".encode()
+
+    return CancellableTextResponse(context.in_flight, request.scope["state"]["request_id"], unload)
 
 
 def _context_with_updates(request: Request) -> ApiContext:

@@ -155,7 +155,10 @@ class EngineClient(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
-        """Load an adapter beside running requests. Raises InvalidRequest, Unavailable, EngineDead."""
+        """Load an adapter beside running requests; if the call is cancelled, nothing is loaded.
+
+        Raises InvalidRequest, Unavailable, EngineDead.
+        """
         ...
 
     async def unload_adapter(self, name: str) -> None:

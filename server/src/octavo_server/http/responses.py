@@ -76,12 +76,14 @@ class CancellableResponse(Response):
 class CancellableJSONResponse(CancellableResponse):
     """`headers` is called after `body`, as the values of headers may depend on the body."""
 
+    kind = JSON_TYPE
+
     def __init__(
         self,
         in_flight: InFlight,
         request_id: str,
         body: Callable[[], Awaitable[bytes]],
-        headers: Callable[[], Headers],
+        headers: Callable[[], Headers] = list,
     ) -> None:
         super().__init__(in_flight, request_id)
         self._body = body
@@ -89,8 +91,12 @@ class CancellableJSONResponse(CancellableResponse):
 
     async def _run(self, send: Send) -> None:
         body = await self._body()
-        await self._start(send, 200, [JSON_TYPE, _length(body), *self._make_headers()])
+        await self._start(send, 200, [self.kind, _length(body), *self._make_headers()])
         await send({"type": "http.response.body", "body": body})
+
+
+class CancellableTextResponse(CancellableJSONResponse):
+    kind = (b"content-type", b"text/plain; charset=utf-8")
 
 
 class SSEResponse(CancellableResponse):
