@@ -25,8 +25,7 @@ def output_kind(params: SamplingParams) -> OutputKind:
     return _KINDS[params.output_kind]
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct):
     """A token's log-probability. `rank` is 1-based, over the whole vocabulary."""
 
     logprob: float

@@ -50,6 +50,7 @@ COSTLY: Mapping[str, Mapping[str, Any]] = {
     CHAT: {
         "tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(256)],
         "top_logprobs": 20,
+        "logprob_token_ids": list(range(128)),
         "stop": _stop_strings(),
         "n": 8,
     },
@@ -79,9 +80,9 @@ def combined_bodies() -> dict[str, tuple[str, dict[str, Any]]]:
     for path, values in COSTLY.items():
         for names in [*combinations(values, 1), *combinations(values, 2)]:
             body = {name: values[name] for name in names}
-            if "logprob_token_ids" in body:
-                body["logprobs"] = 20
-            if "top_logprobs" in body:
+            if path == CHAT and ("top_logprobs" in body or "logprob_token_ids" in body):
                 body["logprobs"] = True
+            elif "logprob_token_ids" in body:
+                body["logprobs"] = 20
             found[f"{path} {' x '.join(names)}"] = (path, body)
     return found

@@ -40,31 +40,32 @@ async def cost_s(served: Served, path: str, fields: Mapping[str, Any]) -> float:
     prompt = {"messages": [{"role": "user", "content": LETTER}]} if path == CHAT else {"prompt": LETTER}
     body = {**prompt, "logit_bias": {str(LETTER_ID): 100}, "ignore_eos": True, "stream": True, **fields}
     took_s = []
-    for num_tokens in (FEW, MANY):
+    for num_tokens in (FEW, FEW, MANY):  # the first request may fill caches
         lengths = dict.fromkeys(("max_tokens", "min_tokens") if "min_tokens" in body else ("max_tokens",), num_tokens)
         began_s = time.thread_time()
         await asyncio.to_thread(read_stream, served.url + path, {**body, **lengths})
         took_s.append(time.thread_time() - began_s)
-    return (took_s[1] - took_s[0]) / (MANY - FEW) / fields.get("n", 1)
+    return (took_s[2] - took_s[1]) / (MANY - FEW) / fields.get("n", 1)
 
 
 async def measure(folder: Path) -> dict[str, tuple[float, float]]:
-    """Name of a body -> what its token costs, and one of a plain request with one sequence, in seconds."""
-    found, plain = {}, dict[str, float]()
+    """Name of a body -> what its token costs, and one of a plain request with as many sequences, in seconds."""
+    found, plain = {}, dict[tuple[str, int], float]()
     client = InlineClient(write_large_vocabulary(folder), **ENGINE)
     async with serving(client, tools=ToolSettings(parser="hermes", allows_auto=True)) as served:
         for name, (path, fields) in combined_bodies().items():
+            like = path, fields.get("n", 1)
             cost = float("inf")
-            if path not in plain:
-                await cost_s(served, path, {})  # the first steps of an engine take longer
+            if like not in plain:
+                await cost_s(served, path, {"n": like[1]})  # the first steps of an engine take longer
             for run in range(RUNS):
-                if run or path not in plain:
-                    plain[path] = min(plain.get(path, cost), await cost_s(served, path, {}))
+                if run or like not in plain:
+                    plain[like] = min(plain.get(like, cost), await cost_s(served, path, {"n": like[1]}))
                 cost = min(cost, await cost_s(served, path, fields))
-                if cost <= MAX_RATIO * plain[path]:
+                if cost <= MAX_RATIO * plain[like]:
                     break
-            found[name] = cost, plain[path]
-            print(f"{name}: {1e3 * cost:.2f} ms, plain {1e3 * plain[path]:.2f} ms", file=sys.stderr, flush=True)
+            found[name] = cost, plain[like]
+            print(f"{name}: {1e3 * cost:.2f} ms, plain {1e3 * plain[like]:.2f} ms", file=sys.stderr, flush=True)
     return found
 
 

@@ -9,7 +9,10 @@ from octavo_server.openai.logprobs import LogprobWriter
 
 class Codec:
     def token_bytes(self, token_id: int) -> bytes:
-        return f"<{token_id}>".encode()
+        return self.token_str(token_id).encode()
+
+    def token_str(self, token_id: int) -> str:
+        return f"<{token_id}>"
 
 
 @pytest.mark.parametrize("chosen", [30, 31, 33, 69])

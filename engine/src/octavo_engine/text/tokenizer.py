@@ -32,7 +32,7 @@ PIECES_AT_ONCE = 64
 
 
 class Tokenizer:
-    """A thread-safe tokenizer: its cache of token bytes is filled on use, always with the same values.
+    """A thread-safe tokenizer: its caches of tokens are filled on use, always with the same values.
 
     `special_ids`: tokens without text, which are omitted if special tokens are skipped.
     """
@@ -49,6 +49,7 @@ class Tokenizer:
         self._added = frozenset(added)
         self._alphabet = alphabet_of(backend, origin)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
+        self._texts: list[str | None] = [None] * self.vocab_size
 
     @classmethod
     def from_json(cls, text: str, *, bos_token_id: int | None, eos_token_id: int | None) -> "Tokenizer":
@@ -123,7 +124,12 @@ class Tokenizer:
 
     def token_str(self, token_id: int) -> str:
         """Return a single token's text; incomplete characters become U+FFFD."""
-        return self.token_bytes(token_id).decode(errors="replace")
+        if not 0 <= token_id < self.vocab_size:
+            return ""
+        text = self._texts[token_id]
+        if text is None:
+            text = self._texts[token_id] = self.token_bytes(token_id).decode(errors="replace")
+        return text
 
     def piece(self, token_id: int) -> str:
         """Return a token as the vocabulary spells it, e.g. `Ġworld`; empty for an id without a token."""

@@ -78,9 +78,10 @@ class LogprobWriter:
         return top
 
     def _key(self, token_id: int) -> str:
-        data, text = self._codec.token_bytes(token_id), self._token(token_id)
-        is_part = not self._as_ids and text.encode() != data
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data) if is_part else text
+        text = self._token(token_id)
+        if "\ufffd" not in text or text.encode() == (data := self._codec.token_bytes(token_id)):
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _chat_token(self, position: PositionLogprobs) -> TokenLogprob:
         chosen, entry = next(iter(position.items()))
@@ -91,10 +92,7 @@ class LogprobWriter:
         return TokenLogprob(self._token(chosen), _finite(entry), list(self._codec.token_bytes(chosen)), top)
 
     def _token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self._text(token_id)
-
-    def _text(self, token_id: int) -> str:
-        return self._codec.token_bytes(token_id).decode("utf-8", "replace")
+        return f"token_id:{token_id}" if self._as_ids else self._codec.token_str(token_id)
 
 
 def split(columns: CompletionLogprobs, end: int) -> tuple[CompletionLogprobs, CompletionLogprobs]:
@@ -121,8 +119,7 @@ def prompt_list(positions: Sequence[PositionLogprobs | None], codec: "TextCodec"
 
 
 def _described(token_id: int, entry: Logprob, codec: "TextCodec") -> dict[str, Any]:
-    text = codec.token_bytes(token_id).decode("utf-8", "replace")
-    return {"logprob": _finite(entry), "rank": entry.rank, "decoded_token": text}
+    return {"logprob": _finite(entry), "rank": entry.rank, "decoded_token": codec.token_str(token_id)}
 
 
 def _finite(entry: Logprob) -> float:
