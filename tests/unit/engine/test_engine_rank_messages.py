@@ -1,12 +1,17 @@
 """Messages between rank 0 and the processes of the other ranks survive the way."""
 
 import os
+import queue
 from pathlib import Path
 
+import zmq
 from octavo_engine.config import EngineConfig
 from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.ipc_sockets import make_folder, remove_folder
+from octavo_engine.process.messages import Failed
 from octavo_engine.process.parallel_executor import _without_grammars
 from octavo_engine.process.pipes import framed, read_message
+from octavo_engine.process.rank_process import RankProcess, Report
 from octavo_engine.process.rank_processes import without_text
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.sources.model_files import ModelFiles
@@ -46,7 +51,7 @@ def test_plans_are_the_same_without_grammars() -> None:
     assert received == PLAN
 
 
-def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
+def rank_start(folder: str) -> messages.RankStart:
     packed = PackedConfig(method="gptq", layout="gptq", bits=4, group_size=32, symmetric=True)
     files = ModelFiles(
         name="m",
@@ -58,18 +63,41 @@ def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
         quantisation=packed,
         tokenizer_config={"model_max_length": 10**30},  # as many checkpoints have it
     )
-    start = messages.RankStart(
+    return messages.RankStart(
         rank=1,
         config=EngineConfig(model="m", tensor_parallel_size=2),
         files=without_text(files),
         memory=MemoryInfo(total_bytes=2, available_bytes=1),
         num_blocks=3,
         num_host_blocks=4,
-        folder="/tmp/o",
-        parent_pid=5,
+        folder=folder,
+        parent_pid=os.getpid(),
         log_format="json",
     )
+
+
+def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
+    start = rank_start("/tmp/o")
     assert messages.decode_start(messages.encode(start)) == start
+
+
+def test_a_message_to_a_rank_that_is_gone_is_no_error_of_its_own() -> None:
+    """The report of the rank's end is the cause that clients get, whatever is sent to it meanwhile."""
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    causes: list[tuple[int, Failed]] = []
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    folder = make_folder()
+    rank = RankProcess(rank_start(folder), context.socket(zmq.PUSH), reports, lambda *cause: causes.append(cause))
+    try:
+        rank.kill()
+        assert reports.get(timeout=60) == (1, None)
+        rank.send(b"a plan")
+        assert causes == [(1, Failed("its process was killed by signal 9."))]
+    finally:
+        rank.request_stop()
+        rank.stop()
+        context.destroy(linger=0)
+        remove_folder(folder)
 
 
 def test_a_pipe_yields_whole_messages_until_it_is_closed() -> None:

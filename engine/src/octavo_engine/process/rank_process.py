@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
@@ -46,7 +47,9 @@ class RankProcess:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        self._outbox.send(message, zmq.NOBLOCK)
+        """Send a message; it is lost if the process is gone, whose end is reported with its cause."""
+        with suppress(zmq.Again):
+            self._outbox.send(message, zmq.NOBLOCK)
 
     def kill(self) -> None:
         """Kill the process, also while it is stopped."""
