@@ -106,6 +106,10 @@ CONFLICTS: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.containers[engine].env[OCTAVO_ROUTER_SECRET]",
     ),
     (
+        {"containers": [{"name": "engine", "env": [{"name": "VLLM_API_KEY", "value": "k"}]}]},
+        "spec.containers[engine].env[VLLM_API_KEY]",
+    ),
+    (
         {"containers": [{"name": "engine", "volumeMounts": [{"name": "v", "mountPath": "/tmp"}]}]},
         "spec.containers[engine].volumeMounts[/tmp]",
     ),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from octavo_operator.desired.objects import Manifest
+from octavo_operator.spec.engine import KEY_VARIABLE
 from octavo_operator.spec.pod_template import PodTemplate
 
 #: List -> field that identifies an item in it.
@@ -31,7 +32,7 @@ _OWN_CONTAINER_FIELDS = (
     *("args", "command", "image", "imagePullPolicy", "startupProbe", "readinessProbe", "livenessProbe"),
     *("terminationMessagePath", "terminationMessagePolicy"),
 )
-_RESERVED_ENV = "OCTAVO_"
+_RESERVED_ENV = ("OCTAVO_", KEY_VARIABLE)
 
 
 def with_template(pod: Manifest, template: PodTemplate | None) -> Manifest:

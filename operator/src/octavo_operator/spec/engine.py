@@ -53,6 +53,10 @@ class ValueSource(SpecPart):
         return self
 
 
+#: Other variables of vLLM set nothing that belongs to the operator.
+KEY_VARIABLE = "VLLM_API_KEY"
+
+
 class EnvVar(SpecPart):
     name: Annotated[str, Field(min_length=1, max_length=253, pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
     value: Annotated[str, Field(max_length=32768)] | None = None
@@ -62,6 +66,10 @@ class EnvVar(SpecPart):
     def _fits_together(self) -> Self:
         if self.name.startswith("OCTAVO_"):
             raise ValueError("names that begin with OCTAVO_ are reserved for the operator")
+        if self.name == KEY_VARIABLE:
+            raise ValueError(
+                "VLLM_API_KEY would be a key beside those of auth: list it in the Secret of auth.apiKeysSecretRef"
+            )
         if self.value is not None and self.value_from is not None:
             raise ValueError("give value or valueFrom, not both")
         return self

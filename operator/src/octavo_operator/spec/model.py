@@ -15,6 +15,18 @@ HUBS = ("hf", "ms")
 TOKENIZER_PATTERN = f"^({_LOCATIONS})$"
 #: Pattern of texts that are arguments by themselves: they are no flags.
 NO_FLAG = "^[^-]"
+#: Pattern -> what a user reads instead of it.
+FORMS = {
+    URI_PATTERN: (
+        "must be hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
+        "pvc://CLAIM/PATH (without '..'), file:///PATH or pkg://NAME"
+    ),
+    TOKENIZER_PATTERN: (
+        "must be hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
+        "file:///PATH or pkg://NAME"
+    ),
+    NO_FLAG: "must not begin with '-': it would be read as a flag",
+}
 ServedName = Annotated[str, Field(min_length=1, max_length=256, pattern=NO_FLAG)]
 
 

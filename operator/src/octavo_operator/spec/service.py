@@ -24,7 +24,7 @@ from octavo_operator.spec.fields import (
     Share,
     SpecPart,
 )
-from octavo_operator.spec.model import URI_PATTERN, Model, claim_name
+from octavo_operator.spec.model import FORMS, URI_PATTERN, Model, claim_name
 from octavo_operator.spec.pod_template import PodMetadata
 
 GROUP = "serving.octavo.dev"
@@ -198,7 +198,7 @@ def _line(fault: Any) -> str:
         return f"{place}: unknown field"
     if fault["type"] == "missing":
         return f"{place}: Required value"
-    text = fault["msg"].removeprefix("Value error, ")
+    text = FORMS.get(fault.get("ctx", {}).get("pattern")) or fault["msg"].removeprefix("Value error, ")
     return (
         f"{place}: {text}" if isinstance(value, dict | list) else f"{place}: Invalid value: {json.dumps(value)}: {text}"
     )
