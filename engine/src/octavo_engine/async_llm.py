@@ -74,8 +74,8 @@ class AsyncLLM:
             await asyncio.gather(becoming_ready, return_exceptions=True)
             await core.stop()
             raise
-        frontend.max_model_len = ready.max_model_len
-        return cls(config, frontend, core, ready)
+        frontend.set_ready(ready)
+        return cls(frontend.config, frontend, core, ready)
 
     async def generate(
         self,

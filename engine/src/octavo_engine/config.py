@@ -4,7 +4,7 @@
 holds the user's settings.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -114,7 +114,9 @@ class SpeculativeConfig:
     revision: str | None = None
 
 
-MAX_GRAPH_ROWS = 512  # of a decode step that runs as a graph or recording; larger steps gain nothing
+MAX_GRAPH_ROWS = 1024  # of a decode step that runs as a CUDA graph
+MAX_LOGITS = 16 << 20  # fp32 values held at a time
+_SMALLER_DEFAULT_SEQS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class EngineConfig:
     preemption_mode: PreemptionMode = "auto"
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GiB or more, else 256
     max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, else 2048
     long_prefill_token_threshold: int = 0
     max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
@@ -205,6 +207,11 @@ def batched_tokens(config: EngineConfig, device: str) -> int:
     return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
 
 
+def most_seqs(config: EngineConfig) -> int:
+    """Return `max_num_seqs`, which a start sets by the memory of the device, or the default without a large GPU."""
+    return config.max_num_seqs or _SMALLER_DEFAULT_SEQS
+
+
 def steps_ahead(config: EngineConfig, device: str) -> int:
     """Return how many steps are planned before the tokens of the one in progress are known; 0 with drafts or ranks."""
     chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
@@ -216,7 +223,7 @@ class ReadyInfo:
     """Facts that the engine core reports once the model is loaded and the KV cache is sized.
 
     `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
-    `adapters`: content hashes of `lora_modules`, by name.
+    `adapters`: content hashes of `lora_modules`, by name. `max_num_seqs`: the user's, or the default of the device.
     """
 
     max_model_len: int
@@ -232,4 +239,10 @@ class ReadyInfo:
     kv_bytes: int
     startup_s: dict[str, float] = field(default_factory=dict)
     adapters: dict[str, str] = field(default_factory=dict)
+    max_num_seqs: int = _SMALLER_DEFAULT_SEQS
     revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files
+
+
+def with_ready(config: EngineConfig, ready: ReadyInfo) -> EngineConfig:
+    """Return the settings with the number of sequences that the engine core has chosen, if the user sets none."""
+    return replace(config, max_num_seqs=config.max_num_seqs or ready.max_num_seqs)

@@ -117,7 +117,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         num_blocks=ready.num_blocks,
         num_host_blocks=ready.num_host_blocks,
         block_size=ready.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs or ready.max_num_seqs,
         max_num_batched_tokens=batched_tokens(config, ready.device),
         steps_ahead=steps_ahead(config, ready.device),
         policy=config.scheduling_policy,

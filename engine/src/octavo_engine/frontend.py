@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.assembly import RequestAssembly
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo, most_seqs, with_ready
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.request_limits import check_ids, check_length, check_logprobs, fit_to_context, resolve_pooling
@@ -59,7 +59,7 @@ class ResolvedParams:
 
 @dataclass(slots=True, kw_only=True)
 class Frontend:
-    """Turns prompts into requests. The caller sets `max_model_len` to the engine core's when the core is ready."""
+    """Turns prompts into requests. The caller calls `set_ready` when the engine core is ready."""
 
     config: EngineConfig
     model: ModelConfig
@@ -92,6 +92,10 @@ class Frontend:
             max_model_len=config.max_model_len or context_length(model),
             default_sampling_params=default_sampling_params(config, model),
         )
+
+    def set_ready(self, ready: ReadyInfo) -> None:
+        """Take the limits that the engine core has chosen by its device."""
+        self.config, self.max_model_len = with_ready(self.config, ready), ready.max_model_len
 
     @property
     def tokenizer_config(self) -> dict[str, Any]:
@@ -150,9 +154,9 @@ class Frontend:
         if self.model.pooling is not None:
             raise InvalidRequest(f"{self.config.model} is an embedding model and generates no text: use LLM.embed.")
         self._check_priority(priority)
-        if params.n > self.config.max_num_seqs:
+        if params.n > most_seqs(self.config):
             raise InvalidRequest(
-                f"n={params.n} outputs run side by side; the limit is {self.config.max_num_seqs}: lower n or raise "
+                f"n={params.n} outputs run side by side; the limit is {most_seqs(self.config)}: lower n or raise "
                 f"--max-num-seqs.",
                 param="n",
             )

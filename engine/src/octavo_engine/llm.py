@@ -64,7 +64,8 @@ class LLM(UnsupportedMethods):
             logger.warning(line)
         self._frontend = Frontend.load(self.config)
         self._core, self.ready_info = start_core(self.config, find_loader(loader))
-        self._frontend.max_model_len = self.ready_info.max_model_len
+        self._frontend.set_ready(self.ready_info)
+        self.config = self._frontend.config
         self._metrics = OfflineMetrics(self.ready_info.max_model_len)
         self._ids = itertools.count()
         self._enqueued: list[RequestAssembly] = []

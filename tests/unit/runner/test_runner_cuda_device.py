@@ -224,8 +224,11 @@ def test_the_largest_step_grows_with_tokens_and_rows(folder: Path) -> None:
         config = EngineConfig(max_num_batched_tokens=tokens, max_num_seqs=rows)
         return step_bytes(config, model, torch.bfloat16)
 
-    assert needed(100, 11) - needed(100, 10) == 3 * 4 * model.vocab_size
-    assert needed(201, 10) - needed(200, 10) == needed(101, 10) - needed(100, 10) > 2 * 4 * model.hidden_size
+    a_token = needed(201, 10) - needed(200, 10)
+    assert a_token == needed(101, 10) - needed(100, 10) > 2 * 4 * model.hidden_size
+    partial, tables = 4 * model.num_heads * (model.head_dim + 2), 3 * 4 * (model.max_position_embeddings // 16 + 1)
+    of_a_row = 3 * 4 * model.vocab_size + 2 * model.hidden_size + partial + tables
+    assert needed(100, 11) - needed(100, 10) == a_token + of_a_row
 
 
 def test_only_cuda_errors_lose_the_device() -> None:

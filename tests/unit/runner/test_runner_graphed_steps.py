@@ -156,7 +156,8 @@ def test_sizes_end_with_the_largest_step() -> None:
     assert capture_sizes(1) == [1]
     assert capture_sizes(6) == [1, 2, 4, 6]
     assert capture_sizes(64) == [1, 2, 4, 8, 16, 32, 48, 64]
-    assert capture_sizes(1000)[-2:] == [496, 512]
+    assert capture_sizes(1000)[-2:] == [992, 1000]
+    assert capture_sizes(2000)[-2:] == [992, 1024]
     limits = StepLimits(max_num_seqs=4, max_model_len=10, table_width=2)
     graphs = GraphedSteps(None, limits, (4, 1), None, torch.device("cpu"), free_bytes=lambda: 0)  # type: ignore[arg-type]
     assert graphs._sizes == [1, 4]

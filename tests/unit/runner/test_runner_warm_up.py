@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, most_seqs
 from octavo_engine.runner import device as device_module
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory import MemoryInfo
@@ -68,7 +68,7 @@ def test_warm_up_keeps_within_the_limits(folder: Path, limits: dict[str, Any]) -
     plans = warm_up_plans(chosen, memory, num_tokens=most)
     for plan in plans:
         assert plan.num_tokens <= most
-        assert len(plan.seqs) <= chosen.max_num_seqs
+        assert len(plan.seqs) <= most_seqs(chosen)
         for step in plan.seqs:
             assert step.start + step.num_tokens <= memory.max_model_len
             assert all(0 <= block < memory.kv.num_blocks for table in step.block_ids for block in table)

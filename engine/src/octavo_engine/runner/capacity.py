@@ -6,7 +6,7 @@ are read: `config.json`, or the header of a GGUF file.
 
 from dataclasses import dataclass
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, most_seqs
 from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.draft_source import find_draft
@@ -70,8 +70,9 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
     model_config = complete_config(load_served_model(config, files), config.model_impl)
     draft = find_draft(config, device, files, model_config)
-    ranks = plan_ranks(config, device, model_config, stored_tensors(files), draft).ranks
-    plan, memory = ranks[0], device.memory(len(ranks))
+    plans = plan_ranks(config, device, model_config, stored_tensors(files), draft)
+    ranks, memory = plans.ranks, plans.memory
+    plan = ranks[0]
     weights = tuple(each.model.weights_bytes - each.model.adapters_bytes for each in ranks)
     kv = tuple(each.kv.kv_bytes for each in ranks)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
@@ -84,7 +85,7 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
         adapters_bytes=plan.model.adapters_bytes,
         context_length=context_length(model_config),
         max_model_len=plan.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=most_seqs(plans.config),
         block_size=config.block_size,
         num_blocks=plan.kv.num_blocks,
         num_host_blocks=plan.kv.num_host_blocks,

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_engine.config import MAX_GRAPH_ROWS, EngineConfig, ModelConfig, batched_tokens
+from octavo_engine.config import MAX_LOGITS, EngineConfig, ModelConfig, batched_tokens, most_seqs
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.runner.batch import StepLimits
 from octavo_engine.runner.cgroup import read_limits
@@ -34,6 +34,7 @@ from octavo_engine.runner.memory import (
 from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.runner.timers import Timer
 from octavo_engine.runner.transfers import Copy, Fetch
+from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ UTILIZATION = 0.9
 _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
-_GRAPH_PARTS = MOST_KEYS // 512 + MAX_GRAPH_ROWS  # of decode attention
+_GRAPH_PARTS = MOST_KEYS // 512  # of decode attention, beside one for each row
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
 _GROUP_BYTES = 1024 * MIB  # buffers of NCCL, and contexts of the processes that use the GPU; an estimate
 _PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
@@ -164,15 +165,21 @@ def is_writable(folder: Path) -> bool:
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Return the memory of the largest step and of graphs, of which no two run at a time.
 
-    It has, for each of `max_num_batched_tokens` tokens and again for `MAX_GRAPH_ROWS`, inputs and outputs of one
-    layer's linears and four hidden states; attention's partial results; three times the fp32 logits of `max_num_seqs`
-    rows; and a fixed part.
+    It has, for each of `max_num_batched_tokens` tokens and again for each row of the largest graph, inputs and outputs
+    of one layer's linears and four hidden states; the hidden rows of all graphs; attention's partial results; block
+    tables of the graphs and of two steps; three times the fp32 logits of `max_num_seqs` rows, or of as many as are
+    computed at a time; and a fixed part.
     """
+    rows = most_seqs(config)
+    sizes = [0] if config.enforce_eager else config.cudagraph_capture_sizes or capture_sizes(rows)
     values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
-    activations = (batched_tokens(config, "cuda") + MAX_GRAPH_ROWS) * values * dtype.itemsize
-    partial = _GRAPH_PARTS * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
-    logits = _LOGIT_COPIES * config.max_num_seqs * model.vocab_size * torch.float32.itemsize
-    return activations + partial + logits + _LIBRARY_BYTES
+    activations = (batched_tokens(config, "cuda") + max(sizes)) * values * dtype.itemsize
+    graphs = sum(sizes) * model.hidden_size * dtype.itemsize
+    partial = (_GRAPH_PARTS + rows) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
+    table_width = -(-(config.max_model_len or context_length(model)) // config.block_size) + 1
+    tables = (max(sizes) + 2 * rows) * table_width * torch.int32.itemsize
+    logits = _LOGIT_COPIES * max(model.vocab_size, min(rows * model.vocab_size, MAX_LOGITS)) * torch.float32.itemsize
+    return activations + graphs + partial + tables + logits + _LIBRARY_BYTES
 
 
 def is_out_of_memory(error: Exception) -> bool:

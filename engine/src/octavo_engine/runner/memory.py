@@ -5,10 +5,10 @@ it does not change between starts, so equal pods accept equal lengths. The *free
 cache (`size_kv`), which holds at least one request of that length; with less free memory the engine does not start.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, batched_tokens, most_seqs
 from octavo_engine.runner.cgroup import CgroupLimits
 from octavo_engine.wire.errors import StartupError
 
@@ -26,6 +26,8 @@ _MOST_OF_FREE = 0.9  # share that --gpu-memory-utilization may take of the free 
 _MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
 _LESS = 0.05  # share that the remedy gives back when a start runs out of memory
 _LEAST_TOKENS = 512  # a shorter length that only memory dictates is an error
+_LARGE_GPU_BYTES = 70 * GIB  # and the number of sequences, as in vLLM
+_LARGE_GPU_SEQS = 1024
 _WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one kind differ by some MiB
 
 
@@ -80,6 +82,14 @@ def host_memory(limits: CgroupLimits, root: Path = Path("/"), *, num_engines: in
     if limits.memory_available_bytes is not None:
         available = min(available, limits.memory_available_bytes)
     return MemoryInfo(total_bytes=total, available_bytes=available, num_engines=num_engines)
+
+
+def with_max_num_seqs(config: EngineConfig, memory: MemoryInfo) -> EngineConfig:
+    """Return the settings with the user's `max_num_seqs`, or one that the memory and the largest step have room for."""
+    is_large = memory.is_gpu and memory.total_bytes >= _LARGE_GPU_BYTES
+    has_room = batched_tokens(config, "cuda") >= _LARGE_GPU_SEQS
+    default = _LARGE_GPU_SEQS if is_large and has_room else most_seqs(config)
+    return replace(config, max_num_seqs=config.max_num_seqs or default)
 
 
 def set_kv_bytes(config: EngineConfig, bytes_per_block: int, variable_bytes: int | None) -> int | None:
@@ -138,7 +148,7 @@ def size_kv(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, *, max
         if num_blocks < blocks_per_seq:
             raise StartupError(_too_small(config, num_blocks, max_model_len, model), code="OutOfMemory")
     else:
-        most = max(_MOST_BLOCKS, config.max_num_seqs * blocks_per_seq)
+        most = max(_MOST_BLOCKS, most_seqs(config) * blocks_per_seq)
         num_blocks = min(_kv_bytes_by_free(config, model, memory, free) // model.bytes_per_block, most)
     num_blocks = max(num_blocks, blocks_per_seq)
     if num_blocks * model.bytes_per_block > free or memory.available_bytes < model.weights_bytes:

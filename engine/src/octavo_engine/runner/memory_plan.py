@@ -167,7 +167,7 @@ def _model_memory(
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
-        reserve_bytes=device.reserve_bytes(config, model_config, dtype),
+        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
 

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from octavo_engine.config import EngineConfig, ModelConfig, Quantization, ReadyInfo, batched_tokens, steps_ahead
+from octavo_engine.config import (
+    EngineConfig,
+    ModelConfig,
+    Quantization,
+    ReadyInfo,
+    batched_tokens,
+    most_seqs,
+    steps_ahead,
+)
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
@@ -147,6 +155,7 @@ def describe_plans(plans: RankPlans, device: Device, fingerprint: str) -> ReadyI
         hash_root=root_hash(fingerprint, dtype, config.block_size),
         weights_bytes=sum(each.model.weights_bytes for each in plans.ranks),
         kv_bytes=sum(each.kv.kv_bytes for each in plans.ranks),
+        max_num_seqs=most_seqs(config),
     )
 
 
@@ -299,7 +308,7 @@ def make_runner(
     backend = device.attention_backend(model.kv_specs(), config.block_size, plan.dtype)
     backend.allocate(plan.kv.num_blocks)
     batch = PersistentBatch(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=most_seqs(config),
         max_model_len=plan.max_model_len,
         block_size=config.block_size,
         vocab_size=model.config.vocab_size,

@@ -10,15 +10,15 @@ from octavo_engine.runner.cpu_threads import plan_threads
 from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kept_blocks import StoredTensors
-from octavo_engine.runner.memory import MemoryInfo
+from octavo_engine.runner.memory import MemoryInfo, with_max_num_seqs
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.wire.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlans:
-    """`config`: the settings of each rank; with several ranks, device, type and length are resolved. `memory`: of each
-    rank, of the one that has the least.
+    """`config`: the settings of each rank; the number of sequences is resolved, and with several ranks device, type and
+    length. `memory`: of each rank, of the one that has the least.
 
     `ranks`: plans with equal numbers of blocks. A rank with these settings and memory makes its plan again.
     """
@@ -58,6 +58,7 @@ def plan_ranks(
     """
     size = config.tensor_parallel_size
     memory = device.memory(size)
+    config = with_max_num_seqs(config, memory)
     if size == 1:
         plan = plan_memory(config, device, model_config, stored, draft, memory=memory)
         return RankPlans(config=config, memory=memory, ranks=[plan])

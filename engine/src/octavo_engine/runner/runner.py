@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo_engine.config import LogprobsMode, PoolingType
+from octavo_engine.config import MAX_LOGITS, LogprobsMode, PoolingType
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_LOGITS = 16 << 20  # fp32 values held at a time
 
 
 class Runner:

@@ -11,13 +11,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo_engine.config import MAX_GRAPH_ROWS
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.ops.recording import Pool, Recording, record
 from octavo_engine.runner.batch import StepInputs
 from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
+MAX_RECORDED_ROWS = 512  # of a step that is recorded; larger steps gain nothing
 
 #: A model's forward pass: token ids, positions and context to hidden rows.
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
@@ -79,14 +79,14 @@ class RecordedSteps:
         self.graphs: dict[int, StepGraph | None] = {}  # None: one eager step so far, which has warmed all caches
         self._state: tuple[AttentionBackend, int] | None = None
         self._is_eager = False
-        self._inputs = torch.zeros(2, MAX_GRAPH_ROWS, dtype=torch.int64)  # token ids and positions
+        self._inputs = torch.zeros(2, MAX_RECORDED_ROWS, dtype=torch.int64)  # token ids and positions
         self.pool = Pool()
 
     def capture_all(self, backend: AttentionBackend) -> None:
         """Do nothing: a recording needs a step."""
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        if self._is_eager or len(inputs.input_ids) > MAX_GRAPH_ROWS:
+        if self._is_eager or len(inputs.input_ids) > MAX_RECORDED_ROWS:
             return None
         state = context.backend, torch.get_num_threads()
         if state != self._state:

@@ -4,7 +4,7 @@ They are the largest prefill, the most sequences, a decode step and a step with 
 cache entry yet, so nothing has to be undone, and the last plan drops their sequences.
 """
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.config import EngineConfig, most_seqs
 from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
@@ -15,7 +15,7 @@ _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)  # needs all buff
 def warm_up_plans(config: EngineConfig, memory: MemoryPlan, *, num_tokens: int) -> list[StepPlan]:
     """Plan the steps. `num_tokens`: most tokens of a step. Every plan keeps within the engine's limits."""
     longest = min(num_tokens, memory.max_model_len)
-    most = min(config.max_num_seqs, num_tokens)
+    most = min(most_seqs(config), num_tokens)
     share = min(longest, num_tokens // most, max(1, memory.max_model_len - 1))
     blocks_each = -(-(share + 1) // config.block_size)
     ids = range(1, 1 + max(1, min(most, memory.kv.num_blocks // blocks_each)))

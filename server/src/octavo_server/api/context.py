@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo_engine.config import most_seqs
 from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.request_limits import max_output_tokens
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
@@ -84,7 +85,7 @@ class ApiContext:
         self.body_budget = BodyBudget(self.config.max_body_memory_bytes)
         self.admission = Admission(
             self.config.queue,
-            max_running=self.client.config.max_num_seqs,
+            max_running=most_seqs(self.client.config),
             clock=time.monotonic,
             on_refusal=self.telemetry.count_rejection,
         )

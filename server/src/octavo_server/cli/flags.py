@@ -202,7 +202,7 @@ def _add(group: Any, config_field: "Field[Any]", hint: Any, text: str) -> None:
     elif config_field.name == "lora_modules":
         group.add_argument(flag, nargs="+", metavar="NAME=FOLDER", default=[], help=f"{text} Default: none.")
     elif config_field.name == "cudagraph_capture_sizes":
-        described = f"{text} Default: powers of two to 16, then multiples of 16 up to --max-num-seqs."
+        described = f"{text} Default: powers of two to 16, multiples of 16 to 512, then of 32, up to --max-num-seqs."
         group.add_argument(flag, type=int, nargs="+", metavar="N", default=[], help=described)
     elif get_origin(hint) is Literal:
         choices = (*get_args(hint), *_ALIASES.get(config_field.name, ()))
@@ -231,6 +231,7 @@ _UNSET = {
     "kv_cache_memory_bytes": "on a CPU, half of the free memory up to 4 GiB, a quarter of it if that is more",
     "max_model_len": "auto",
     "max_num_batched_tokens": "8192 on a GPU, else 2048",
+    "max_num_seqs": "1024 on a GPU of 70 GiB or more, else 256",
     "max_step_ms": "200 on a CPU, else 0",
     "num_gpu_blocks_override": "as many as fit",
     "num_threads": "one per CPU core that this process may use",
