@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+from dev_packages import psutil
 
 ENGINES = Path(__file__).parent / "engines"
 STOP_TIMEOUT_S = 30

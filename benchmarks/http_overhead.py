@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from dev_packages import psutil
 from table import Samples, number, print_table, save_json
 
 ENGINES = Path(__file__).parent / "engines"

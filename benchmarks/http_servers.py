@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 from aiohttp import web
+from dev_packages import psutil
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.responses import InFlight

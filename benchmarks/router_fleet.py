@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
+from dev_packages import psutil
 from fake_fleets import fake_fleet
 from table import Samples, print_table, save_json
 

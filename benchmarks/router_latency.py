@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import support_path  # noqa: F401  (makes octavo_testing importable)
+from dev_packages import psutil
 from octavo_engine.config import EngineConfig
 from octavo_engine.frontend import Frontend
 from octavo_server.kv.card import KVModelCard, write_card

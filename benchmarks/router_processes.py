@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+from dev_packages import psutil
 
 ENGINES = Path(__file__).parent / "engines"
 SERVE = {"real": ("-m", "octavo_server.cli.main"), "paced": (str(ENGINES / "paced.py"),)}

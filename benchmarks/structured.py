@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import psutil
+from dev_packages import psutil
 from octavo_engine.async_llm import AsyncLLM
 from octavo_engine.engine_args import resolve_config
 from octavo_engine.wire.sampling import SamplingParams

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def modules() -> Iterator[Any]:
             "prefix_timing",
             "http_overhead",
             "engine_process",
+            "dev_packages",
             "machine",
             "table",
             "workload",
@@ -128,3 +130,14 @@ def test_the_rank_test_separates_different_samples_only(modules: Any) -> None:
     # U = 28 of 30, mean 15, deviation sqrt(30): z = 12.5 / 5.477
     found = rank_test([1.0, 2.0, 3.0, 5.0, 6.0], [4.0, 7.0, 8.0, 9.0, 10.0, 11.0])
     assert (found.auc, found.p) == (pytest.approx(28 / 30), pytest.approx(0.0225, abs=1e-4))
+
+
+def test_a_benchmark_without_psutil_says_what_to_install() -> None:
+    sources = {path.name: path.read_text().splitlines() for path in BENCHMARKS.glob("*.py")}
+    assert [name for name, lines in sources.items() if "import psutil" in lines] == []
+    code = "import runpy, sys; sys.modules['psutil'] = None; runpy.run_path('offline.py', run_name='__main__')"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {code}"]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "psutil: make setup-dev" in line
