@@ -9,6 +9,7 @@ import torch
 from octavo_engine import LLM
 from octavo_engine.config import EngineConfig, most_seqs
 from octavo_engine.runner import device as device_module
+from octavo_engine.runner import model_loading
 from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
@@ -19,7 +20,9 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepPlan
+from octavo_testing.failing_start import compilation_error
 from octavo_testing.tiny_models import make_tiny
+from triton.runtime.errors import OutOfResources
 
 GIB = 1 << 30
 
@@ -126,17 +129,13 @@ def test_memory_that_runs_out_at_the_start_names_the_flag(
     assert raised.value.code == "OutOfMemory"
 
 
-class OutOfResources(Exception):
-    """Triton's error of this name, with its text."""
-
-
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        (AssertionError(), r"AssertionError at runner\.py:\d+\)\."),
-        (OutOfResources("out of resource: shared memory, Required: 270336.\nReducing block sizes may help."), "270336"),
+        (AssertionError(), r"AssertionError at runner\.py:\d+\): AssertionError\."),
+        (OutOfResources(270336, 101376, "shared memory"), "OutOfResources.* Required: 270336, Hardware limit: 101376"),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore"), "no kernel image"),
-        (SyntaxError("at 12:8: unsupported type"), "SyntaxError.*at 12:8"),
+        (compilation_error(), r"CompilationError at runner\.py:\d+\): Cannot make_shape_compatible\."),
     ],
     ids=["assertion", "out of resources", "no kernel image", "compile error"],
 )
@@ -157,6 +156,20 @@ def test_a_first_step_that_fails_is_one_line_with_a_remedy(
         starts[start]()
     assert "\n" not in str(raised.value)
     assert "--device cpu" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["plan_ranks", "load_model", "weights_fingerprint", "make_runner"])
+def test_each_part_of_a_start_fails_with_one_line(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure\nmore") from OSError("the cause\nmore")
+
+    monkeypatch.setattr(model_loading, name, fail)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        load_executor(config(folder, device="cpu"))
+    monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
+    with pytest.raises(StartupError, match=r"RuntimeError at model_loading\.py:\d+\): the cause\. Remedy") as raised:
+        load_executor(config(folder, device="cpu"))
+    assert "\n" not in str(raised.value)
 
 
 class NoCache:

@@ -49,7 +49,7 @@ from octavo_engine.sources.resolve import download_dir, resolve_files, resolve_t
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar, stored_tensors
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import OctavoError, StartupError, first_line
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepPlan
 
@@ -88,6 +88,13 @@ def load_executor(
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
     device, began_s = open_device(config.device), time.perf_counter()
+    with as_failed_start(device):
+        return _load(config, device, began_s, progress, other_ranks)
+
+
+def _load(
+    config: EngineConfig, device: Device, began_s: float, progress: Progress | None, other_ranks: OtherRanks | None
+) -> tuple[LocalExecutor, ReadyInfo]:
     config = divide_threads(config, device)
     device.prepare(config)
     prepared_s = time.perf_counter()
@@ -117,7 +124,7 @@ def load_executor(
     with as_startup_error(config, plan):
         loaded = {} if adapters is None else {m.name: adapters.load(m.path) for m in config.lora_modules}
     loaded_s = time.perf_counter()
-    with as_startup_error(config, plan), as_failed_step(device):
+    with as_startup_error(config, plan):
         runner, memory = make_runner(
             config, device, model, plan, compiler, adapters, reload_model=reload_model, draft=drafting
         )
@@ -195,20 +202,22 @@ def as_startup_error(config: EngineConfig, plan: MemoryPlan) -> Iterator[None]:
 
 
 @contextmanager
-def as_failed_step(device: Device) -> Iterator[None]:
-    """Turn an error of the first steps, for which kernels compile, into a StartupError of one line with a remedy."""
+def as_failed_start(device: Device) -> Iterator[None]:
+    """Turn any error of a start on a GPU, where kernels compile late, into a StartupError of one line with a remedy."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, StartupError) or is_out_of_memory(error) or not device.compiles_late:
+        if isinstance(error, OctavoError) or not device.compiles_late:
             raise
-        frames = traceback.extract_tb(error.__traceback__)
+        frames, cause = traceback.extract_tb(error.__traceback__), error
         place = next(frame for frame in reversed(frames) if "octavo_engine" in frame.filename)
-        cause = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        while isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        named = getattr(cause, "error_message", None)  # of Triton, whose text begins with lines of the kernel
         raise StartupError(
-            f"the first steps failed ({type(error).__name__} at {Path(place.filename).name}:{place.lineno})"
-            f"{cause and ': '}{cause}. Remedy: --device cpu, or a model of another architecture; report it with the "
-            "model, the GPU and the version of torch."
+            f"the start on the GPU failed ({type(error).__name__} at {Path(place.filename).name}:{place.lineno}): "
+            f"{first_line(Exception(named) if named else cause).rstrip('.')}. Remedy: --device cpu, or a model of "
+            "another architecture; report it with the model, the GPU and the version of torch."
         ) from error
 
 

@@ -8,11 +8,12 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.group import open_group
-from octavo_engine.runner.device import open_device
+from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import (
+    as_failed_start,
     as_startup_error,
     load_model,
     load_vocabulary,
@@ -40,12 +41,25 @@ def load_rank(
     Raises StartupError, and GroupBroken if another rank does not connect.
     """
     device = open_device(config.device, rank)
+    with as_failed_start(device):
+        return _load(config, device, files, memory, rank, meeting_file, (num_blocks, num_host_blocks))
+
+
+def _load(
+    config: EngineConfig,
+    device: Device,
+    files: ModelFiles,
+    memory: MemoryInfo,
+    rank: int,
+    meeting_file: Path,
+    blocks: tuple[int, int],
+) -> tuple[LocalExecutor, int]:
     device.prepare(config)
     timeout = timedelta(seconds=config.distributed_timeout_seconds)
     group = open_group(meeting_file, rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
     model_config = complete_config(load_served_model(config, files), config.model_impl)
     plan = plan_memory(config, device, model_config, stored_tensors(files), group=group, memory=memory)
-    plan = with_blocks(plan, num_blocks, num_host_blocks)
+    plan = with_blocks(plan, *blocks)
 
     def load_part() -> Model:
         return load_model(device, files, model_config, plan, lambda done, total: None, group)

@@ -79,3 +79,8 @@ class StartupError(OctavoError):
     def __init__(self, message: str, *, code: StartupCode = "StartupFailed") -> None:
         super().__init__(message)
         self.code = code
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type if it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
