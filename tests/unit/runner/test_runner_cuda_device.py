@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,6 @@ from octavo_engine.runner.cuda_device import (
     kernel_cache_folder,
     step_bytes,
 )
-from octavo_engine.runner.cuda_queues import PinnedFetch
 from octavo_engine.runner.device import open_device
 from octavo_engine.runner.memory import GIB, MIB, MemoryInfo, ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
@@ -127,6 +127,27 @@ def test_the_kernel_cache_follows_tritons_rules(monkeypatch: pytest.MonkeyPatch,
     assert is_writable(tmp_path / "new" / "folder")
     (tmp_path / "file").touch()
     assert not is_writable(tmp_path / "file" / "folder")
+
+
+def test_a_user_without_a_home_or_with_a_hidden_one_has_a_problem_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    def denied(path: Path, *, follow_symlinks: bool = True) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for variable in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert kernel_cache_folder() == Path("~/.triton/cache")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) in hidden.parents and access(path, mode))
+    monkeypatch.setattr(Path, "exists", denied)
+    assert is_writable(hidden / ".triton" / "cache")
 
 
 def test_auto_logs_why_it_uses_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
@@ -261,7 +282,30 @@ def test_results_that_cannot_be_pinned_are_copied_with_one_warning(
         raise RuntimeError("cannot allocate pinned memory\nmore")
 
     monkeypatch.setattr(torch, "empty", refuse)
-    fetch, values = PinnedFetch(), torch.arange(3)
-    assert fetch(values)().tolist() == fetch(values)().tolist() == [0, 1, 2]
+    device, values = CudaDevice(), torch.arange(3)
+    assert [device.fetch()(values)().tolist() for _ in range(3)] == [[0, 1, 2]] * 3
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.endswith("cannot allocate pinned memory")
+
+
+@pytest.mark.parametrize("reason", ["cannot pin memory", ""])
+def test_inputs_and_blocks_that_cannot_be_pinned_cost_one_warning_each(
+    reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(reason)
+
+    def zeros(shape: tuple[int, ...], *, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError(reason)
+        return torch.empty(shape, dtype=dtype).zero_()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    monkeypatch.setattr(torch, "zeros", zeros)
+    device = CudaDevice()
+    device.input_copy()._device = torch.device("cpu")  # type: ignore[attr-defined]
+    assert [device.input_copy()(torch.arange(3)).tolist() for _ in range(3)] == [[0, 1, 2]] * 3
+    assert device.host_blocks(2, 3).tolist() == [[0, 0, 0]] * 2
+    inputs, swap = (record.getMessage() for record in caplog.records)
+    assert inputs == f"inputs of steps are not pinned, so copies to the GPU are slower: {reason or 'RuntimeError'}"
+    assert swap == f"swap space is not pinned, so swapping is slower: {reason or 'RuntimeError'}"

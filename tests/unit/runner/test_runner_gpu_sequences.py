@@ -119,7 +119,7 @@ def test_the_default_number_of_sequences_depends_on_the_gpu(
 
 
 @pytest.mark.parametrize(("memory", "want"), [(GPU, 1024), (SMALL_GPU, 256)])
-def test_a_start_tells_the_number_to_all_that_use_it(
+def test_all_that_use_the_number_have_that_of_the_start(
     memory: MemoryInfo, want: int, folder: Path, capture: CountingCapture, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

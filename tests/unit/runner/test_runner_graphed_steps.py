@@ -82,11 +82,20 @@ def test_steps_of_other_kinds_are_eager(folder: Path) -> None:
     pair.decode([0, 1])
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing\nmore"), "when stream is capturing"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
+        (RuntimeError(), "RuntimeError"),
+    ],
+    ids=str,
+)
 def test_a_capture_that_fails_makes_steps_eager_with_one_warning(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    folder: Path, error: Exception, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        raise error
 
     monkeypatch.setattr(decode_pairs, "repeated", fail)
     pair = Pair.open(folder, **SETTINGS)
@@ -94,7 +103,7 @@ def test_a_capture_that_fails_makes_steps_eager_with_one_warning(
     for _ in range(3):
         pair.decode([0])
     (line,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert line.getMessage().endswith("operation not permitted when stream is capturing")
+    assert line.getMessage().endswith(reason)
 
 
 def test_the_release_of_the_kv_cache_frees_the_graphs(folder: Path) -> None:

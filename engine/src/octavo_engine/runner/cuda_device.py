@@ -35,7 +35,7 @@ from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.runner.timers import Timer
 from octavo_engine.runner.transfers import Copy, Fetch
 from octavo_engine.sources.model_config import context_length
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
@@ -133,8 +133,7 @@ def find_cuda_problem(index: int = 0) -> str | None:
     try:
         capability, free = torch.cuda.get_device_capability(index), torch.cuda.mem_get_info(index)[0]
     except (RuntimeError, AssertionError) as error:  # no driver, no device, or no memory for a context
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return describe_problem(CudaFacts(device_error=lines[0].rstrip(".")))
+        return describe_problem(CudaFacts(device_error=first_line(error).rstrip(".")))
     cache = kernel_cache_folder()
     return describe_problem(
         CudaFacts(
@@ -152,13 +151,18 @@ def find_cuda_problem(index: int = 0) -> str | None:
 
 def kernel_cache_folder() -> Path:
     """Return Triton's cache folder, by its own rules."""
-    folder = os.environ.get("TRITON_CACHE_DIR")
-    return Path(folder) if folder else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    if folder := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(folder)
+    try:
+        home = os.environ.get("TRITON_HOME") or Path.home()
+    except RuntimeError:  # the user has none
+        home = "~"
+    return Path(home) / ".triton" / "cache"
 
 
 def is_writable(folder: Path) -> bool:
-    """Return True if this process may write files to the folder, or create it."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    """Return True if this process may write files to the folder, or create it. A path that it may not see is absent."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.access(path, os.F_OK))
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
@@ -205,6 +209,7 @@ class CudaDevice:
         self.group_gpu: torch.device | None = self.torch_device
         self.capture_sizes: tuple[int, ...] = ()
         self.num_ranks = 1
+        self._input_copy, self._fetch = PinnedCopy(self.torch_device), PinnedFetch()  # each warns once
 
     def prepare(self, config: EngineConfig) -> None:
         self.capture_sizes, self.num_ranks = config.cudagraph_capture_sizes, config.tensor_parallel_size
@@ -222,7 +227,7 @@ class CudaDevice:
         return CudaBackend(
             *(specs, block_size, dtype, self.torch_device),
             num_programs=_PROGRAMS_PER_PROCESSOR * processors,
-            copy=self.input_copy(),
+            copy=self._input_copy,
         )
 
     def check_ranks(self, num_ranks: int, num_threads: int) -> None:
@@ -263,11 +268,11 @@ class CudaDevice:
         try:
             return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
-            _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", str(error).splitlines()[0])
+            _LOGGER.warning("swap space is not pinned, so swapping is slower: %s", first_line(error))
             return torch.zeros((num_blocks, bytes_per_block), dtype=torch.uint8)
 
     def input_copy(self) -> Copy:
-        return PinnedCopy(self.torch_device)
+        return self._input_copy
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
         if model.waits_for_device:
@@ -283,7 +288,7 @@ class CudaDevice:
         )
 
     def fetch(self) -> Fetch:
-        return PinnedFetch()
+        return self._fetch
 
     def timer(self) -> Timer:
         return EventTimer()

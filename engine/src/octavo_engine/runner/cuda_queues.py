@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo_engine.wire.errors import first_line
+
 _LOGGER = logging.getLogger(__name__)
 
 #: Runs a forward pass; returns a function that repeats its launches, and its output, which each repetition overwrites.
@@ -25,8 +27,9 @@ class PinnedCopy:
                 return values.pin_memory().to(self._device, non_blocking=True)
             except RuntimeError as error:
                 self._pins = False
-                reason = str(error).splitlines()[0]
-                _LOGGER.warning("inputs of steps are not pinned, so copies to the GPU are slower: %s", reason)
+                _LOGGER.warning(
+                    "inputs of steps are not pinned, so copies to the GPU are slower: %s", first_line(error)
+                )
         return values.to(self._device)
 
 
@@ -56,8 +59,8 @@ class PinnedFetch:
                 return torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             except RuntimeError as error:
                 self._pins = False
-                reason = str(error).splitlines()[0]
-                _LOGGER.warning("results of steps are not pinned, so copies from the GPU are slower: %s", reason)
+                text = "results of steps are not pinned, so copies from the GPU are slower: %s"
+                _LOGGER.warning(text, first_line(error))
         return None
 
 

@@ -18,6 +18,7 @@ from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, Forwar
 from octavo_engine.runner.batch import StepInputs, StepLimits
 from octavo_engine.runner.cuda_queues import Capture
 from octavo_engine.runner.step_graphs import Forward
+from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)
 MOST_KEYS = 1 << 21  # of all rows: bounds the memory of attention's partial results
@@ -64,8 +65,8 @@ class GraphedSteps:
         try:
             graphs = {size: Graph(*self._capture(self._step(size, backend))) for size in reversed(self._sizes)}
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            _LOGGER.warning("decode steps run without CUDA graphs, so they take more time at small batches: %s", reason)
+            text = "decode steps run without CUDA graphs, so they take more time at small batches: %s"
+            _LOGGER.warning(text, first_line(error))
             return
         self._graphs = graphs
         _LOGGER.info(
