@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo_engine.ops import sampling as module
 from octavo_engine.ops.native_library import load_library
-from octavo_engine.ops.sampling import DrawParams, sample_natively
+from octavo_engine.ops.sampling import DrawParams, ranks_natively, sample_natively
 from octavo_engine.runner.draws import choose_tokens_reference
 from octavo_testing.draw_cases import FILTERS, NEVER, draw_params, near_ties, random_logits
 from octavo_testing.kernel_levels import levels_to_test
@@ -103,3 +103,22 @@ def test_rows_may_lie_apart() -> None:
     assert want is not None
     assert got.equal(want)
     assert sample_natively(wide.t(), draw_params(1007, 9)) is None
+
+
+@pytest.mark.parametrize("vocab", [1, 17, 4095, 4096, 4097, 9001])
+def test_ranks_equal_a_sort(vocab: int) -> None:
+    logits = (random_logits(5, vocab + 3) * 8).round()[:, :vocab] / 8  # rows apart, with many equal logits
+    logits[1], logits[2, : vocab // 2], logits[3, ::2] = 0.0, NEVER, -0.0
+    ids = torch.stack([torch.arange(200) * (row + 7) % vocab for row in range(5)])
+    ids[:, -2], ids[:, -1] = 0, vocab - 1
+    order = logits.sort(dim=1, descending=True, stable=True).indices
+    expected = torch.empty_like(order).scatter_(1, order, torch.arange(1, vocab + 1).expand(5, -1))
+    ranks = ranks_natively(logits, ids)
+    assert ranks is not None
+    assert torch.equal(ranks, expected.gather(1, ids))
+
+
+@pytest.mark.parametrize("token", [-1, 20])
+def test_ranks_of_other_ids_are_refused(token: int) -> None:
+    with pytest.raises(AssertionError):
+        ranks_natively(random_logits(1, 20), torch.tensor([[3, token]]))

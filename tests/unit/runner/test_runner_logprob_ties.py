@@ -9,12 +9,19 @@ from hypothesis import strategies as st
 from octavo_engine.assembly import position_logprobs
 from octavo_engine.beam_search import BeamSearch, BeamSearchParams
 from octavo_engine.frontend import TokenizedPrompt
+from octavo_engine.ops.sampling import ranks_natively
 from octavo_engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo_engine.runner import logprobs as module
 from octavo_engine.runner.logprobs import logprobs_of_ids, prompt_logprobs, token_logprobs
 from octavo_engine.wire.records import TokenLogprobs
 from torch import Tensor
 
 NEVER = float("-inf")
+
+
+@pytest.fixture(params=[ranks_natively, lambda logits, ids: None], ids=["native", "torch"])
+def _ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ranks_natively", request.param)
 
 
 def patterns(count: int) -> Iterator[Tensor]:
@@ -47,6 +54,7 @@ def check(entry: TokenLogprobs, row: Tensor, chosen: int, num_top: int) -> None:
     assert entry.logprobs == pytest.approx(logprobs[entry.token_ids].tolist(), abs=1e-5)
 
 
+@pytest.mark.usefixtures("_ranks")
 @pytest.mark.parametrize("num_top", [0, 1, 3, 20, 39])
 def test_lists_equal_a_sort_alone_and_in_crowds(num_top: int) -> None:
     for index, row in enumerate(patterns(200)):
@@ -62,6 +70,7 @@ def test_lists_equal_a_sort_alone_and_in_crowds(num_top: int) -> None:
             check(entry, each, token, num_top)
 
 
+@pytest.mark.usefixtures("_ranks")
 def test_ranks_of_requested_ids_equal_a_sort() -> None:
     for index, row in enumerate(patterns(200)):
         order, ids = by_sort(row), [(11 * index + 3 * i) % len(row) for i in range(index % 13 + 1)]

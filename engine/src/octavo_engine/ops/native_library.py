@@ -44,6 +44,7 @@ _ARGUMENTS = {
     "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
     "octavo_apply_token_bitmask": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT),
     "octavo_sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 6, _INT),
+    "octavo_ranks": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG, _POINTER, _INT),
     "octavo_gate": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
     "octavo_gather": (_POINTER, *(_LONG,) * 4, _POINTER, _LONG, _FLOAT, _POINTER, _INT, _INT),
     "octavo_write": (_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),

@@ -1,4 +1,4 @@
-"""Chooses the tokens of all rows of a step in one call of a C++ kernel (docs/reference/sampling.md)."""
+"""Chooses the tokens of a step's rows, and ranks tokens, in one call of a C++ kernel (docs/reference/sampling.md)."""
 
 from dataclasses import dataclass
 
@@ -75,3 +75,24 @@ def sample_natively(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> 
         torch.get_num_threads(),
     )
     return tokens
+
+
+def ranks_natively(logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows ids"]) -> Int[Tensor, "rows ids"] | None:
+    """Return the ranks of tokens, equal ones by id; None if no kernel supports these logits."""
+    library = kernels_for(logits) if logits.dtype == torch.float32 else None
+    if library is None or logits.stride(1) != 1:
+        return None
+    ids, vocab = ids.contiguous(), logits.shape[1]
+    assert not ids.numel() or 0 <= int(ids.min()) <= int(ids.max()) < vocab  # the kernel checks no bounds
+    ranks = torch.empty_like(ids)
+    library.octavo_ranks(
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab,
+        len(logits),
+        ids.data_ptr(),
+        ids.shape[1],
+        ranks.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return ranks

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.sampling import ranks_natively
 from octavo_engine.runner.transfers import Fetch, fetch_now
 from octavo_engine.wire.records import TokenLogprobs
 
@@ -52,13 +53,11 @@ def token_logprobs(
     counts = [vocab if n < 0 else min(n, vocab) for n in num_top]
     total = torch.zeros_like(logits[:, :1]) if as_logits else logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, chosen[:, None])
-    is_equal_before = (logits == own) & (torch.arange(vocab, device=logits.device) <= chosen[:, None])
-    ranks = ((logits > own) | is_equal_before).sum(-1)
     values, ids = _largest(logits, max(counts)) if max(counts, default=0) else (logits[:, :0], chosen[:, None][:, :0])
     return PendingLogprobs(
         chosen=fetch(chosen),
         own=fetch((own - total)[:, 0]),
-        ranks=fetch(ranks),
+        ranks=fetch(_ranks(logits, chosen[:, None])[:, 0]),
         top_values=fetch(values - total),
         top_ids=fetch(ids),
         counts=counts,
@@ -68,17 +67,11 @@ def token_logprobs(
 def logprobs_of_ids(
     logits: Float[Tensor, " vocab"], chosen: int, token_ids: list[int], *, as_logits: bool = False
 ) -> TokenLogprobs:
-    """Return the entries of a chosen token and of requested tokens, each with its rank.
-
-    The cost grows with the vocabulary, and hardly with the number of requested tokens.
-    """
-    ids = [chosen, *token_ids]
-    values, places = logits[ids], _places(logits)
-    least, index = torch.unique(places[ids], return_inverse=True)  # sorted
-    counts = torch.bincount(torch.bucketize(places, least, right=True), minlength=len(least) + 1)
-    ranks: list[int] = counts.flip(0).cumsum(0).flip(0)[1:][index].tolist()
-    of_ids: list[float] = (values if as_logits else values - logits.logsumexp(-1)).tolist()
-    return TokenLogprobs(ids, of_ids, ranks[0], ranks)
+    """Return the entries of a chosen token and of requested tokens, each with its rank."""
+    ids = torch.tensor([chosen, *token_ids], device=logits.device)
+    values = logits[ids] if as_logits else logits[ids] - logits.logsumexp(-1)
+    ranks: list[int] = _ranks(logits[None], ids[None])[0].tolist()
+    return TokenLogprobs([chosen, *token_ids], values.tolist(), ranks[0], ranks)
 
 
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:
@@ -106,6 +99,22 @@ def _largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Te
     ids = ids.sort(dim=-1).values
     ordered, order = values.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return ordered, ids.gather(1, order)
+
+
+def _ranks(logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows ids"]) -> Int[Tensor, "rows ids"]:
+    """Return the ranks of tokens; without a kernel, the cost hardly grows with their number."""
+    ranks = ranks_natively(logits, ids)
+    if ranks is not None:
+        return ranks
+    if ids.shape[1] == 1:
+        own = logits.gather(1, ids)
+        is_equal_before = (logits == own) & (torch.arange(logits.shape[1], device=logits.device) <= ids)
+        return ((logits > own) | is_equal_before).sum(-1, keepdim=True)
+    places = _places(logits)
+    least, order = places.gather(1, ids).sort(dim=1)
+    reached = torch.searchsorted(least, places, right=True)  # by each token, of the requested ones
+    counts = reached.new_zeros(len(ids), ids.shape[1] + 1).scatter_add_(1, reached, torch.ones_like(reached))
+    return torch.empty_like(ids).scatter_(1, order, counts.flip(1).cumsum(1).flip(1)[:, 1:])
 
 
 def _places(values: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows vocab"]:

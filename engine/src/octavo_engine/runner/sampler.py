@@ -34,6 +34,7 @@ NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.",
 NO_TOKEN_IN_GRAMMAR = ErrorInfo(
     "The request's grammar and its other token masks leave no token to choose.", "invalid_request"
 )
+_NO_LOGPROBS = TokenLogprobs([], [], 0)  # of a row with an error
 
 
 class SamplingColumns:
@@ -193,16 +194,18 @@ class Sampler:
         as_logits = self._mode.endswith("logits")
         params = [rows.seqs[row].params for row in wanting.tolist()]
         chosen = self._take(chosen, wanting).clamp_(min=0)  # -1: a row with an error
-        num_top = [0 if each.logprob_token_ids else each.logprobs or 0 for each in params]
-        pending = token_logprobs(logits, chosen, num_top, as_logits=as_logits, fetch=self._fetch)
         named = {i: each.logprob_token_ids for i, each in enumerate(params) if each.logprob_token_ids}
+        others = [i for i in range(len(params)) if i not in named]
+        taken = (logits[others], chosen[others]) if named else (logits, chosen)
+        num_top = [params[i].logprobs or 0 for i in others]
+        pending = token_logprobs(*taken, num_top, as_logits=as_logits, fetch=self._fetch)
         if not named:
             return pending.entries
-        entries = pending.entries()
+        entries = dict(zip(others, pending.entries(), strict=True))
         for i, ids in named.items():
             with isolated(errors, int(wanting[i])):
                 entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), ids, as_logits=as_logits)
-        return lambda: entries
+        return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
 
 
 def _rows_not_finite(logits: Tensor) -> list[int]:

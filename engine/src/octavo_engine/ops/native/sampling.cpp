@@ -1,4 +1,4 @@
-// One token for each row of logits: greedy, or drawn after temperature, min-p, top-k and top-p.
+// One token for each row of logits: greedy, or drawn after temperature, min-p, top-k and top-p. Ranks of tokens.
 //
 // docs/reference/sampling.md defines the result, runner/draws.py computes the same with torch. A first pass keeps the
 // maximum of each chunk of a row. The k-th largest maximum is a lower bound of the k-th largest logit, and chunks below
@@ -11,6 +11,7 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -26,6 +27,7 @@ namespace {
 
 constexpr int64_t kChunk = 128;
 constexpr int kBuckets = 1024;
+constexpr int64_t kRankBlock = 4096;
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kWeightBits = 34;       // the weight of the largest logit is 2^34
 constexpr float kLeastScaled = -24.5f;  // lower scaled logits have weight 0
@@ -297,6 +299,29 @@ void octavo_sample(const float* logits, int64_t stride, int64_t vocab, int64_t r
     for (int64_t r = 0; r < rows; r++) {
       Parameters parameters{temperature[r], top_k[r], top_p[r], least_scaled[r], keys[r]};
       tokens[r] = Row(logits + r * stride, vocab, parameters, buffers).choose();
+    }
+  }
+}
+
+// ids, ranks: int64 [rows, count]. A rank is 1 for the largest logit of the row; of equal ones, the lowest id is first.
+// A block of the row stays in the cache while all its ids are compared with it.
+void octavo_ranks(const float* logits, int64_t stride, int64_t vocab, int64_t rows, const int64_t* ids, int64_t count,
+                  int64_t* ranks, int32_t num_threads) {
+  std::fill(ranks, ranks + rows * count, 0);
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1 && rows > 1)
+  for (int64_t r = 0; r < rows; r++) {
+    const float* row = logits + r * stride;
+    for (int64_t start = 0; start < vocab; start += kRankBlock) {
+      const float* x = row + start;
+      const int64_t size = std::min(vocab - start, kRankBlock);
+      for (int64_t i = r * count; i < (r + 1) * count; i++) {
+        const float own = row[ids[i]];
+        const int64_t after = std::max<int64_t>(0, std::min(ids[i] + 1 - start, size));
+        int32_t first = 0;
+        for (int64_t j = 0; j < after; j++) first += x[j] >= own;
+        for (int64_t j = after; j < size; j++) first += x[j] > own;
+        ranks[i] += first;
+      }
     }
   }
 }
