@@ -73,12 +73,15 @@ def test_lists_equal_a_sort_alone_and_in_crowds(num_top: int) -> None:
 @pytest.mark.usefixtures("_ranks")
 def test_ranks_of_requested_ids_equal_a_sort() -> None:
     for index, row in enumerate(patterns(200)):
-        order, ids = by_sort(row), [(11 * index + 3 * i) % len(row) for i in range(index % 13 + 1)]
-        entry = logprobs_of_ids(row, ids[-1], ids)
-        assert entry.token_ids == [ids[-1], *ids]
-        assert entry.ranks == [order.index(token) + 1 for token in entry.token_ids]
-        assert entry.rank == entry.ranks[0]
-        assert entry.logprobs == pytest.approx(row.log_softmax(-1)[entry.token_ids].tolist(), abs=1e-5)
+        ids = [(11 * index + 3 * i) % len(row) for i in range(index % 13 + 1)]
+        rows, chosen = torch.stack([row.flip(0), row, row.roll(index)]), [ids[-1], ids[0], index % len(row)]
+        entries = logprobs_of_ids(rows, torch.tensor(chosen), ids)
+        for entry, each, token in zip(entries, rows, chosen, strict=True):
+            order = by_sort(each)
+            assert entry.token_ids == [token, *ids]
+            assert entry.ranks == [order.index(token) + 1 for token in entry.token_ids]
+            assert entry.rank == entry.ranks[0]
+            assert entry.logprobs == pytest.approx(each.log_softmax(-1)[entry.token_ids].tolist(), abs=1e-5)
 
 
 @given(st.lists(st.sampled_from([-0.0, 0.0, 1.0, 1.0000001, -3e38, 3e38]), min_size=2, max_size=30))

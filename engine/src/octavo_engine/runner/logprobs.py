@@ -65,13 +65,16 @@ def token_logprobs(
 
 
 def logprobs_of_ids(
-    logits: Float[Tensor, " vocab"], chosen: int, token_ids: list[int], *, as_logits: bool = False
-) -> TokenLogprobs:
-    """Return the entries of a chosen token and of requested tokens, each with its rank."""
-    ids = torch.tensor([chosen, *token_ids], device=logits.device)
-    values = logits[ids] if as_logits else logits[ids] - logits.logsumexp(-1)
-    ranks: list[int] = _ranks(logits[None], ids[None])[0].tolist()
-    return TokenLogprobs([chosen, *token_ids], values.tolist(), ranks[0], ranks)
+    logits: Float[Tensor, "rows vocab"], chosen: Int[Tensor, " rows"], token_ids: list[int], *, as_logits: bool = False
+) -> list[TokenLogprobs]:
+    """Return for each row the entries of its chosen token and of requested tokens, each with its rank."""
+    named = torch.tensor(token_ids, device=logits.device)
+    ids = torch.cat([chosen[:, None], named.expand(len(logits), -1)], dim=1)
+    values = logits.gather(1, ids)
+    if not as_logits:
+        values -= logits.logsumexp(-1, keepdim=True)
+    rows = zip(ids.tolist(), values.tolist(), _ranks(logits, ids).tolist(), strict=True)
+    return [TokenLogprobs(each, logprobs, ranks[0], ranks) for each, logprobs, ranks in rows]
 
 
 def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], num_top: int) -> list[TokenLogprobs]:

@@ -194,17 +194,22 @@ class Sampler:
         as_logits = self._mode.endswith("logits")
         params = [rows.seqs[row].params for row in wanting.tolist()]
         chosen = self._take(chosen, wanting).clamp_(min=0)  # -1: a row with an error
-        named = {i: each.logprob_token_ids for i, each in enumerate(params) if each.logprob_token_ids}
-        others = [i for i in range(len(params)) if i not in named]
+        named: dict[int, list[int]] = {}  # rows by request, whose sequences share its parameters
+        for i, each in enumerate(params):
+            if each.logprob_token_ids:
+                named.setdefault(id(each), []).append(i)
+        others = [i for i, each in enumerate(params) if not each.logprob_token_ids]
         taken = (logits[others], chosen[others]) if named else (logits, chosen)
         num_top = [params[i].logprobs or 0 for i in others]
         pending = token_logprobs(*taken, num_top, as_logits=as_logits, fetch=self._fetch)
         if not named:
             return pending.entries
         entries = dict(zip(others, pending.entries(), strict=True))
-        for i, ids in named.items():
-            with isolated(errors, int(wanting[i])):
-                entries[i] = logprobs_of_ids(logits[i], int(chosen[i]), ids, as_logits=as_logits)
+        for group in named.values():
+            ids = params[group[0]].logprob_token_ids or []
+            with isolated(errors, *wanting[group].tolist()):
+                of_group = logprobs_of_ids(logits[group], chosen[group], ids, as_logits=as_logits)
+                entries.update(zip(group, of_group, strict=True))
         return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
 
 

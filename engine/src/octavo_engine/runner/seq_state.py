@@ -59,12 +59,12 @@ class SeqState:
 
 
 @contextmanager
-def isolated(errors: dict[int, ErrorInfo], key: int) -> Iterator[None]:
-    """Record an exception of the work for one sequence in `errors`, so that it ends no other sequence of the step."""
+def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
+    """Record an exception of the work for these sequences in `errors`, so that it ends no other one of the step."""
     try:
         yield
     except EngineDead:
         raise
     except Exception as error:
         _LOGGER.exception("the result of one sequence failed")
-        errors[key] = ErrorInfo(f"The result failed: {type(error).__name__}: {error}")
+        errors |= dict.fromkeys(keys, ErrorInfo(f"The result failed: {type(error).__name__}: {error}"))

@@ -7,7 +7,7 @@ format, which also has its exact bytes; in the columns, whose tokens are keys, i
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.outputs import Logprob, PositionLogprobs
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo_server.api.client import TextCodec
 
 FLOOR = -9999.0
+MAX_KEYS = 1024  # that a writer keeps
 ALL = -1  # the number of top log-probabilities that stands for the whole vocabulary
 
 
@@ -30,6 +31,7 @@ class LogprobWriter:
         self._codec = codec
         self._num_top = num_top
         self._as_ids = as_ids
+        self._key = lru_cache(MAX_KEYS)(self._spell_key)  # the tokens of a list repeat from token to token
 
     def chat(self, positions: Iterable[PositionLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([self._chat_token(position) for position in positions])
@@ -77,7 +79,7 @@ class LogprobWriter:
             top[f"token_id:{token_id}" if key in top else key] = _finite(entry)
         return top
 
-    def _key(self, token_id: int) -> str:
+    def _spell_key(self, token_id: int) -> str:
         text = self._token(token_id)
         if "\ufffd" not in text or text.encode() == (data := self._codec.token_bytes(token_id)):
             return text
@@ -123,4 +125,4 @@ def _described(token_id: int, entry: Logprob, codec: "TextCodec") -> dict[str, A
 
 
 def _finite(entry: Logprob) -> float:
-    return max(entry.logprob, FLOOR)
+    return entry.logprob if entry.logprob > FLOOR else FLOOR
