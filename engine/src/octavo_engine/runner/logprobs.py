@@ -109,10 +109,6 @@ def _ranks(logits: Float[Tensor, "rows vocab"], ids: Int[Tensor, "rows ids"]) ->
     ranks = ranks_natively(logits, ids)
     if ranks is not None:
         return ranks
-    if ids.shape[1] == 1:
-        own = logits.gather(1, ids)
-        is_equal_before = (logits == own) & (torch.arange(logits.shape[1], device=logits.device) <= ids)
-        return ((logits > own) | is_equal_before).sum(-1, keepdim=True)
     places = _places(logits)
     least, order = places.gather(1, ids).sort(dim=1)
     reached = torch.searchsorted(least, places, right=True)  # by each token, of the requested ones
