@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_engine import open_engine
+from gpu.dummy_models import open_engine
 from octavo_engine.engine import EngineCore
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams

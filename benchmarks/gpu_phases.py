@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_engine import SHAPES, generate, open_engine, start_decoding, write_config
-from gpu_profile import profile_steps
+from gpu.decode_profile import profile_steps
+from gpu.dummy_models import SHAPES, generate, open_engine, start_decoding, write_config
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.cuda_device import CudaDevice

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from gpu_engine import generate, shape
+from gpu.dummy_models import generate, shape
 from octavo_engine.config import EngineConfig
 from octavo_engine.engine_start import DEFAULT_LOADER, find_capacity, find_loader, start_core
 

@@ -1,0 +1,68 @@
+"""Context of a step of `benchmarks/gpu/run`: its folders, device and time, and its reports.
+
+A step is the module `gpu.steps.NAME`. The driver runs it as a process and a process group of its own, and kills the
+group at the end, so a step may leave no process behind in a group of its own.
+"""
+
+import argparse
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu.report import Line, append_line, describe_error, read_lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """`folder` gets the results; `work` has files that outlive a run; `ends`: a time of `time.monotonic`."""
+
+    name: str
+    folder: Path
+    work: Path
+    device: str
+    match: str
+    ends: float
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def seconds_left(self) -> float:
+        return self.ends - time.monotonic()
+
+    def check(self, name: str, passed: bool, value: Any = None, unit: str = "", note: str = "") -> None:
+        self._append(Line(self.name, name, "ok" if passed else "FAIL", value, unit, note))
+
+    def figure(self, name: str, value: Any = None, unit: str = "", note: str = "") -> None:
+        self._append(Line(self.name, name, "figure", value, unit, note))
+
+    def fail(self, name: str, cause: BaseException | str) -> None:
+        note = cause if isinstance(cause, str) else describe_error(cause)
+        self._append(Line(self.name, name, "FAIL", note=note))
+
+    def measured(self, name: str) -> float | None:
+        """Return a figure of an earlier step, of this run or else of the last one on this machine."""
+        lines = [*read_lines(self.work), *read_lines(self.folder)]
+        return next((float(line.value) for line in reversed(lines) if line.name == name and line.value), None)
+
+    def _append(self, line: Line) -> None:
+        for folder in (self.folder, self.work):
+            append_line(folder, line)
+        print(line.text(2000), flush=True)
+
+
+def parse_step(name: str) -> tuple[Step, bool]:
+    """Return the step that the command line describes, and whether this process is a worker of its pool."""
+    parser = argparse.ArgumentParser(prog=f"gpu.steps.{name}")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--match", default="", help="regular expression of the names of cases. Default: all")
+    parser.add_argument("--worker", action="store_true")
+    args = parser.parse_args()
+    work = Path(os.environ["OCTAVO_GPU_WORK"])
+    ends = time.monotonic() + args.seconds
+    step = Step(name=name, folder=args.folder, work=work, device=args.device, match=args.match, ends=ends)
+    return step, args.worker
