@@ -15,38 +15,40 @@ import time
 import tomllib
 from pathlib import Path
 
-from gpu.report import LOG, STEPS, SUMMARY, Line, append_line, forget_step, read_lines, write_summary
+from gpu.report import LOG, STEPS, Line, append_line, forget_steps, read_lines, write_summary
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("engine/src", "server/src", "tests/support", "benchmarks")
 MOST_S = {  # of each step
     "cuda": {"machine": 60, "kernels": 140, "tokens": 130, "serve": 110, "speed": 400, "ranks": 200},
-    "cpu": {"machine": 60, "kernels": 300, "tokens": 300, "serve": 150, "speed": 120, "ranks": 120},
+    "cpu": {"machine": 60, "kernels": 200, "tokens": 200, "serve": 150, "speed": 120, "ranks": 120},
 }
 LEAST_S, MARGIN_S = 8, 4  # no step starts with less; a step stops by itself before it is killed
 MAX_LOG_BYTES = 12_000_000
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks/gpu/run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run", description=__doc__, formatter_class=style)
     parser.add_argument("folder", type=Path, help="folder of the results; lines of other steps stay in it")
     parser.add_argument("--budget", type=int, default=480, help="seconds of all steps. Default: 480")
     parser.add_argument("--wheels", type=folder, help="folder of packages to install first: see benchmarks/gpu/wheels")
     parser.add_argument("--peers", type=folder, help="folder with vllm/bin/python, for comparison. Default: none")
     parser.add_argument("--device", choices=list(MOST_S), default="cuda", help="cpu: small sizes, interpreted kernels")
-    parser.add_argument(
-        "--only",
-        metavar="STEP[:CASES]",
-        type=selection,
-        action="append",
-        help="a step, or its cases that a regular expression finds, such as kernels:'attention bfloat16'; repeatable",
-    )
-    parser.add_argument("--work", type=Path, help="folder of packages, compiled kernels and models. Default: in /tmp")
+    only = "a step, or its cases that a regular expression finds, such as kernels:'sample|bfloat16'; repeatable"
+    parser.add_argument("--only", metavar="STEP[:CASES]", type=selection, action="append", help=only)
+    usual = Path(tempfile.gettempdir(), f"octavo-gpu-{os.getuid()}")
+    work = f"folder of packages, compiled kernels and models, which a later run uses again. Default: {usual}"
+    parser.add_argument("--work", type=Path, default=usual, help=work)
     args = parser.parse_args()
     if args.peers is not None and not (args.peers / "vllm/bin/python").exists():
         parser.error(f"--peers {args.peers}: it has no vllm/bin/python")
+    args.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if args.work.stat().st_uid != os.getuid():
+        parser.error(f"{args.work} belongs to another user: give --work a folder of your own")
+    (args.work / args.device).mkdir(exist_ok=True)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    args.folder, args.work = args.folder.resolve(), args.work.resolve()
     return args
 
 
@@ -63,28 +65,15 @@ def selection(text: str) -> tuple[str, str]:
     return step, match
 
 
-def make_work_folder(args: argparse.Namespace) -> Path:
-    """Return the folder of files that outlive this run. Raises SystemExit if another user has made it."""
-    usual = Path(tempfile.gettempdir(), f"octavo-gpu-{args.device}-{os.getuid()}")
-    work = Path(args.work or usual).resolve()
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if work.stat().st_uid != os.getuid():
-        sys.exit(f"{work} belongs to another user: give --work a folder of your own.")
-    return work
-
-
-def environment(args: argparse.Namespace, work: Path) -> dict[str, str]:
+def environment(args: argparse.Namespace) -> dict[str, str]:
     """Return the variables of every step. The CPU only serves as a reference, so its C++ kernels aren't compiled."""
-    paths = [*(ROOT / source for source in SOURCES), work / "metadata", work / "site"]
+    paths = [*(ROOT / source for source in SOURCES), args.work / "metadata", args.work / "site"]
     more = {
         "PYTHONPATH": ":".join(str(path) for path in paths),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPYCACHEPREFIX": str(work / "pycache"),
-        "OCTAVO_GPU_WORK": str(work),
+        "OCTAVO_GPU_WORK": str(args.work / args.device),
         "OCTAVO_NATIVE": "0",
-        "TRITON_CACHE_DIR": str(work / "triton"),
-        "XDG_CACHE_HOME": str(work / "cache"),
-        "HF_HOME": str(work / "hf"),
+        "TRITON_CACHE_DIR": str(args.work / "triton"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -92,37 +81,40 @@ def environment(args: argparse.Namespace, work: Path) -> dict[str, str]:
         more |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     if args.peers is not None:
         more["VLLM_PYTHON"] = str(args.peers / "vllm/bin/python")
-    return {"HOME": str(work), **os.environ, **more}
+    return {"HOME": str(args.work), **os.environ, **more}
 
 
-def install(wheels: Path, work: Path) -> None:
-    """Install packages below the work folder, once. Raises CalledProcessError."""
-    site, part = work / "site", work / "site.part"
+def install(wheels: Path, site: Path) -> None:
+    """Install packages once. Raises CalledProcessError."""
     if not site.exists():
-        options = ["-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(part)]
+        options = ["-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", f"{site}.part"]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *wheels.glob("*.whl")], check=True)
-        part.rename(site)
+        Path(f"{site}.part").rename(site)
 
 
-def write_metadata(folder: Path) -> None:
+def write_metadata(target: Path) -> None:
     """Write the versions of the distributions, which the packages read, but source trees lack."""
     for part in ("engine", "server"):
         project = tomllib.loads((ROOT / part / "pyproject.toml").read_text())["project"]
         name, version = project["name"], project["version"]
-        info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info = target / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def run_step(name: str, match: str, args: argparse.Namespace, env: dict[str, str], seconds: float) -> Line:
+def run_step(name: str, match: str, args: argparse.Namespace, seconds: float) -> Line:
     """Run a step until it ends or its seconds are over; end everything that it has started."""
     command = [sys.executable, "-m", f"gpu.steps.{name}", str(args.folder), "--device", args.device]
     command += ["--seconds", f"{seconds - MARGIN_S:.0f}", "--match", match]
-    log, began = args.folder / LOG, time.monotonic()
+    log, began, cause = args.folder / LOG, time.monotonic(), ""
     with log.open("ab") as output:
-        step = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=ROOT, start_new_session=True)
+        step = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment(args), cwd=ROOT, start_new_session=True
+        )
         try:
-            cause = f"exit code {code}: {last_lines(log)}" if (code := step.wait(seconds)) else ""
+            if code := step.wait(seconds):
+                last = log.read_text(errors="replace").splitlines()[-3:]
+                cause = f"exit code {code}: {' / '.join(last)[-300:]}"
         except subprocess.TimeoutExpired:
             cause = f"it was stopped at its limit of {seconds:.0f} s"
         finally:
@@ -132,42 +124,32 @@ def run_step(name: str, match: str, args: argparse.Namespace, env: dict[str, str
     return Line(name, "whole step", "FAIL" if cause else "ok", round(time.monotonic() - began), "s", cause)
 
 
-def last_lines(path: Path) -> str:
-    return " / ".join(path.read_text(errors="replace").splitlines()[-3:])[-300:]
-
-
-def run_steps(args: argparse.Namespace, env: dict[str, str]) -> None:
+def run_steps(args: argparse.Namespace) -> None:
     ends = time.monotonic() + args.budget
     chosen = args.only or [(step, "") for step in STEPS]
-    for name, _ in chosen:
-        forget_step(args.folder, name)
+    forget_steps(args.folder, {name for name, _ in chosen})
+    (args.folder / LOG).write_bytes(b"")
+    if args.wheels is not None:
+        install(args.wheels, args.work / "site")
+    write_metadata(args.work / "metadata")
     for name, match in chosen:
+        line = Line(name, "whole step", "FAIL", note="not run: no time was left")
         seconds = min(MOST_S[args.device][name], ends - time.monotonic())
-        if seconds < LEAST_S:
-            line = Line(name, "whole step", "FAIL", note="not run: no time was left")
-        else:
+        if seconds >= LEAST_S:
             print(f"{time.strftime('%H:%M:%S')} {name}: at most {seconds:.0f} s", flush=True)
-            line = run_step(name, match, args, env, seconds)
+            line = run_step(name, match, args, seconds)
         append_line(args.folder, line)
 
 
 def main() -> int:
     args = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a limit of the caller's: the summary is still written
-    work = make_work_folder(args)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    args.folder = args.folder.resolve()
-    (args.folder / LOG).write_bytes(b"")
     try:
-        if args.wheels is not None:
-            install(args.wheels, work)
-        write_metadata(work / "metadata")
-        run_steps(args, environment(args, work))
+        run_steps(args)
     finally:
         log = args.folder / LOG
         log.write_bytes(log.read_bytes()[-MAX_LOG_BYTES:])
         print(*write_summary(args.folder), sep="\n")
-        print(f"All lines and tracebacks: {args.folder / SUMMARY}")
     return 1 if any(line.status == "FAIL" for line in read_lines(args.folder)) else 0
 
 

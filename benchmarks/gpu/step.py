@@ -7,11 +7,12 @@ group at the end, so a step may leave no process behind in a group of its own.
 import argparse
 import os
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu.report import Line, append_line, describe_error, read_lines
+from gpu.report import Line, append_line, read_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,7 @@ class Step:
         self._append(Line(self.name, name, "figure", value, unit, note))
 
     def fail(self, name: str, cause: BaseException | str) -> None:
-        note = cause if isinstance(cause, str) else describe_error(cause)
-        self._append(Line(self.name, name, "FAIL", note=note))
+        self._append(Line(self.name, name, "FAIL", note=cause if isinstance(cause, str) else _describe(cause)))
 
     def measured(self, name: str) -> float | None:
         """Return a figure of an earlier step, of this run or else of the last one on this machine."""
@@ -53,6 +53,14 @@ class Step:
         print(line.text(2000), flush=True)
 
 
+def _describe(error: BaseException) -> str:
+    """Return the type, the first lines of the message, and the innermost frames in this project's files."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "octavo" in frame.filename] or frames
+    places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in own[:-4:-1])
+    return f"{type(error).__name__}: {' / '.join(str(error).strip().splitlines()[:3])[:400]} [{places}]"
+
+
 def parse_step(name: str) -> tuple[Step, bool]:
     """Return the step that the command line describes, and whether this process is a worker of its pool."""
     parser = argparse.ArgumentParser(prog=f"gpu.steps.{name}")
@@ -61,8 +69,6 @@ def parse_step(name: str) -> tuple[Step, bool]:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--match", default="", help="regular expression of the names of cases. Default: all")
     parser.add_argument("--worker", action="store_true")
-    args = parser.parse_args()
-    work = Path(os.environ["OCTAVO_GPU_WORK"])
-    ends = time.monotonic() + args.seconds
-    step = Step(name=name, folder=args.folder, work=work, device=args.device, match=args.match, ends=ends)
-    return step, args.worker
+    args = vars(parser.parse_args())
+    is_worker, ends = args.pop("worker"), time.monotonic() + args.pop("seconds")
+    return Step(name=name, work=Path(os.environ["OCTAVO_GPU_WORK"]), ends=ends, **args), is_worker

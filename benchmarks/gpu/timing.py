@@ -20,14 +20,13 @@ def median_s(work: Callable[[], object], device: str, *, most_s: float = 0.5, le
         work()
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(second) for first, second in pairwise(marks)) / 1e3
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks)) / 1e3
 
 
 def _clocked_s(work: Callable[[], object], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else int
+    wait()
     began = time.perf_counter()
     work()
-    if device == "cuda":
-        torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - began

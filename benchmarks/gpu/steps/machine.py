@@ -26,19 +26,15 @@ def versions(step: Step) -> None:
 
 
 def compiler(step: Step) -> None:
-    """Check what Triton compiles its launcher with."""
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
     program = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
-    step.check("Python.h, which Triton's launcher needs", header.exists() or not step.is_gpu, note=str(header))
-    step.check("C compiler, which Triton's launcher needs", bool(program) or not step.is_gpu, note=str(program))
+    found = program is not None and header.exists()
+    step.check("C compiler and Python.h, for Triton's launcher", found or not step.is_gpu, note=f"{program}, {header}")
 
 
-def importing(module: str) -> Case:
-    def run(step: Step) -> None:
-        importlib.import_module(module)
-        step.check(f"import {module}", True)
-
-    return run
+def import_module(step: Step, module: str) -> None:
+    importlib.import_module(module)
+    step.check(f"import {module}", True)
 
 
 def own_check(step: Step) -> None:
@@ -52,19 +48,16 @@ def gpu(step: Step) -> None:
     import torch
     from gpu.timing import median_s
 
-    about = torch.cuda.get_device_properties(0)
-    memory = f"{about.total_memory / 2**30:.1f} GiB, {about.multi_processor_count} processors"
-    step.figure("GPU", about.name, note=f"{memory}; GPUs: {torch.cuda.device_count()}")
-    own, known = "sm_{}{}".format(*torch.cuda.get_device_capability()), torch.cuda.get_arch_list()
-    step.check("the GPU's architecture is one of torch's", own in known, own, note=" ".join(known))
-    step.figure("free memory", torch.cuda.mem_get_info()[0] / 2**30, "GiB")
+    about, free = torch.cuda.get_device_properties(0), torch.cuda.mem_get_info()[0]
+    memory = f"{free / 2**30:.1f} of {about.total_memory / 2**30:.1f} GiB are free"
+    note = f"{memory}; {about.multi_processor_count} processors; {torch.cuda.device_count()} GPUs"
+    step.figure("GPU", f"{about.name}, sm_{about.major}{about.minor}", note=note)
     host = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device="cuda")
     for name, copy in (("to", partial(device.copy_, host)), ("from", partial(host.copy_, device))):
         took = median_s(partial(copy, non_blocking=True), "cuda", most_s=0.2)
         step.figure(f"pinned copy {name} the GPU", PINNED_BYTES / took / 1e9, "GB/s")
-    tiny = torch.zeros(1, device="cuda")
-    graph = torch.cuda.CUDAGraph()
+    tiny, graph = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tiny += 1
     graph.replay()
@@ -85,9 +78,9 @@ def ceilings(step: Step) -> None:
 
 
 def cases(step: Step) -> dict[str, Case]:
-    imports = {f"import {module}": importing(module) for module in (*PACKAGES, *OWN)}
-    first: dict[str, Case] = {"versions": versions, "compiler": compiler, **imports, "own check": own_check}
-    return first | ({"GPU": gpu} if step.is_gpu else {}) | {"ceilings": ceilings}
+    first: dict[str, Case] = {"versions": versions, "compiler": compiler, "own check": own_check}
+    imports = {f"import {module}": partial(import_module, module=module) for module in (*PACKAGES, *OWN)}
+    return first | ({"GPU": gpu} if step.is_gpu else {}) | {"ceilings": ceilings} | imports
 
 
 if __name__ == "__main__":
