@@ -23,8 +23,8 @@ from octavo_engine.sources.resolve import resolve_model
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 32
 
 
-def write_adapter(folder: Path, model: str, *, rank: int, seed: int) -> Path:
-    """Write a random adapter of all linear layers."""
+def write_adapter(folder: Path, model: str, *, rank: int, seed: int, scale: float = 0.02) -> Path:
+    """Write a random adapter of all linear layers. `scale`: standard deviation of both its matrices."""
     import torch  # the first `LLM` sets OpenMP's variables, which torch reads when it is imported
     from octavo_engine.models.registry import build_model
     from octavo_engine.runner.adapter_targets import AdapterTargets
@@ -36,7 +36,7 @@ def write_adapter(folder: Path, model: str, *, rank: int, seed: int) -> Path:
     for linear in targets:
         for name, out in zip(linear.spec.names, linear.spec.outs, strict=True):
             for part, shape in (("A", (rank, linear.spec.in_features)), ("B", (out, rank))):
-                values = torch.randn(shape, generator=generator) * 0.02
+                values = torch.randn(shape, generator=generator) * scale
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = values.bfloat16()
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")

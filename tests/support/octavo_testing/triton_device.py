@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
-import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 from octavo_engine.ops import triton_devices
@@ -21,9 +21,8 @@ def triton_kernels() -> Iterator[None]:
     def backend(self: CpuDevice, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> CudaBackend:
         return CudaBackend(specs, block_size, dtype, self.torch_device, num_programs=5)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CpuDevice, "attention_backend", backend)
-        patch.setattr(triton_devices, "DEVICES", {"cpu"})
+    kernels = patch.object(CpuDevice, "attention_backend", backend)  # GPU machines lack pytest
+    with kernels, patch.object(triton_devices, "DEVICES", {"cpu"}):
         yield
 
 
@@ -36,6 +35,5 @@ def one_launch_at_a_time() -> Iterator[None]:
         with lock:
             launch(self, *args, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.GridExecutor, "__call__", call)
+    with patch.object(interpreter.GridExecutor, "__call__", call):
         yield
