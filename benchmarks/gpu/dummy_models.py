@@ -78,11 +78,11 @@ def open_engine(name: str, folder: Path, **settings: Any) -> tuple[EngineCore, R
     return start_core(config, load_executor)
 
 
-def add_requests(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> list[str]:
-    """Add greedy requests of (prompt tokens, output tokens); return their ids."""
+def add_requests(core: EngineCore, sizes: list[tuple[int, int]], vocab: int, **sampling: Any) -> list[str]:
+    """Add requests of (prompt tokens, output tokens), greedy unless `sampling` has parameters; return their ids."""
     draw = random.Random(0)
     for i, (num_in, num_out) in enumerate(sizes):
-        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
+        params = SamplingParams(**{"temperature": 0.0, **sampling}, max_tokens=num_out, ignore_eos=True)
         prompt = [draw.randrange(vocab) for _ in range(num_in)]
         core.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params))
     return [str(i) for i in range(len(sizes))]

@@ -1,0 +1,279 @@
+"""Speed: sampling and attention alone, the engine beside its floor, a profile of its steps, and its memory.
+
+Cases run one after the other, each in a process of its own. Without a GPU they run in small sizes, whose figures mean
+nothing.
+"""
+
+import inspect
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu.case_pool import Case, run_cases
+from gpu.dummy_models import SHAPES, add_requests, open_engine, start_decoding, write_config
+from gpu.dummy_models import step as run_step
+from gpu.step import Step
+from gpu.timing import median_s
+
+SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.95}
+KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "k20 p0.95": SAMPLED}
+DECODES = {"cuda": ((256, 1024), (32, 1024), (8, 8192), (1, 32768), (1, 1024)), "cpu": ((2, 40),)}
+PROMPTS = {"cuda": (2048, 8192), "cpu": (24,)}
+MODEL = {"cuda": "Qwen3-0.6B", "cpu": "tiny-llama"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cuda": {"dtype": "bfloat16", "max_num_seqs": 256},  # as many as the peers
+    "cpu": {"dtype": "bfloat16", "num_gpu_blocks_override": 100, "max_model_len": 256, "num_threads": 1},
+}
+LOAD_S = 45.0  # most seconds of one load
+HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128  # of Qwen3-0.6B
+PEERS = ("vllm", "sglang")
+
+Sizes = list[tuple[int, int]]  # prompt and output tokens of requests that start at once
+
+
+def bandwidth(step: Step) -> float:
+    return 1e9 * (step.measured("copy bandwidth") or 3000.0)
+
+
+def sampling(step: Step) -> None:
+    from octavo_engine.ops.sampling import DrawParams
+    from octavo_engine.runner.cuda_device import CudaDevice
+    from octavo_engine.runner.draws import choose_tokens
+    from octavo_engine.runner.transfers import keep
+
+    copy = CudaDevice().input_copy() if step.is_gpu else keep
+    vocab, sizes = (151936, (1, 64, 256)) if step.is_gpu else (4096, (1, 4))
+    for rows in sizes:
+        logits = torch.randn(rows, vocab, device=step.device) * 2
+        passing = f"one pass over the logits: {1e6 * logits.nbytes / bandwidth(step):.0f} us"
+        for name, heat, top_k, top_p in (
+            ("greedy", 0.0, 0, 1.0),
+            ("k20 p0.95", 0.8, 20, 0.95),
+            ("p0.95", 0.8, 0, 0.95),
+        ):
+            params = DrawParams(
+                temperature=np.full(rows, heat, np.float32),
+                top_k=np.full(rows, top_k),
+                top_p=np.full(rows, top_p),
+                min_p=np.zeros(rows, np.float32),
+                keys=np.arange(rows, dtype=np.uint64) << np.uint64(33),
+            )
+            took = median_s(partial(choose_tokens, logits, params, copy), step.device, most_s=0.3)
+            step.figure(f"sample {rows} x {vocab}, {name}", 1e6 * took, "us", passing)
+        took = median_s(partial(logits.argmax, -1), step.device, most_s=0.1)
+        step.figure(f"torch's argmax of {rows} x {vocab}", 1e6 * took, "us")
+
+
+def replayed_s(work: Callable[[], object], step: Step) -> float:
+    """Return the seconds of a call as a decode step makes it: by replays of a CUDA graph, without the host's part."""
+    if not step.is_gpu:
+        return median_s(work, step.device)
+    work()  # it compiles, which no capture may
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return median_s(graph.replay, step.device, most_s=0.3)
+
+
+def own_attention_s(step: Step, seqs: int, length: int, queries: int) -> float:
+    """Return the seconds of a layer's attention, for the last `queries` tokens of each sequence."""
+    from gpu.steps.kernels import on_device
+    from octavo_engine.ops.attention import AttentionSpec, LayerKVSpec
+    from octavo_engine.ops.cuda_backend import CudaBackend
+    from octavo_engine.runner.cuda_device import CudaDevice
+    from octavo_testing.attention_cases import SeqShape, make_batch
+
+    kv = LayerKVSpec(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    spec = AttentionSpec(layer_idx=0, num_heads=HEADS, kv=kv, scale=HEAD_DIM**-0.5)
+    if step.is_gpu:
+        backend: Any = CudaDevice().attention_backend([kv], 16, torch.bfloat16)
+    else:
+        backend = CudaBackend([kv], 16, torch.float32, torch.device("cpu"), num_programs=5)
+    batch, num_blocks = make_batch([SeqShape(length - queries, queries)] * seqs, 16)
+    backend.allocate(num_blocks)
+    backend.caches[0].normal_()
+    batch = on_device(batch, step)
+    backend.begin_step(batch)
+    q, k, v = random_qkv(step, seqs * queries)
+    return replayed_s(partial(backend.attend, spec, q, k, v, batch), step)
+
+
+def random_qkv(step: Step, num_tokens: int) -> list[Any]:
+    kind = torch.bfloat16 if step.is_gpu else torch.float32  # the interpreter computes bf16 wrongly
+    shapes = ((num_tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    return [torch.randn(shape, device=step.device, dtype=kind) for shape in shapes]
+
+
+def decode_attention(step: Step) -> None:
+    for seqs, length in DECODES[step.device]:
+        took = own_attention_s(step, seqs, length, 1)
+        share = seqs * length * 2 * KV_HEADS * HEAD_DIM * 2 / bandwidth(step) / took
+        step.figure(f"decode attention {seqs} x {length}", 100 * share, "% of bandwidth", f"{1e6 * took:.0f} us")
+
+
+def prompt_attention(step: Step) -> None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn as varlen
+    except ImportError:  # before torch 2.10
+        varlen = None
+    for length in PROMPTS[step.device]:
+        own = own_attention_s(step, 1, length, length)
+        rate = 4 * HEADS * HEAD_DIM * length**2 / 2 / own / 1e12
+        step.figure(f"prompt attention {length}", 1e3 * own, "ms", f"{rate:.0f} TFLOP/s")
+        with torch.inference_mode():
+            peer = replayed_s(peer_attention(varlen if step.is_gpu else None, *random_qkv(step, length)), step)
+        note = f"ours takes {own / peer:.2f} times as long"
+        step.figure(f"prompt attention {length} by torch", 1e3 * peer, "ms", note)
+
+
+def peer_attention(varlen: Callable[..., Any] | None, q: Any, k: Any, v: Any) -> Callable[[], Any]:
+    """Return torch's causal attention of one prompt: `varlen_attn`, or SDPA without it.
+
+    torch 2.10 has `is_causal`, later ones `window_size`. Without `enable_gqa`, which 2.11 lacks, heads are expanded.
+    """
+    known = inspect.signature(varlen).parameters if varlen else {}
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        causal["enable_gqa"] = True
+    else:
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
+    if varlen is None:
+        heads_first = [each.transpose(0, 1)[None] for each in (q, k, v)]
+        return partial(torch.nn.functional.scaled_dot_product_attention, *heads_first, is_causal=True)
+    ends = torch.tensor([0, len(q)], dtype=torch.int32, device=q.device)
+    return partial(varlen, q, k, v, ends, ends, len(q), len(q), **causal)
+
+
+def loads_of(name: str) -> list[tuple[str, Sizes, list[str]]]:
+    """Return titles, sizes and kinds of sampling of the loads of a model."""
+    if name.startswith("tiny"):
+        return [("4 streams", [(20, 8)] * 4, [*KINDS])]
+    draw = random.Random(0)
+    crowd = [(draw.randint(100, 1024), draw.randint(100, 1024)) for _ in range(256)]
+    streams = [
+        (f"{n} streams of 1024 + 64", [(1024, 64)] * n, [*KINDS] if n == 32 else ["greedy"]) for n in (1, 32, 256)
+    ]
+    return [*streams, ("256 x U(100, 1024) in and out", crowd, [*KINDS])] if name == "Qwen3-0.6B" else streams[:2]
+
+
+def generate(core: Any, sizes: Sizes, vocab: int, seconds: float, **sampling: Any) -> tuple[int, float, int]:
+    """Return the tokens, seconds and steps of requests that start at once, stopped after `seconds`."""
+    outputs: dict[str, list[int]] = {name: [] for name in add_requests(core, sizes, vocab, **sampling)}
+    first, began = core.stats().steps, time.perf_counter()
+    while core.has_work() and time.perf_counter() - began < seconds:
+        run_step(core, outputs)
+    return sum(map(len, outputs.values())), time.perf_counter() - began, core.stats().steps - first
+
+
+def floor_s(step: Step, name: str, sizes: Sizes, weights_bytes: int) -> float:
+    """Return the seconds to read weights and KV at the copy's bandwidth and to multiply prompts at the GEMM's rate."""
+    model = SHAPES[name]
+    kv_bytes = 2 * model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"] * 2
+    steps = max(num_out for _, num_out in sizes)
+    read = steps * weights_bytes + sum(kv_bytes * (n_in * n_out + n_out**2 // 2) for n_in, n_out in sizes)
+    flops = weights_bytes * sum(num_in for num_in, _ in sizes)  # two a weight, of two bytes
+    return read / bandwidth(step) + flops / (1e12 * (step.measured("bf16 GEMM") or 700.0))
+
+
+def engine(step: Step, name: str) -> None:
+    """Measure an engine under its loads, beside their floors, and the memory that its steps take."""
+    began, vocab = time.perf_counter(), SHAPES[name]["vocab_size"]
+    core, ready = open_engine(name, step.work, device=step.device, **SETTINGS[step.device])
+    about = f"{ready.startup_s}; {ready.num_blocks} blocks, max_model_len {ready.max_model_len}"
+    step.figure(f"{name}: start without imports", time.perf_counter() - began, "s", about)
+    generate(core, [(8, 4)] * 2, vocab, 20.0, **SAMPLED)
+    for title, sizes, kinds in loads_of(name):
+        floor = sum(num_out for _, num_out in sizes) / floor_s(step, name, sizes, ready.weights_bytes)
+        for kind in kinds:
+            if step.seconds_left() < 12:
+                raise TimeoutError(f"{name} {title}, {kind}: no time was left")
+            count, took, steps = generate(core, sizes, vocab, min(LOAD_S, step.seconds_left() - 5), **KINDS[kind])
+            note = f"floor {floor:.0f} tok/s: {100 * count / took / floor:.3g} %; {1e3 * took / steps:.2f} ms a step"
+            if core.has_work():
+                raise TimeoutError(f"{name} {title}, {kind}: stopped after {took:.0f} s with {count} tokens; {note}")
+            step.figure(f"{name} {title}, {kind}", count / took, "tok/s", note)
+    report_memory(step, name, ready)
+    core.shutdown()
+
+
+def report_memory(step: Step, name: str, ready: Any) -> None:
+    """Compare the memory that torch took beside weights and KV cache with the plan of it."""
+    from octavo_engine.config import EngineConfig
+    from octavo_engine.runner.cuda_device import step_bytes
+    from octavo_engine.sources.model_config import load_model_config
+    from octavo_engine.sources.model_files import ModelFiles
+
+    files = ModelFiles(name=name, root=Path(), load_format="dummy", config=SHAPES[name])
+    planned = step_bytes(EngineConfig(model=name, max_num_seqs=256), load_model_config(files), torch.bfloat16) / 2**20
+    step.figure(f"{name}: memory planned beside weights and KV cache", planned, "MiB")
+    if step.is_gpu:
+        peak, most = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated() / 2**20
+        used = (peak - ready.weights_bytes - ready.kv_bytes) / 2**20
+        note = f"reserved {peak / 2**20:.0f} MiB, allocated {most:.0f}"
+        step.check(f"{name}: memory used beside weights and KV cache", used <= planned, used, "MiB", note)
+
+
+def profile(step: Step) -> None:
+    from gpu.decode_profile import profile_steps
+
+    name, num_in = MODEL[step.device], 512 if step.is_gpu else 20
+    core, _ = open_engine(name, step.work, device=step.device, **SETTINGS[step.device])
+    for streams in (1, 32, 256) if step.is_gpu else (4,):
+        start_decoding(core, [(num_in, 64)] * streams, SHAPES[name]["vocab_size"])
+        for _ in range(5):
+            core.step()
+        began = time.perf_counter()
+        for _ in range(10):
+            core.step()
+        took = (time.perf_counter() - began) / 10
+        found = profile_steps(core, step.device, 15)
+        title, work, calls = f"{streams} streams", len(found.work) / found.num_steps, found.num_calls / found.num_steps
+        note = f"{work:.0f} kernels and copies, started by {calls:.0f} calls"
+        step.figure(f"{title}: a decode step", 1e3 * took, "ms", note)
+        step.figure(f"{title}: the GPU idles", 100 * found.idle_share(), "% of a profiled step")
+        for kernel, microseconds in found.longest(6 if streams == 1 else 10):
+            step.figure(f"{title}: {kernel}", microseconds, "us a step")
+        while core.has_work():
+            core.step()
+    core.shutdown()
+
+
+def peer(step: Step, name: str, python: Path) -> None:
+    """Run the loads of the first model in another engine, which prints a line of JSON for each."""
+    model = MODEL[step.device]
+    plans = [(f"{title}, {kind}", sizes, KINDS[kind]) for title, sizes, kinds in loads_of(model) for kind in kinds]
+    script = Path(__file__).parents[2] / "engines" / "gpu_peer.py"
+    command = [str(python), str(script), name, str(write_config(model, step.work)), json.dumps(plans)]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # it has packages of the engine
+    limit = max(step.seconds_left() - 3, 1.0)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=env, timeout=limit, check=True)
+    for title, rate in (json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')):
+        step.figure(f"{model} {title}: {name}", rate, "tok/s")
+
+
+def cases_of(step: Step) -> Mapping[str, Case]:
+    """Return the cases in the order of their worth; Llama-3-8B is last, as it takes longest."""
+    cases: dict[str, Case] = {"sampling": sampling, "decode attention": decode_attention}
+    cases |= {
+        "engine": partial(engine, name=MODEL[step.device]),
+        "profile": profile,
+        "prompt attention": prompt_attention,
+    }
+    if python := os.environ.get("VLLM_PYTHON"):  # of the folder of peers
+        places = {name: Path(python).parents[2] / name / "bin/python" for name in PEERS}
+        cases |= {name: partial(peer, name=name, python=path) for name, path in places.items() if path.exists()}
+    return cases | ({"8B": partial(engine, name="Llama-3-8B")} if step.is_gpu else {})
+
+
+if __name__ == "__main__":
+    sys.exit(run_cases("speed", cases_of, workers=lambda step: 1, case_s=lambda step: 170.0, is_fresh=True))
