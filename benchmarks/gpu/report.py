@@ -60,7 +60,7 @@ def write_summary(folder: Path) -> list[str]:
         group = [line for line in lines if line.status == status]
         if status == "ok":
             group.sort(key=lambda line: line.step in MANY)
-        room = min(most, MOST_PRINTED - len(printed) - 3)
+        room = max(0, min(most, MOST_PRINTED - len(printed) - 3))
         printed += [line.text(300 if status == "FAIL" else 160) for line in group[:room]]
         if len(group) > room:
             printed.append(f"... and {len(group) - room} more lines of status {status}: see {SUMMARY}")

@@ -104,7 +104,7 @@ def main() -> int:
     print(f"{len(sizes)} wheels of {sum(sizes.values()) / 2**20:.1f} MiB")
     if sum(sizes.values()) > MAX_BYTES:
         wrong.append(f"the wheels have more than {MAX_BYTES >> 20} MiB: name what the machine has (--present)")
-    print(*wrong, sep="\n", file=sys.stderr)
+    sys.stderr.writelines(f"{line}\n" for line in wrong)
     return 1 if wrong else 0
 
 

@@ -1,0 +1,151 @@
+"""`benchmarks/gpu` without a step that computes: arguments, cases that fail, the summary, and the folder of wheels."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FAKE = """
+import os, sys
+from gpu.case_pool import run_cases
+
+def die(step): os._exit(7)
+def poison(step): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def absent(step): import no_such_kernel
+def pid(step): step.figure("pid", os.getpid())
+
+def cases(step):
+    first = {"pid": pid, "die float32": die, "pid 2": pid, "poison 64x7": poison, "pid 3": pid}
+    return {**first, "absent": absent, "pid 4": pid}
+
+if "--worker" in sys.argv and "broken" in sys.argv[1]:
+    import no_such_package
+sys.exit(run_cases("fake", cases, workers=lambda step: 1, case_s=lambda step: 300.0, is_fresh="fresh" in sys.argv[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def run_gpu(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [str(BENCHMARKS / "gpu" / "run"), *map(str, arguments)]
+    env = os.environ | {"PYTHON": sys.executable}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+
+
+def run_fake(folder: Path, tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run the step above; return its lines."""
+    steps = tmp_path / "source" / "gpu" / "steps"
+    steps.mkdir(parents=True)
+    folder.mkdir()
+    (steps / "fake.py").write_text(FAKE)
+    paths = f"{BENCHMARKS}:{tmp_path / 'source'}"
+    env = os.environ | {"PYTHONPATH": paths, "OCTAVO_GPU_WORK": str(tmp_path)}
+    command = [sys.executable, "-m", "gpu.steps.fake", str(folder), "--device", "cpu", "--seconds", "300", *arguments]
+    subprocess.run(command, capture_output=True, env=env, timeout=300, check=True)
+    return [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
+
+
+def test_a_case_that_fails_costs_its_line_and_its_process_only(tmp_path: Path) -> None:
+    lines = run_fake(tmp_path / "out", tmp_path)
+    fails = {line["name"]: line["note"] for line in lines if line["status"] == "FAIL"}
+    assert list(fails) == ["die float32", "poison 64x7", "absent"]
+    assert "ended with 7" in fails["die float32"]
+    assert "no_such_kernel" in fails["absent"]
+    first, after_death, after_poison, after_exception = (line["value"] for line in lines if line["name"] == "pid")
+    assert len({first, after_death, after_poison}) == 3
+    assert after_exception == after_poison  # an exception without the GPU's part keeps the process
+
+
+def test_each_case_can_have_a_process_of_its_own_and_be_chosen(tmp_path: Path) -> None:
+    lines = run_fake(tmp_path / "fresh", tmp_path, "--match", "pid [23]")
+    first, second = (line["value"] for line in lines)
+    assert first != second
+
+
+def test_workers_that_do_not_start_are_one_line(tmp_path: Path) -> None:
+    lines = run_fake(tmp_path / "broken", tmp_path)
+    assert [line["name"] for line in lines] == ["start of a worker", "7 cases not run"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "folder"),
+        (["x", "--only", "7"], "7: no such step"),
+        (["x", "--wheels", "/nowhere"], "/nowhere"),
+        (["x", "--peers", "/"], "vllm/bin/python"),
+        (["x", "--device", "tpu"], "tpu"),
+        (["x", "--budget", "soon"], "soon"),
+    ],
+    ids=str,
+)
+def test_invalid_arguments_are_refused(arguments: list[str], named: str, tmp_path: Path) -> None:
+    done = run_gpu(*(tmp_path / each if each == "x" else each for each in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+
+
+def test_a_step_without_time_is_not_run_and_the_lines_of_others_stay(tmp_path: Path) -> None:
+    old = [{"step": step, "name": "old", "status": "ok"} for step in ("kernels", "tokens")]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    done = run_gpu(tmp_path, "--only", "kernels:x", "--budget", 5, "--work", tmp_path / "work")
+    assert done.returncode == 1, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["name"], line["status"]) for line in lines] == [
+        ("tokens", "old", "ok"),
+        ("kernels", "whole step", "FAIL"),
+    ]
+    assert "FAIL   kernels whole step: not run" in done.stdout
+
+
+def test_a_summary_has_at_most_120_lines_and_failures_first(tmp_path: Path) -> None:
+    from gpu import report
+
+    for step in report.STEPS:
+        for status, count in {"ok": 100, "figure": 5, "FAIL": 100}.items():
+            for i in range(count):
+                report.append_line(tmp_path, report.Line(step, f"{status} {i}", status, 0.5, "s"))
+    printed = report.write_summary(tmp_path)
+    assert len(printed) <= report.MOST_PRINTED
+    kinds = [line.split()[0] for line in printed]
+    assert (kinds.count("FAIL"), kinds.count("figure")) == (50, 30)
+    assert kinds.index("FAIL") < kinds.index("figure") < kinds.index("ok")
+    assert printed[kinds.index("ok")].startswith("ok     tokens ")
+    assert printed[0] == "== machine: 100 FAIL, 5 figure, 100 ok"
+    assert len((tmp_path / "summary.txt").read_text().splitlines()) == 1230
+
+
+def write_wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        fields = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
+        wheel.writestr(f"{name}-{version}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.1", *fields, ""]))
+
+
+def test_wheels_are_collected_until_none_lacks_a_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu import wheel_folder
+
+    requires = {"one": ["two_b>=2", "numpy", "old; python_version<'3.12'", "extra; extra=='x'"], "two-b": ["three<2"]}
+
+    def download(names: list[str], target: Path, python: str) -> None:
+        for name in names:
+            write_wheel(target, name.replace("-", "_"), "2.0", *requires.get(name, ()))
+
+    monkeypatch.setattr(wheel_folder, "download", download)
+    monkeypatch.setattr(wheel_folder, "own_requirements", lambda: ["one", "torch>=2"])
+    present = frozenset({"torch", "numpy"})
+    assert wheel_folder.collect(tmp_path, "3.12", present) == ["three 2.0 is not what a package requires: three<2"]
+    assert [path.name.partition("-")[0] for path in sorted(tmp_path.glob("*.whl"))] == ["one", "three", "two_b"]
+    write_wheel(tmp_path, "five", "1.0")
+    assert wheel_folder.collect(tmp_path, "3.12", present)[1:] == ["five: nothing requires this wheel"]
+    write_wheel(tmp_path, "one", "1.0")
+    with pytest.raises(SystemExit, match="two wheels of one"):
+        wheel_folder.collect(tmp_path, "3.12", present)
