@@ -77,7 +77,7 @@ class _Pool:
     def _start(self) -> Worker | None:
         step = self.step
         command = [sys.executable, "-m", f"gpu.steps.{step.name}", str(step.folder), "--worker"]
-        command += ["--device", step.device, "--seconds", f"{step.seconds_left():.1f}"]
+        command += ["--device", step.device, "--ends", str(step.ends)]
         worker = Worker(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if _answer(worker, min(START_S, step.seconds_left())) == READY:
             return worker

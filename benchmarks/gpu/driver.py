@@ -19,10 +19,7 @@ from gpu.report import LOG, STEPS, Line, append_line, forget_steps, read_lines, 
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("engine/src", "server/src", "tests/support", "benchmarks")
-MOST_S = {  # of each step
-    "cuda": {"machine": 60, "kernels": 140, "tokens": 130, "serve": 110, "speed": 400, "ranks": 200},
-    "cpu": {"machine": 60, "kernels": 200, "tokens": 200, "serve": 150, "speed": 120, "ranks": 120},
-}
+MOST_S = {"machine": 60, "kernels": 140, "tokens": 130, "serve": 110, "speed": 400, "ranks": 200}  # on a GPU
 LEAST_S, MARGIN_S = 8, 4  # no step starts with less; a step stops by itself before it is killed
 MAX_LOG_BYTES = 12_000_000
 
@@ -33,16 +30,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="folder of the results; lines of other steps stay in it")
     parser.add_argument("--budget", type=int, default=480, help="seconds of all steps. Default: 480")
     parser.add_argument("--wheels", type=folder, help="folder of packages to install first: see benchmarks/gpu/wheels")
-    parser.add_argument("--peers", type=folder, help="folder with vllm/bin/python, for comparison. Default: none")
-    parser.add_argument("--device", choices=list(MOST_S), default="cuda", help="cpu: small sizes, interpreted kernels")
+    parser.add_argument("--peers", type=folder, help="folder with vllm/bin/python or sglang's. Default: no comparison")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="cpu: small sizes, interpreted kernels"
+    )
     only = "a step, or its cases that a regular expression finds, such as kernels:'sample|bfloat16'; repeatable"
     parser.add_argument("--only", metavar="STEP[:CASES]", type=selection, action="append", help=only)
     usual = Path(tempfile.gettempdir(), f"octavo-gpu-{os.getuid()}")
     work = f"folder of packages, compiled kernels and models, which a later run uses again. Default: {usual}"
     parser.add_argument("--work", type=Path, default=usual, help=work)
     args = parser.parse_args()
-    if args.peers is not None and not (args.peers / "vllm/bin/python").exists():
-        parser.error(f"--peers {args.peers}: it has no vllm/bin/python")
+    if args.peers is not None and not any(args.peers.glob("*/bin/python")):
+        parser.error(f"--peers {args.peers}: it has neither vllm/bin/python nor sglang/bin/python")
     args.work.mkdir(mode=0o700, parents=True, exist_ok=True)
     if args.work.stat().st_uid != os.getuid():
         parser.error(f"{args.work} belongs to another user: give --work a folder of your own")
@@ -68,8 +67,9 @@ def selection(text: str) -> tuple[str, str]:
 def environment(args: argparse.Namespace) -> dict[str, str]:
     """Return the variables of every step. The CPU only serves as a reference, so its C++ kernels aren't compiled."""
     paths = [*(ROOT / source for source in SOURCES), args.work / "metadata", args.work / "site"]
+    paths += os.environ.get("PYTHONPATH", "").split(":")
     more = {
-        "PYTHONPATH": ":".join(str(path) for path in paths),
+        "PYTHONPATH": ":".join(map(str, paths)),
         "PYTHONUNBUFFERED": "1",
         "OCTAVO_GPU_WORK": str(args.work / args.device),
         "OCTAVO_NATIVE": "0",
@@ -80,7 +80,7 @@ def environment(args: argparse.Namespace) -> dict[str, str]:
     if args.device == "cpu":
         more |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     if args.peers is not None:
-        more["VLLM_PYTHON"] = str(args.peers / "vllm/bin/python")
+        more["OCTAVO_GPU_PEERS"] = str(args.peers)
     return {"HOME": str(args.work), **os.environ, **more}
 
 
@@ -105,8 +105,8 @@ def write_metadata(target: Path) -> None:
 def run_step(name: str, match: str, args: argparse.Namespace, seconds: float) -> Line:
     """Run a step until it ends or its seconds are over; end everything that it has started."""
     command = [sys.executable, "-m", f"gpu.steps.{name}", str(args.folder), "--device", args.device]
-    command += ["--seconds", f"{seconds - MARGIN_S:.0f}", "--match", match]
     log, began, cause = args.folder / LOG, time.monotonic(), ""
+    command += ["--ends", str(began + seconds - MARGIN_S), "--match", match]
     with log.open("ab") as output:
         step = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment(args), cwd=ROOT, start_new_session=True
@@ -134,7 +134,7 @@ def run_steps(args: argparse.Namespace) -> None:
     write_metadata(args.work / "metadata")
     for name, match in chosen:
         line = Line(name, "whole step", "FAIL", note="not run: no time was left")
-        seconds = min(MOST_S[args.device][name], ends - time.monotonic())
+        seconds = min(MOST_S[name] if args.device == "cuda" else args.budget, ends - time.monotonic())
         if seconds >= LEAST_S:
             print(f"{time.strftime('%H:%M:%S')} {name}: at most {seconds:.0f} s", flush=True)
             line = run_step(name, match, args, seconds)

@@ -17,7 +17,8 @@ from gpu.report import Line, append_line, read_lines
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`folder` gets the results; `work` has files that outlive a run; `ends`: a time of `time.monotonic`."""
+    """`folder` gets the results; `work` has files that outlive a run; `ends`: a time of `time.monotonic`, which all
+    processes share."""
 
     name: str
     folder: Path
@@ -66,9 +67,9 @@ def parse_step(name: str) -> tuple[Step, bool]:
     parser = argparse.ArgumentParser(prog=f"gpu.steps.{name}")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--ends", type=float, default=time.monotonic() + 600, help="a time of CLOCK_MONOTONIC")
     parser.add_argument("--match", default="", help="regular expression of the names of cases. Default: all")
     parser.add_argument("--worker", action="store_true")
     args = vars(parser.parse_args())
-    is_worker, ends = args.pop("worker"), time.monotonic() + args.pop("seconds")
-    return Step(name=name, work=Path(os.environ["OCTAVO_GPU_WORK"]), ends=ends, **args), is_worker
+    is_worker = args.pop("worker")
+    return Step(name=name, work=Path(os.environ["OCTAVO_GPU_WORK"]), **args), is_worker

@@ -49,7 +49,7 @@ def run_fake(folder: Path, tmp_path: Path, *arguments: str) -> list[dict[str, An
     (steps / "fake.py").write_text(FAKE)
     paths = f"{BENCHMARKS}:{tmp_path / 'source'}"
     env = os.environ | {"PYTHONPATH": paths, "OCTAVO_GPU_WORK": str(tmp_path)}
-    command = [sys.executable, "-m", "gpu.steps.fake", str(folder), "--device", "cpu", "--seconds", "300", *arguments]
+    command = [sys.executable, "-m", "gpu.steps.fake", str(folder), "--device", "cpu", *arguments]
     subprocess.run(command, capture_output=True, env=env, timeout=300, check=True)
     return [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
 

@@ -43,6 +43,18 @@ def run_gpu(root: Path, folder: Path, *arguments: object) -> tuple[int, list[dic
     return done.returncode, [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
 
 
+def test_all_steps_pass_on_the_cpu(tmp_path: Path) -> None:
+    code, lines = run_gpu(ROOT, tmp_path / "out", "--budget", 1400, "--work", tmp_path / "work")
+    assert [line for line in lines if line["status"] == "FAIL"] == []
+    assert code == 0
+    steps = [line["step"] for line in lines if line["name"] == "whole step"]
+    assert steps == ["machine", "kernels", "tokens", "serve", "speed", "ranks"]
+    assert all(sum(line["step"] == step for line in lines) > 2 for step in steps)
+    names = {line["name"].split()[0] for line in lines if line["step"] == "kernels"}
+    kernels = {"decode_attention", "paged_attention", "write_kv", "write_qkv", "rms_norm", "gate", "blocks", "sample"}
+    assert kernels <= names
+
+
 def plant(root: Path, name: str, pattern: str, replacement: str) -> None:
     path = root / "engine/src/octavo_engine/ops/triton" / name
     text, count = re.subn(pattern, replacement, path.read_text(), flags=re.MULTILINE)

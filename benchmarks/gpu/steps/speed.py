@@ -269,8 +269,8 @@ def cases_of(step: Step) -> Mapping[str, Case]:
         "profile": profile,
         "prompt attention": prompt_attention,
     }
-    if python := os.environ.get("VLLM_PYTHON"):  # of the folder of peers
-        places = {name: Path(python).parents[2] / name / "bin/python" for name in PEERS}
+    if peers := os.environ.get("OCTAVO_GPU_PEERS"):
+        places = {name: Path(peers, name, "bin/python") for name in PEERS}
         cases |= {name: partial(peer, name=name, python=path) for name, path in places.items() if path.exists()}
     return cases | ({"8B": partial(engine, name="Llama-3-8B")} if step.is_gpu else {})
 
