@@ -176,17 +176,18 @@ def start(step: Step) -> None:
 def streams(step: Step) -> None:
     server = server_of(step)
     alone = server.stream(server.body(0))
-    note = alone.error or f"first token: {alone.first_s:.3f} s"
-    step.check("first request", alone.is_whole, alone.total_s, "s", note)
+    if not alone.is_whole:
+        return step.fail("first request", alone.error or f"it has ended without [DONE], reason {alone.end!r}")
+    step.check("first request", True, alone.total_s, "s", f"first token: {alone.first_s:.3f} s")
     bodies = [server.body(i, **(SAMPLED if i % 2 else {})) for i in range(NUM_STREAMS)]
     found = server.streams(bodies)
     good = sum(each.is_whole for each in found)
     note = "; ".join({each.error for each in found if each.error}) or f"slowest {max(x.total_s for x in found):.2f} s"
     step.check(f"{NUM_STREAMS} streams at once", good == NUM_STREAMS, f"{good} of {NUM_STREAMS}", note=note[:300])
     again = server.streams(bodies[:NUM_AGAIN])
-    equal = sum(ours.text == first.text for ours, first in zip(again, found, strict=False))
+    equal = sum(ours.text == first.text and ours.is_whole for ours, first in zip(again, found, strict=False))
     note = "bf16: a batch of another size may round otherwise"
-    step.figure("the same streams again, fewer at once", f"{equal} of {NUM_AGAIN}", "texts equal", note)
+    return step.figure("the same streams again, fewer at once", f"{equal} of {NUM_AGAIN}", "texts equal", note)
 
 
 def schema(step: Step) -> None:
