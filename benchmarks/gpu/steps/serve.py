@@ -23,7 +23,7 @@ from typing import Any
 from gpu.case_pool import Case, run_cases
 from gpu.step import Step
 
-START_S = {"cuda": 75.0, "cpu": 120.0}
+START_S = {"cuda": 90.0, "cpu": 120.0}
 NUM_STREAMS, NUM_AGAIN, NUM_KILLED = 20, 6, 8
 FLAGS = "--host 127.0.0.1 --load-format dummy --served-model-name m --enable-sleep-mode"
 SAMPLED = {"top_k": 20, "top_p": 0.95, "temperature": 0.8, "seed": 3}

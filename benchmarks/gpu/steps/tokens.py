@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
@@ -59,10 +59,8 @@ class Tiny:
     @contextmanager
     def engine(self, *, on_cpu: bool = False, **settings: Any) -> Iterator["octavo.LLM"]:
         """Run an engine on the device under test, or with `on_cpu`, by torch alone on the CPU, as the reference."""
-        from octavo_testing.triton_device import triton_kernels
-
         device = "cuda" if self.is_gpu and not on_cpu else "cpu"
-        with nullcontext() if self.is_gpu or on_cpu else triton_kernels():
+        with nullcontext() if self.is_gpu or on_cpu else interpreted_kernels():
             llm = octavo.LLM(str(self.folder), **{**self.settings, **settings, "device": device})
             try:
                 yield llm
@@ -97,6 +95,12 @@ class Tiny:
         self.check(name, not wrong, f"{len(found) - len(wrong)} of {len(found)}", "outputs equal", note)
 
 
+def interpreted_kernels() -> AbstractContextManager[None]:
+    from octavo_testing.triton_device import triton_kernels
+
+    return triton_kernels()
+
+
 def first_gap(found: Any, wanted: Any) -> tuple[float, str] | None:
     """Return how far the log-probabilities of the first two tokens that differ are apart, with a text; None: equal."""
     ours, theirs = list(found.token_ids), list(wanted.token_ids)
@@ -116,13 +120,14 @@ def check_tokens(tiny: Tiny) -> None:
     kinds: dict[str, Any] = {"greedy": tiny.greedy(logprobs=5), "seeded": draws}
     kinds["penalties, bias, bad words"] = tiny.greedy(**SHAPED, min_tokens=3, logprobs=5)
     kinds["three forks of a prompt"] = tiny.greedy(**SEEDED, n=3, seed=7, logprobs=5)
+    given = {"three forks of a prompt": tiny.prompts(min(tiny.num_prompts, 4))}
     with tiny.engine(on_cpu=True) as llm:
-        wanted = {kind: tiny.complete(llm, params) for kind, params in kinds.items()}
+        wanted = {kind: tiny.complete(llm, params, given.get(kind)) for kind, params in kinds.items()}
     began = time.perf_counter()
     with tiny.engine() as llm:
         took, ready = time.perf_counter() - began, llm.ready_info
         tiny.step.figure(f"{tiny.model}: start of an engine", took, "s", str(ready.startup_s))
-        found = {kind: tiny.complete(llm, params) for kind, params in kinds.items()}
+        found = {kind: tiny.complete(llm, params, given.get(kind)) for kind, params in kinds.items()}
         without, copies = tiny.complete(llm, tiny.greedy()), llm.stats.cow_copies
     for kind, outputs in found.items():
         tiny.compare(f"{kind} = CPU", outputs, wanted[kind])
