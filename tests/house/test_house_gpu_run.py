@@ -43,6 +43,7 @@ def run_gpu(root: Path, folder: Path, *arguments: object) -> tuple[int, list[dic
     return done.returncode, [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.timeout(1600)
 def test_all_steps_pass_on_the_cpu(tmp_path: Path) -> None:
     code, lines = run_gpu(ROOT, tmp_path / "out", "--budget", 1400, "--work", tmp_path / "work")
     assert [line for line in lines if line["status"] == "FAIL"] == []
