@@ -1,4 +1,4 @@
-"""Loads of adapters whose source stalls, over HTTP: others continue; a client that leaves, or an exit, ends the load."""
+"""Loads of adapters whose source stalls, over HTTP: others continue; a client that leaves, or an exit, ends one."""
 
 import asyncio
 import json

@@ -93,6 +93,9 @@ def test_names_in_a_page_exist(page):
 
 #: Flags of pytest, our own tests and benchmarks, Helm and kubectl that pages name.
 FOREIGN_FLAGS = {
+    "--only",
+    "--present",
+    "--work",
     "--set",
     "--extra-index-url",
     "--reset-then-reuse-values",
