@@ -7,12 +7,14 @@ with the `config` fixture of the module; `core_server` is a server in front of s
 
 import pytest
 import pytest_asyncio
-from octavo_engine.config import EngineConfig
-from octavo_testing.core_process import running, scripted_environment
+from octavo_testing.core_process import running
+from octavo_testing.core_server import core_config, core_server, scripted_tmp
 from octavo_testing.gate import Gate
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
+
+__all__ = ["core_config", "core_server", "scripted_tmp"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -51,25 +53,6 @@ async def anthropic_client(at):
 async def llm(config):
     async with running(config) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def scripted_tmp(tmp_path_factory):
-    tmp_path_factory.getbasetemp()  # creates the folder before TMPDIR changes
-    with scripted_environment() as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def core_config(tmp_path_factory, scripted_tmp):
-    folder = write_byte_model(tmp_path_factory.mktemp("model"))
-    return EngineConfig(model=str(folder), load_format="dummy", max_model_len=256)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def core_server(core_config):
-    async with running(core_config) as started, serving(started) as server:
-        yield server
 
 
 @pytest.fixture
