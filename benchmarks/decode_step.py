@@ -12,16 +12,16 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel
+from octavo_engine.devices.step_inputs import StepLimits
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.recording import Recording
-from octavo_engine.runner.batch import StepLimits
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.loader import stored_tensors

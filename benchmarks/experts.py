@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from gpu.dummy_models import open_engine
-from octavo_engine.engine import EngineCore
+from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, number, print_table, save_json

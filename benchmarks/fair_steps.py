@@ -13,11 +13,12 @@ from pathlib import Path
 
 from machine import processor
 from octavo_engine import SamplingParams
-from octavo_engine.config import EngineConfig
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.engine import EngineCore
-from octavo_engine.engine_start import CPU_MAX_STEP_MS, DEFAULT_LOADER, find_loader, scheduler_config
+from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.start import CPU_MAX_STEP_MS, find_loader, scheduler_config
+from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.runner.executor import Executor
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.plan import StepPlan
 from octavo_engine.wire.records import EngineRequest, SeqOutput
 from table import Samples, number, print_table, save_json

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from octavo_engine import SamplingParams
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine import EngineCore
-from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
+from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.start import find_loader, start_core
+from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.records import EngineRequest
 from table import number, print_table, save_json
 from tqdm import tqdm

@@ -23,8 +23,8 @@ from typing import Any
 import aiohttp
 import support_path  # noqa: F401  (makes octavo_testing importable)
 from dev_packages import psutil
-from octavo_engine.config import EngineConfig
-from octavo_engine.frontend import Frontend
+from octavo_engine.frontend.request_builder import Frontend
+from octavo_engine.settings.config import EngineConfig
 from octavo_server.kv.card import KVModelCard, write_card
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.fake_replica import FakeReplica

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import support_path  # noqa: F401  (makes octavo_testing importable)
-from octavo_engine.config import EngineConfig
-from octavo_engine.frontend import Frontend
+from octavo_engine.frontend.request_builder import Frontend
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.hashing import root_hash

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from octavo_engine.runner.sampler import Sampler, SampleRows, SamplingColumns
-from octavo_engine.runner.seq_state import SeqState
+from octavo_engine.sampling.sampler import Sampler, SampleRows, SamplingColumns
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.plan import NewSeq
 from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, print_table, save_json

@@ -15,8 +15,8 @@ from typing import Any
 
 import jsonschema
 from dev_packages import psutil
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 from structured_schemas import SCHEMAS

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from gpu.dummy_models import generate, shape
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER, find_capacity, find_loader, start_core
+from octavo_engine.loop.start import find_capacity, find_loader, start_core
+from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import EngineConfig
 
 SHAPE = shape("Llama", 2048, 5632, 22, (32, 4, 64), 32000)
 PROMPT_TOKENS = 32

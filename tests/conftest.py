@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from octavo_engine.runner.torch_env import limit_openmp_spin
+from octavo_engine.devices.torch_env import limit_openmp_spin
 from octavo_testing.run_length import LONG
 
 pytest_plugins = ["octavo_testing.conformance"]

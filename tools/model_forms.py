@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import transformers
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import find_capacity
+from octavo_engine.loop.start import find_capacity
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel

@@ -12,8 +12,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_engine.engine import EngineCore
+from octavo_engine.loop.engine_core import EngineCore
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

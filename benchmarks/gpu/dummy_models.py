@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.config import EngineConfig, ReadyInfo
-from octavo_engine.engine import EngineCore
-from octavo_engine.engine_start import start_core
+from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.start import start_core
 from octavo_engine.process.parallel_executor import load_executor
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 

@@ -8,7 +8,7 @@ import threading
 from contextlib import aclosing
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, EngineDead, InvalidRequest, StartupError
 from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
 from octavo_testing.core_process import collect, joined_text, running
@@ -253,6 +253,7 @@ async def test_a_core_that_cannot_start_reports_the_reason(config, scripted_tmp,
 
 
 async def test_import_needs_neither_torch_nor_transformers():
-    code = "import sys, octavo_engine.async_llm; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    heavy = ("torch", "transformers")
+    code = f"import sys, octavo_engine.frontend.async_llm; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

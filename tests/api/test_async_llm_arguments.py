@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import fields, replace
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.frontend import Frontend, TokenizedPrompt
+from octavo_engine.frontend.request_builder import Frontend, TokenizedPrompt
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from octavo_engine import AsyncLLM, InvalidRequest, SamplingParams
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import ModelNotFound, Unavailable
 from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.tiny_models import VOCAB, make_tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import collect, running
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import scripted, write_byte_model
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 #: Prints the core's pid and waits: before the core has loaded ("loading"), idle, or during a step.
 PARENT = """
 import asyncio, json, sys
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.process.client import CoreProcess
 from octavo_testing.gate import Gate
 from octavo_testing.scripted import scripted

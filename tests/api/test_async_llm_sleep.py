@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import psutil
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.llm import LLM
+from octavo_engine.offline.llm import LLM
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import InvalidRequest, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.core_process import collect, running

@@ -6,9 +6,9 @@ import signal
 from contextlib import aclosing
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.llm import LLM
+from octavo_engine.offline.llm import LLM
 from octavo_engine.process.client import CoreProcess
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import EngineDead
 from octavo_testing.core_process import collect, running
 from octavo_testing.scripted import LOADER, scripted, write_byte_model

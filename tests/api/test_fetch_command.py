@@ -101,7 +101,8 @@ def test_serve_finds_a_model_fetched_without_a_folder(source: Source, monkeypatc
 def test_download_dir_replaces_the_cache(source: Source) -> None:
     folder = source.folder / "downloads"
     code = (
-        "from octavo_engine.config import EngineConfig; from octavo_engine.sources.resolve import resolve_files; "
+        "from octavo_engine.settings.config import EngineConfig; "
+        "from octavo_engine.sources.resolve import resolve_files; "
         f"print(resolve_files(EngineConfig(model={source.uri!r}, download_dir={str(folder)!r})).root)"
     )
     root = Path(run_python(source, code))

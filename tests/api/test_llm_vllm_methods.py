@@ -3,7 +3,7 @@
 import octavo_engine
 import pytest
 from octavo_engine import LLM, BeamSearchParams, EngineArgs, TokensPrompt
-from octavo_engine.offline_metrics import Counter, Gauge, Histogram
+from octavo_engine.offline.metrics import Counter, Gauge, Histogram
 from octavo_testing.scripted import EOS, LOADER, scripted, text_ids, write_byte_model
 
 CHAT = [{"role": "user", "content": "hello"}]

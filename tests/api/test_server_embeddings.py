@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from langchain_openai import OpenAIEmbeddings
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running
 from octavo_testing.embedders import cosines, make_embedder, pooled_rows
 from octavo_testing.server import MODEL, serving

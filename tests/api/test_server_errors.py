@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from octavo_engine.runner.sampler import NO_TOKEN_LEFT
+from octavo_engine.sampling.sampler import NO_TOKEN_LEFT
 from octavo_testing.server import MODEL, events
 from openai import BadRequestError, NotFoundError
 

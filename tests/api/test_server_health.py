@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import scripted, write_byte_model
 from octavo_testing.server import ScriptedClient, serving

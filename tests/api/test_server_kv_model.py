@@ -2,7 +2,7 @@
 
 import pytest
 import pytest_asyncio
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.hashing import block_hashes, scoped_root, unnamed_tenant
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.card import read_card

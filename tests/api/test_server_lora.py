@@ -2,7 +2,7 @@
 
 import pytest
 import pytest_asyncio
-from octavo_engine.lora_args import lora_modules
+from octavo_engine.settings.lora import lora_modules
 from octavo_engine.wire.records import EngineStats
 from octavo_testing.scripted import scripted_hash, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving

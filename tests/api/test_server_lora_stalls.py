@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from octavo_engine import AsyncLLM
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.file_server import FileServer
 from octavo_testing.local_bucket import LocalBucket

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_server.config import QueueLimits
 from octavo_testing.core_process import collect, running, scripted_environment
 from octavo_testing.scripted import scripted, write_byte_model

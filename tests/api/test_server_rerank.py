@@ -7,8 +7,8 @@ import signal
 import numpy as np
 import pytest
 import pytest_asyncio
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running
 from octavo_testing.embedders import make_embedder
 from octavo_testing.routing import routing

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.process.parallel_executor import load_executor
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.core_process import collect, processes_of, running
 from octavo_testing.tiny_models import make_tiny

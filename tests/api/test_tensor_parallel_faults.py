@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.process.rank_messages import RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.rank_plans import RankPlans, plan_ranks
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import DEFAULT_LOADER
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.runner.capacity import plan_capacity
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import EngineDead, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.core_process import collect, processes_of, running

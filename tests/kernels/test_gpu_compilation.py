@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.transfers import Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.triton import decode_attention, paged_attention, sampling, write_kv, write_qkv
 from octavo_engine.runner.batch import PersistentBatch
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.sampler import Sampler, SampleRows, SamplingColumns
-from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.runner.transfers import Fetch
+from octavo_engine.sampling.grammar_masks import GrammarMasks
+from octavo_engine.sampling.sampler import Sampler, SampleRows, SamplingColumns
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.plan import NewSeq, StepPlan
@@ -75,7 +75,7 @@ class MetaDevice(CpuDevice):
 def test_decode_steps_one_ahead_read_nothing_back_to_the_host(
     steps: MetaSteps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo_engine.runner.draws.runs_triton", lambda logits: True)
+    monkeypatch.setattr("octavo_engine.sampling.draws.runs_triton", lambda logits: True)
     batch = PersistentBatch(
         max_num_seqs=4,
         max_model_len=64,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.ops.triton import sampling
-from octavo_engine.runner.draws import kept_tokens
+from octavo_engine.sampling.draws import kept_tokens
 from octavo_testing.draw_cases import FILTERS, draw_params, near_ties, random_logits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "sampling.md").read_text()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_engine import LLM, BeamSearchParams, SamplingParams
-from octavo_engine.outputs import PositionLogprobs
+from octavo_engine.frontend.outputs import PositionLogprobs
 from octavo_testing.tiny_models import make_tiny
 from safetensors.torch import load_file, save_file
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.tiny_models import VOCAB, make_tiny, tiny_model

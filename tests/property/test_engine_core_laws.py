@@ -9,10 +9,10 @@ from concurrent.futures import Future
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.engine import EngineCore
 from octavo_engine.grammar.library import GrammarError
+from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.settings.config import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 

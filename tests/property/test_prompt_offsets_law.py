@@ -2,7 +2,7 @@
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from octavo_engine.outputs import Logprob
+from octavo_engine.frontend.outputs import Logprob
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_server.openai.logprobs import LogprobWriter
 from octavo_testing.tiny_tokenizers import byte_level_tokenizer, sentence_piece_tokenizer

@@ -48,9 +48,9 @@ def report_errors(step: Step, name: str, errors: dict[str, float], tolerance: fl
 
 def backends(step: Step, spec: Any, dtype: str, num_blocks: int) -> tuple[Any, Any]:
     """Return the engine's backend and the reference in fp32, with equal random caches."""
+    from octavo_engine.devices.cuda_device import CudaDevice
     from octavo_engine.ops.cuda_backend import CudaBackend
     from octavo_engine.ops.reference import ReferenceBackend
-    from octavo_engine.runner.cuda_device import CudaDevice
 
     kind = getattr(torch, dtype)
     own: Any = CudaBackend([spec], BLOCK, kind, "cpu", num_programs=5)
@@ -194,8 +194,8 @@ def bits(step: Step, name: str, dtype: str, dim: int) -> None:
 
 def blocks(step: Step, name: str, dtype: str) -> None:
     """Copies of blocks, and swaps to pinned and to pageable memory, in more than one chunk."""
+    from octavo_engine.devices.cuda_device import CudaDevice
     from octavo_engine.ops.attention import LayerKVSpec
-    from octavo_engine.runner.cuda_device import CudaDevice
 
     count = 600 if step.is_gpu else 40
     backend, _ = backends(step, LayerKVSpec(num_kv_heads=2, head_dim=64), dtype, count)

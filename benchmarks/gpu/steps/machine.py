@@ -13,7 +13,12 @@ from gpu.case_pool import Case, run_cases
 from gpu.step import Step
 
 PACKAGES = ("msgspec", "zmq", "llguidance", "fastapi", "uvicorn", "httptools", "pydantic", "gguf", "shtab", "uvloop")
-OWN = ("octavo_engine.llm", "octavo_engine.runner.cuda_device", "octavo_server.cli.main", "octavo_testing.tiny_models")
+OWN = (
+    "octavo_engine.offline.llm",
+    "octavo_engine.devices.cuda_device",
+    "octavo_server.cli.main",
+    "octavo_testing.tiny_models",
+)
 PINNED_BYTES = 1 << 28
 
 
@@ -38,7 +43,7 @@ def import_module(step: Step, module: str) -> None:
 
 
 def own_check(step: Step) -> None:
-    from octavo_engine.runner.cuda_device import find_cuda_problem
+    from octavo_engine.devices.cuda_device import find_cuda_problem
 
     problem = find_cuda_problem()
     step.check("the engine's own check of the GPU", (problem is None) == step.is_gpu, note=problem or "")

@@ -45,9 +45,9 @@ def bandwidth(step: Step) -> float:
 
 
 def sampling(step: Step) -> None:
-    from octavo_engine.runner.cuda_device import CudaDevice
-    from octavo_engine.runner.draws import choose_tokens
-    from octavo_engine.runner.transfers import keep
+    from octavo_engine.devices.cuda_device import CudaDevice
+    from octavo_engine.devices.transfers import keep
+    from octavo_engine.sampling.draws import choose_tokens
     from octavo_testing.draw_cases import draw_params
 
     copy = CudaDevice().input_copy() if step.is_gpu else keep
@@ -189,8 +189,8 @@ def engine(step: Step, name: str) -> None:
 
 def report_memory(step: Step, name: str, ready: Any) -> None:
     """Compare the memory that torch took beside weights and KV cache with the plan of it."""
-    from octavo_engine.config import EngineConfig
-    from octavo_engine.runner.cuda_device import step_bytes
+    from octavo_engine.devices.cuda_device import step_bytes
+    from octavo_engine.settings.config import EngineConfig
     from octavo_engine.sources.model_config import load_model_config
     from octavo_engine.sources.model_files import ModelFiles
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from octavo_engine.async_llm import AsyncLLM as AsyncLLM
-    from octavo_engine.beam_search import BeamSearchParams as BeamSearchParams
-    from octavo_engine.llm import LLM as LLM
-    from octavo_engine.outputs import CompletionOutput as CompletionOutput
-    from octavo_engine.outputs import EmbeddingOutput as EmbeddingOutput
-    from octavo_engine.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
-    from octavo_engine.outputs import RequestOutput as RequestOutput
-    from octavo_engine.scoring import ScoringOutput as ScoringOutput
-    from octavo_engine.scoring import ScoringRequestOutput as ScoringRequestOutput
-    from octavo_engine.script_types import AsyncEngineArgs as AsyncEngineArgs
-    from octavo_engine.script_types import EngineArgs as EngineArgs
-    from octavo_engine.script_types import LoRARequest as LoRARequest
-    from octavo_engine.script_types import PromptType as PromptType
-    from octavo_engine.script_types import TextPrompt as TextPrompt
-    from octavo_engine.script_types import TokensPrompt as TokensPrompt
+    from octavo_engine.frontend.async_llm import AsyncLLM as AsyncLLM
+    from octavo_engine.frontend.beam_search import BeamSearchParams as BeamSearchParams
+    from octavo_engine.frontend.outputs import CompletionOutput as CompletionOutput
+    from octavo_engine.frontend.outputs import EmbeddingOutput as EmbeddingOutput
+    from octavo_engine.frontend.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo_engine.frontend.outputs import RequestOutput as RequestOutput
+    from octavo_engine.frontend.scoring import ScoringOutput as ScoringOutput
+    from octavo_engine.frontend.scoring import ScoringRequestOutput as ScoringRequestOutput
+    from octavo_engine.offline.llm import LLM as LLM
+    from octavo_engine.offline.script_types import AsyncEngineArgs as AsyncEngineArgs
+    from octavo_engine.offline.script_types import EngineArgs as EngineArgs
+    from octavo_engine.offline.script_types import LoRARequest as LoRARequest
+    from octavo_engine.offline.script_types import PromptType as PromptType
+    from octavo_engine.offline.script_types import TextPrompt as TextPrompt
+    from octavo_engine.offline.script_types import TokensPrompt as TokensPrompt
     from octavo_engine.wire.errors import InvalidRequest as InvalidRequest
     from octavo_engine.wire.pooling import PoolingParams as PoolingParams
     from octavo_engine.wire.sampling import RequestOutputKind as RequestOutputKind
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     from octavo_engine.wire.structured import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
-    "AsyncEngineArgs": "octavo_engine.script_types",
-    "AsyncLLM": "octavo_engine.async_llm",
-    "BeamSearchParams": "octavo_engine.beam_search",
-    "CompletionOutput": "octavo_engine.outputs",
-    "EmbeddingOutput": "octavo_engine.outputs",
-    "EmbeddingRequestOutput": "octavo_engine.outputs",
-    "EngineArgs": "octavo_engine.script_types",
+    "AsyncEngineArgs": "octavo_engine.offline.script_types",
+    "AsyncLLM": "octavo_engine.frontend.async_llm",
+    "BeamSearchParams": "octavo_engine.frontend.beam_search",
+    "CompletionOutput": "octavo_engine.frontend.outputs",
+    "EmbeddingOutput": "octavo_engine.frontend.outputs",
+    "EmbeddingRequestOutput": "octavo_engine.frontend.outputs",
+    "EngineArgs": "octavo_engine.offline.script_types",
     "InvalidRequest": "octavo_engine.wire.errors",
-    "LLM": "octavo_engine.llm",
-    "LoRARequest": "octavo_engine.script_types",
+    "LLM": "octavo_engine.offline.llm",
+    "LoRARequest": "octavo_engine.offline.script_types",
     "PoolingParams": "octavo_engine.wire.pooling",
-    "PromptType": "octavo_engine.script_types",
-    "RequestOutput": "octavo_engine.outputs",
+    "PromptType": "octavo_engine.offline.script_types",
+    "RequestOutput": "octavo_engine.frontend.outputs",
     "RequestOutputKind": "octavo_engine.wire.sampling",
     "SamplingParams": "octavo_engine.wire.sampling",
-    "ScoringOutput": "octavo_engine.scoring",
-    "ScoringRequestOutput": "octavo_engine.scoring",
+    "ScoringOutput": "octavo_engine.frontend.scoring",
+    "ScoringRequestOutput": "octavo_engine.frontend.scoring",
     "StructuredOutputs": "octavo_engine.wire.structured",
     "StructuredOutputsParams": "octavo_engine.wire.structured",
-    "TextPrompt": "octavo_engine.script_types",
-    "TokensPrompt": "octavo_engine.script_types",
+    "TextPrompt": "octavo_engine.offline.script_types",
+    "TokensPrompt": "octavo_engine.offline.script_types",
 }
 __all__ = [
     "LLM",

@@ -1,4 +1,4 @@
-"""Settings of the HTTP side, resolved and frozen; the engine's own settings are in `octavo_engine.config`."""
+"""Settings of the HTTP side, resolved and frozen; the engine's own settings are in `octavo_engine.settings.config`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

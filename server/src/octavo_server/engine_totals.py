@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import Feature, active_metrics
 from octavo_engine.wire.records import EngineStats
 from octavo_engine.wire.sleep import MemoryTag

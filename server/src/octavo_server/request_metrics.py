@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from octavo_engine.outputs import CompletionOutput, RequestOutput
+    from octavo_engine.frontend.outputs import CompletionOutput, RequestOutput
     from octavo_engine.wire.records import Timing
     from octavo_engine.wire.sampling import SamplingParams
 

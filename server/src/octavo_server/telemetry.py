@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import COMMON_LABELS, Feature, active_metrics
 from octavo_engine.wire.records import BlockLife, EngineStats
 from octavo_engine.wire.sleep import MemoryTag
@@ -27,7 +27,7 @@ from octavo_server.http_metrics import HttpMetrics
 from octavo_server.request_metrics import RequestMetrics, RequestSummary
 
 if TYPE_CHECKING:
-    from octavo_engine.adapter_names import NamedAdapter
+    from octavo_engine.frontend.adapter_names import NamedAdapter
     from octavo_engine.wire.sampling import SamplingParams
 
 ENGINE_INDEX = "0"

@@ -9,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
-from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.frontend.outputs import OutputKind, RequestOutput
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_testing.scripted import LOADER

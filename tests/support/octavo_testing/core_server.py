@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import write_byte_model

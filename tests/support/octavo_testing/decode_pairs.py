@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.cuda_graphs import GraphedSteps
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel, StepGraphs
+from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.transfers import Copy
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
-from octavo_engine.runner.batch import StepLimits
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.engine_memory import EngineMemory
-from octavo_engine.runner.graphed_steps import GraphedSteps
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, make_runner
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.step_graphs import RecordedSteps, RunnableModel, StepGraphs
-from octavo_engine.runner.transfers import Copy
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.loader import stored_tensors

@@ -9,12 +9,12 @@ import sys
 from typing import Any, NoReturn
 
 import torch
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
-from octavo_engine.runner import device as device_module
+from octavo_engine.devices import device as device_module
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.runner import model_loading
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.runner import Runner
+from octavo_engine.settings.config import EngineConfig
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
 from octavo_server.up import child

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, roll, run_together
 from octavo_engine.wire.records import EngineStats
 from octavo_server.kv.frames import MEDIA_TYPE, Frame, FrameReader, Step, write

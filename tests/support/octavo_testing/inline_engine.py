@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.engine_start import DEFAULT_LOADER, find_loader, start_core
-from octavo_engine.frontend import ResolvedParams
-from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.frontend.outputs import OutputKind, RequestOutput
+from octavo_engine.frontend.request_builder import ResolvedParams
+from octavo_engine.loop.start import find_loader, start_core
+from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_testing.scripted import write_byte_model

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from octavo_engine.devices.cuda_device import is_cuda_failure
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.timers import HostTimer
+from octavo_engine.devices.transfers import Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch
-from octavo_engine.runner.cuda_device import is_cuda_failure
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.timers import HostTimer
-from octavo_engine.runner.transfers import Fetch
+from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor

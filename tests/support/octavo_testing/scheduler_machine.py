@@ -7,13 +7,13 @@ blocks, and at the end that every output ended exactly once with exactly its tok
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from octavo_engine.config import SpeculativeConfig
 from octavo_engine.core.events import KVDelta
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.draft_model_proposer import DraftModelProposer
-from octavo_engine.engine import Proposer
-from octavo_engine.ngram import NgramProposer
+from octavo_engine.loop.draft_model_proposer import DraftModelProposer
+from octavo_engine.loop.engine_core import Proposer
+from octavo_engine.loop.ngram_proposer import NgramProposer
+from octavo_engine.settings.config import SpeculativeConfig
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers

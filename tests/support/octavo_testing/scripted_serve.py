@@ -6,8 +6,8 @@ If the environment names a valve (`VALVE`), the engine does only the steps that 
 import sys
 from typing import Any
 
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
+from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.settings.config import EngineConfig
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
 

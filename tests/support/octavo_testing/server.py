@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from octavo_engine.adapter_names import NamedAdapter
-from octavo_engine.config import EngineConfig, ModelConfig, ReadyInfo
-from octavo_engine.frontend import Frontend, ResolvedParams
-from octavo_engine.outputs import OutputKind, RequestOutput
+from octavo_engine.frontend.adapter_names import NamedAdapter
+from octavo_engine.frontend.outputs import OutputKind, RequestOutput
+from octavo_engine.frontend.request_builder import Frontend, ResolvedParams
+from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo
 from octavo_engine.wire.errors import EngineDead, ModelNotFound
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange

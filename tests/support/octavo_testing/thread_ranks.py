@@ -10,15 +10,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from octavo_engine.devices.cuda_device import CudaDevice
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.recorded_steps import RunnableModel, StepGraphs
+from octavo_engine.devices.step_inputs import StepLimits
 from octavo_engine.ops.group import Group, open_group
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode
 from octavo_engine.runner import model_loading, rank_loading
-from octavo_engine.runner.batch import StepLimits
-from octavo_engine.runner.cuda_device import CudaDevice
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.rank_plans import RankPlans
-from octavo_engine.runner.step_graphs import RunnableModel, StepGraphs
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import StepPlan

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import torch
 import triton.runtime.interpreter as interpreter
+from octavo_engine.devices.device import CpuDevice
 from octavo_engine.ops import triton_devices
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.runner.device import CpuDevice
 
 
 @contextmanager

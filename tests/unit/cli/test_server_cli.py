@@ -8,8 +8,8 @@ import sys
 from dataclasses import fields
 
 import pytest
-from octavo_engine.config import EngineConfig, SchedulerConfig
 from octavo_engine.core.trace import TracingScheduler
+from octavo_engine.settings.config import EngineConfig, SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from octavo_engine.config import EngineConfig
 from octavo_engine.runner.capacity import Capacity
+from octavo_engine.settings.config import EngineConfig
 from octavo_server.cli.dry_run import describe, size
 from octavo_server.cli.main import main
 from octavo_testing.scripted import write_byte_model

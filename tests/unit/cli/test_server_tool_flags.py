@@ -1,7 +1,7 @@
 """Flags for tools and reasoning: the settings that they give, and errors that list the valid names."""
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from octavo_engine.frontend import Frontend
+from octavo_engine.frontend.request_builder import Frontend
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import check_keys, engine_config_of, server_config_of
 from octavo_server.cli.vllm_flags import unused_flags

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.plan import StepCosts
 from octavo_testing.simulation import Simulation
 

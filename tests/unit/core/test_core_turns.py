@@ -1,8 +1,8 @@
 """Waiting requests start in the order of their turns; requests without turns start in the order of arrival."""
 
 import pytest
-from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.settings.config import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_together
 from octavo_engine.wire.records import EngineRequest, EngineStats
 from octavo_engine.wire.sampling import SamplingParams

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.config import EngineConfig, ModelConfig
 from octavo_engine.models import registry, transformers_decoder
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.memory_plan import planned_weights_bytes
+from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.sources.model_config import OWN, context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model

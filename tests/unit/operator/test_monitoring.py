@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 FILES = ROOT / "charts" / "octavo" / "files"
 GUIDE = ROOT / "docs" / "guide" / "alerts.md"
 AUTOSCALING = GUIDE.with_name("autoscaling.md")
-LISTS = ("tests/api/metrics.txt", "tests/api/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
+LISTS = ("tests/api/metrics.txt", "tests/router/router_metrics.txt", "tests/unit/operator/operator_metrics.txt")
 DASHBOARDS = sorted((FILES / "dashboards").glob("*.json"))
 #: Labels that Prometheus adds by the PodMonitors.
 OF_TARGETS = {"namespace", "pod", "container", "infsvc"}

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.runner.device import open_device
-from octavo_engine.runner.memory import MemoryInfo, ModelMemory, set_kv_bytes, size_kv
+from octavo_engine.devices.device import open_device
+from octavo_engine.devices.memory import MemoryInfo, ModelMemory, set_kv_bytes, size_kv
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupCode, StartupError
 from octavo_operator.cluster.pods import pod_of

@@ -9,7 +9,7 @@ import torch
 from octavo_engine.ops import sampling as module
 from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.sampling import DrawParams, ranks_natively, sample_natively
-from octavo_engine.runner.draws import choose_tokens_reference
+from octavo_engine.sampling.draws import choose_tokens_reference
 from octavo_testing.draw_cases import FILTERS, NEVER, draw_params, near_ties, random_logits
 from octavo_testing.kernel_levels import levels_to_test
 from torch import Tensor

@@ -1,7 +1,7 @@
 """A replica's stream with every fault of a network, a proxy or a replica."""
 
 import pytest
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, roll, run_together
 from octavo_engine.wire.records import EngineStats
 from octavo_server.kv.frames import Bye, FrameReader, Hello, Part, ReplicaLoad, Snapshot, Step, write

@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.frontend import Frontend
+from octavo_engine.frontend.request_builder import Frontend
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import block_hashes, root_hash

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.runner.executor import CollectedResult
-from octavo_engine.runner.sampler import NOT_FINITE
+from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import StepResult
 from octavo_testing import runner_rig

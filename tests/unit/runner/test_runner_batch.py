@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from octavo_engine.runner.batch import PersistentBatch, StepInputs
+from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 

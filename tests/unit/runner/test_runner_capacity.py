@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.config import EngineConfig, SpeculativeConfig
-from octavo_engine.runner import dtype
+from octavo_engine.devices import dtype
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import TINY, make_tiny
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import GIB, MemoryInfo
 from octavo_engine.layers import linear_method
 from octavo_engine.runner.capacity import Capacity, capacity_of
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.memory import GIB, MemoryInfo
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.model_shapes import MODEL_CONFIGS, write_shapes

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from octavo_engine.config import EngineConfig, SpeculativeConfig
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.devices import device as device_module
+from octavo_engine.devices.cuda_device import CudaDevice
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import MIB, MemoryInfo
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.runner import device as device_module
-from octavo_engine.runner.cuda_device import CudaDevice
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.memory import MIB, MemoryInfo
 from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_testing.tiny_models import make_tiny
 
 TOTAL_BYTES = 64 * MIB

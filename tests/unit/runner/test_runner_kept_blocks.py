@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
 from octavo_engine.runner import kept_blocks
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.kept_blocks import kept_formats, log_expanded
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.memory import GIB, PROCESS_BYTES, MemoryInfo
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import GIB, PROCESS_BYTES, MemoryInfo
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.tiny_models import make_tiny

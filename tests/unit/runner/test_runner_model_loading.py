@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.config import EngineConfig
 from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
@@ -64,7 +64,7 @@ def test_loading_does_not_import_torchs_compiler(tmp_path: Path) -> None:
     folders = [str(make_tiny(name, tmp_path)) for name in ("llama", "gpt2", "gemma3")]
     code = f"""
 import sys
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.runner.model_loading import load_executor
 for folder in {folders!r}:
     load_executor(EngineConfig(model=folder, num_gpu_blocks_override=20, dtype="float32"))

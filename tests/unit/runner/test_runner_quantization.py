@@ -8,16 +8,16 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.cuda_device import CudaDevice
+from octavo_engine.devices.device import CpuDevice, Device
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner import kept_blocks
-from octavo_engine.runner.cuda_device import CudaDevice
-from octavo_engine.runner.device import CpuDevice, Device
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.kept_blocks import LOADED_FORMATS, log_expanded, log_quantised
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_executor, load_model
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.config import EngineConfig
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.runner.rank_plans import RankPlans
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepPlan

@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.sampler import NOT_FINITE
+from octavo_engine.sampling.sampler import NOT_FINITE
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqStep, StepPlan
 from octavo_testing.runner_rig import VOCAB, Counting, Rig, new, step, tokens

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM
-from octavo_engine.config import EngineConfig, most_seqs
-from octavo_engine.runner import device as device_module
+from octavo_engine.devices import device as device_module
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import MemoryInfo
 from octavo_engine.runner import model_loading
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
+from octavo_engine.settings.config import EngineConfig, most_seqs
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError

@@ -1,6 +1,6 @@
 """Labels of `cache_config_info`: the size of the KV cache in tokens, and the requests of full length that it holds."""
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.metrics import METRICS
 from octavo_server.engine_totals import cache_labels
 from octavo_testing.scripted import ready_info

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from octavo_engine.outputs import Logprob
+from octavo_engine.frontend.outputs import Logprob
 from octavo_server.openai.logprobs import LogprobWriter
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.sources.file_selection import select_files
 from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from octavo_engine.runner.cgroup import CgroupLimits
+from octavo_engine.devices.cgroup import CgroupLimits
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli import plugins
 from octavo_server.cli.main import build_parser, main

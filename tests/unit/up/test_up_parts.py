@@ -5,10 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from octavo_engine.config import EngineConfig
-from octavo_engine.runner.cgroup import CgroupLimits
-from octavo_engine.runner.device import CpuDevice
-from octavo_engine.runner.memory import GIB, MemoryInfo, ModelMemory, default_kv_bytes, size_kv
+from octavo_engine.devices.cgroup import CgroupLimits
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import GIB, MemoryInfo, ModelMemory, default_kv_bytes, size_kv
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.up import check, route_args, serve_args, visible_gpus

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
 from octavo_engine.ops.native_blocks import BlockTensor
-from octavo_engine.runner.device import CpuDevice
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model

@@ -12,12 +12,12 @@ Rules that make a step's order (swap out, swap in, copy, forward) correct:
 
 from dataclasses import dataclass, field
 
-from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.block_metrics import BlockLifeSampler, InstrumentedBlockPool
 from octavo_engine.core.blocks import BlockPool
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.settings.config import SchedulerConfig
 from octavo_engine.wire.hashing import block_hashes, next_hash
 from octavo_engine.wire.plan import BlockId, StepPlan
 

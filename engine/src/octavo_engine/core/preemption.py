@@ -5,9 +5,9 @@ Forked siblings share blocks: preempting one may free none, while preempting all
 counts down the references of each block.
 """
 
-from octavo_engine.config import PreemptionMode
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Sequence
+from octavo_engine.settings.config import PreemptionMode
 from octavo_engine.wire.plan import BlockId, StepCosts
 
 

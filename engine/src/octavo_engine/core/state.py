@@ -9,11 +9,11 @@ the last of `running`, which each step schedules last, and a preempted sequence 
 import bisect
 from operator import attrgetter
 
-from octavo_engine.config import SchedulerConfig
 from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
+from octavo_engine.settings.config import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, StepPlan
 from octavo_engine.wire.records import EngineStats, ErrorInfo, FinishReason, SeqOutput
 

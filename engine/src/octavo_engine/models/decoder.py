@@ -12,7 +12,6 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.attention_heads import rank_heads
 from octavo_engine.layers.embedding import Embedding
@@ -26,6 +25,7 @@ from octavo_engine.layers.rope import RopeSpec, RotaryEmbedding, rope_spec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
+from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 from octavo_engine.wire.errors import StartupError
 

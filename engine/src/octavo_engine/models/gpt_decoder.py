@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.attention_heads import rank_heads
 from octavo_engine.layers.embedding import LearnedPositions
@@ -17,6 +16,7 @@ from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.layers.shard import Shard
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+from octavo_engine.settings.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Mixtral: Llama with experts on every layer, and Mistral's window where `sliding_window` is set."""
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.layers.rope import rope_spec
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.experts import moe_spec
+from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 
 

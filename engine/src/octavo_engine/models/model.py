@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.head import LogitsHead
@@ -23,6 +22,7 @@ from octavo_engine.layers.moe import MoE
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.settings.config import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
 Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]

@@ -1,8 +1,8 @@
 """Qwen 3: Qwen 2 with a norm on each head's query and key instead of biases."""
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.qwen2 import qwen_windows
+from octavo_engine.settings.config import ModelConfig
 
 
 class Qwen3(Decoder):

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from octavo_engine.config import ModelConfig, ModelImpl
 from octavo_engine.layers.attention_heads import check_heads
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
@@ -25,6 +24,7 @@ from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.settings.config import ModelConfig, ModelImpl
 from octavo_engine.wire.errors import StartupError
 
 ARCHITECTURES: dict[str, type[Model]] = {

@@ -23,7 +23,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging as hf_logging
 
-from octavo_engine.config import ModelConfig
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
@@ -31,6 +30,7 @@ from octavo_engine.models.model import Inputs, Model
 from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_specs
 from octavo_engine.models.transformers_family import check_specs, find_family, first_line, refusal, with_dimensions
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+from octavo_engine.settings.config import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)

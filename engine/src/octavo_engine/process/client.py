@@ -14,15 +14,17 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.process.pipes import framed
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs
 from octavo_engine.wire.sleep import WAKE_RETRY_S, MemoryTag
+
+DEFAULT_LOADER = "octavo_engine.process.parallel_executor:load_executor"
 
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0

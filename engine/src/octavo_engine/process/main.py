@@ -17,9 +17,9 @@ from dataclasses import replace
 import msgspec
 import zmq
 
-from octavo_engine.engine import EngineCore, freeze_gc
-from octavo_engine.engine_start import find_loader, start_core
 from octavo_engine.log_format import configure_logging
+from octavo_engine.loop.engine_core import EngineCore, freeze_gc
+from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address

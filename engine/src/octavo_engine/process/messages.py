@@ -7,8 +7,8 @@ or `CallFailed`; `Failed` is the last message.
 
 import msgspec
 
-from octavo_engine.config import EngineConfig, ReadyInfo
 from octavo_engine.log_format import LogFormat
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput
@@ -16,7 +16,7 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class Start(msgspec.Struct, kw_only=True):
-    """The core's whole configuration, sent on its standard input. `loader`: "module:function", see `engine_start`."""
+    """The core's whole configuration, sent on its standard input. `loader`: "module:function", see `loop.start`."""
 
     config: EngineConfig
     loader: str

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from octavo_engine.engine import freeze_gc
-from octavo_engine.engine_start import find_rank_loader
 from octavo_engine.log_format import configure_logging
+from octavo_engine.loop.engine_core import freeze_gc
+from octavo_engine.loop.start import find_rank_loader
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.ipc_sockets import remove_folder

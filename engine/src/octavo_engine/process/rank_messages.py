@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.memory import MemoryInfo
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process.messages import Failed, Hello
-from octavo_engine.runner.memory import MemoryInfo
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.plan import StepPlan

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import Device
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import MoE
 from octavo_engine.models.model import Model
-from octavo_engine.runner.device import Device
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule, read_adapter
 from octavo_engine.wire.errors import StartupError
 

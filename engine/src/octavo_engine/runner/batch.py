@@ -5,7 +5,7 @@ The inputs of the forward pass are computed with numpy, without a Python loop of
 starts are gathered into columns.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -14,41 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo_engine.devices.step_inputs import Ints, StepInputs, StepLimits
+from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.attention import AttentionBatch
 from octavo_engine.runner.newest_tokens import UNKNOWN, NewestTokens
-from octavo_engine.runner.sampler import SamplingColumns
-from octavo_engine.runner.seq_state import SeqState
-from octavo_engine.runner.transfers import Copy, keep
+from octavo_engine.sampling.sampler import SamplingColumns
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """The inputs of a forward pass, and the rows of each sequence.
-
-    `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows`, `num_drafts` (the last ones
-    of these rows) and `start` (the tokens with KV before them) have an entry for each.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    attention: AttentionBatch
-    steps: list[SeqStep]
-    first_row: Ints
-    num_rows: Ints
-    num_drafts: Ints
-    start: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """The largest step. `table_width`: blocks of the longest sequence."""
-
-    max_num_seqs: int
-    max_model_len: int
-    table_width: int
 
 
 class PersistentBatch:

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.devices.device import Device
 from octavo_engine.models.registry import complete_config
-from octavo_engine.runner.device import Device
 from octavo_engine.runner.kept_blocks import StoredTensors
+from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files

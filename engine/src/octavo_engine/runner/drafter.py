@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_engine.config import MAX_LOGITS, EngineConfig, batched_tokens
+from octavo_engine.devices.device import Device
 from octavo_engine.models.model import Model
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
-from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_cache import DraftCache
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
-from octavo_engine.speculative_args import MAX_DRAFT_TOKENS
+from octavo_engine.settings.config import MAX_LOGITS, EngineConfig, batched_tokens
+from octavo_engine.settings.speculative import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.recorded_steps import RunnableModel
 from octavo_engine.ops.attention import AttentionBackend
-from octavo_engine.runner.device import Device
 from octavo_engine.runner.drafter import Drafter
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.step_graphs import RunnableModel
 from octavo_engine.wire.sleep import MemoryTag
 
 

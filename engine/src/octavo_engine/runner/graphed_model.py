@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.recorded_steps import RunnableModel
+from octavo_engine.devices.step_inputs import StepInputs, StepLimits
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
-from octavo_engine.runner.batch import StepInputs, StepLimits
-from octavo_engine.runner.device import Device
-from octavo_engine.runner.step_graphs import RunnableModel
 
 
 class GraphedModel:

@@ -9,13 +9,13 @@ from collections.abc import Container, Mapping
 
 import torch
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.memory import size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod
 from octavo_engine.models.model import Model
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, kernels_expand_blocks
-from octavo_engine.runner.device import Device
-from octavo_engine.runner.memory import size
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.weights.loader import StoredTensor
 from octavo_engine.wire.errors import StartupError
 

@@ -10,17 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from octavo_engine.config import EngineConfig, ModelConfig, ModelImpl
-from octavo_engine.layers.linear import Linear
-from octavo_engine.models.model import Model
-from octavo_engine.models.registry import build_model
-from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BlockFormat
-from octavo_engine.runner.adapter_targets import adapters_bytes
-from octavo_engine.runner.device import Device
-from octavo_engine.runner.draft_source import DraftSource
-from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
-from octavo_engine.runner.memory import (
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.memory import (
     KVSize,
     MemoryInfo,
     ModelMemory,
@@ -31,6 +22,15 @@ from octavo_engine.runner.memory import (
     size,
     size_kv,
 )
+from octavo_engine.layers.linear import Linear
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model
+from octavo_engine.ops.group import Group
+from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.runner.adapter_targets import adapters_bytes
+from octavo_engine.runner.draft_source import DraftSource
+from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
+from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
 

@@ -12,7 +12,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from octavo_engine.config import (
+from octavo_engine.devices.cuda_device import is_out_of_memory
+from octavo_engine.devices.device import Device, open_device
+from octavo_engine.devices.memory import describe_lack_at_start, size
+from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model, complete_config
+from octavo_engine.ops.group import Group
+from octavo_engine.runner.adapters import Adapters
+from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.runner.draft_source import DraftSource, find_draft
+from octavo_engine.runner.drafter import LoadedDraft, make_drafter
+from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.executor import LocalExecutor
+from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
+from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.runner.rank_plans import RankPlans, divide_threads, plan_ranks
+from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.warm_up import warm_up_plans
+from octavo_engine.sampling.grammar_masks import GrammarMasks
+from octavo_engine.settings.config import (
     EngineConfig,
     ModelConfig,
     Quantization,
@@ -21,26 +41,6 @@ from octavo_engine.config import (
     most_seqs,
     steps_ahead,
 )
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
-from octavo_engine.models.model import Model
-from octavo_engine.models.registry import build_model, complete_config
-from octavo_engine.ops.group import Group
-from octavo_engine.runner.adapters import Adapters
-from octavo_engine.runner.batch import PersistentBatch
-from octavo_engine.runner.cuda_device import is_out_of_memory
-from octavo_engine.runner.device import Device, open_device
-from octavo_engine.runner.draft_source import DraftSource, find_draft
-from octavo_engine.runner.drafter import LoadedDraft, make_drafter
-from octavo_engine.runner.engine_memory import EngineMemory
-from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.grammar_masks import GrammarMasks
-from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
-from octavo_engine.runner.memory import describe_lack_at_start, size
-from octavo_engine.runner.memory_plan import MemoryPlan
-from octavo_engine.runner.rank_plans import RankPlans, divide_threads, plan_ranks
-from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.sources.fetched_revision import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo_engine.runner.transfers import Copy
+from octavo_engine.devices.transfers import Copy
 
 UNKNOWN = -1  # stands for a token that a step in flight samples
 

@@ -3,14 +3,13 @@
 from datetime import timedelta
 from pathlib import Path
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.devices.device import Device, open_device
+from octavo_engine.devices.memory import MemoryInfo
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.group import open_group
-from octavo_engine.runner.device import Device, open_device
 from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.memory import MemoryInfo
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import (
     as_failed_start,
@@ -21,6 +20,7 @@ from octavo_engine.runner.model_loading import (
     make_runner,
 )
 from octavo_engine.runner.rank_plans import with_blocks
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.weights.loader import stored_tensors

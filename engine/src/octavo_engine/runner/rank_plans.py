@@ -3,15 +3,15 @@
 import os
 from dataclasses import dataclass, replace
 
-from octavo_engine.config import EngineConfig, ModelConfig
+from octavo_engine.devices.cgroup import read_limits
+from octavo_engine.devices.cpu_threads import plan_threads
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.memory import MemoryInfo, with_max_num_seqs
 from octavo_engine.ops.group import Group
-from octavo_engine.runner.cgroup import read_limits
-from octavo_engine.runner.cpu_threads import plan_threads
-from octavo_engine.runner.device import Device
 from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kept_blocks import StoredTensors
-from octavo_engine.runner.memory import MemoryInfo, with_max_num_seqs
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.wire.errors import StartupError
 
 

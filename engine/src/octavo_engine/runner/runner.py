@@ -20,23 +20,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo_engine.config import MAX_LOGITS, LogprobsMode, PoolingType
+from octavo_engine.devices.device import Device
+from octavo_engine.devices.recorded_steps import RunnableModel, may_replay
+from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.devices.transfers import keep
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.ops.group import Group
 from octavo_engine.runner.adapters import Adapters
-from octavo_engine.runner.batch import PersistentBatch, StepInputs
+from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
-from octavo_engine.runner.device import Device
-from octavo_engine.runner.drafts import ChoiceRows, accept_drafts, rows_to_choose
-from octavo_engine.runner.grammar_masks import GrammarMasks
 from octavo_engine.runner.graphed_model import GraphedModel
-from octavo_engine.runner.lockstep import LockstepSampler, share_drafts
-from octavo_engine.runner.logprobs import prompt_logprobs
 from octavo_engine.runner.pooling import Pooler
-from octavo_engine.runner.sampler import ChosenTokens, Sampler, SampleRows
-from octavo_engine.runner.seq_state import SeqState, isolated
-from octavo_engine.runner.step_graphs import RunnableModel, may_replay
-from octavo_engine.runner.transfers import keep
+from octavo_engine.sampling.accepted_drafts import ChoiceRows, accept_drafts, rows_to_choose
+from octavo_engine.sampling.grammar_masks import GrammarMasks
+from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
+from octavo_engine.sampling.logprobs import prompt_logprobs
+from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows
+from octavo_engine.sampling.seq_state import SeqState, isolated
+from octavo_engine.settings.config import MAX_LOGITS, LogprobsMode, PoolingType
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs

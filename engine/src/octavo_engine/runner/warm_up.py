@@ -4,8 +4,8 @@ They are the largest prefill, the most sequences, a decode step and a step with 
 cache entry yet, so nothing has to be undone, and the last plan drops their sequences.
 """
 
-from octavo_engine.config import EngineConfig, most_seqs
 from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.settings.config import EngineConfig, most_seqs
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.file_selection import ADAPTER
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf

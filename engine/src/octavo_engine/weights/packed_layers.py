@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
-from octavo_engine.ops.signed_blocks import signed_blocks
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.packed_config import PackedConfig
@@ -25,6 +24,7 @@ from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZ
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.weights.gptq import GPTQ
 from octavo_engine.weights.layer_format import LayerFormat, num_groups
+from octavo_engine.weights.signed_blocks import signed_blocks
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)

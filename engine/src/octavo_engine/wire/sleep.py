@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from octavo_engine.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from octavo_engine.config import EngineConfig
+    from octavo_engine.settings.config import EngineConfig
 
 MemoryTag = Literal["weights", "kv_cache"]
 SleepMode = Literal["abort", "wait"]

@@ -24,7 +24,7 @@ from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import AdapterFile
 
 if TYPE_CHECKING:
-    from octavo_server.api.client import EngineClient
+    from octavo_server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 

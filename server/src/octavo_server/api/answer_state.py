@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from octavo_server.openai.answer import CompletionDetails, RequestTimes, Usage, count_usage, request_times
 
 if TYPE_CHECKING:
-    from octavo_engine.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+    from octavo_engine.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
     from octavo_engine.wire.records import Timing
 
     from octavo_server.api.generation import GenerationDelta

@@ -27,18 +27,17 @@ from octavo_server.api import (
     health,
     invocations,
     kv,
-    messages,
     models,
     render,
-    responses,
     scoring,
     sleep,
     tokens,
 )
-from octavo_server.api.client import EngineClient
 from octavo_server.api.context import ApiContext
+from octavo_server.api.dialects import messages, responses
 from octavo_server.api.openapi import document
 from octavo_server.config import ServerConfig
+from octavo_server.engine_client import EngineClient
 from octavo_server.http.access import AccessMiddleware, access_policy
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware

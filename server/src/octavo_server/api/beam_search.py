@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from octavo_engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
-from octavo_engine.frontend import TokenizedPrompt
-from octavo_engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo_engine.frontend.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
+from octavo_engine.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo_engine.frontend.request_builder import TokenizedPrompt
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.answer_state import LOGPROB_BYTES
-from octavo_server.api.client import EngineClient
+from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyReservation
 
 #: Memory in bytes that each token of a beam takes, the prompt's included; beams share the numbers themselves.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import APIRouter
-from octavo_engine.frontend import ResolvedParams
+from octavo_engine.frontend.request_builder import ResolvedParams
 from octavo_engine.text.template import ChatTemplate, special_tokens
 from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request

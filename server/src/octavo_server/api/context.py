@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import most_seqs
+from octavo_engine.frontend.request_limits import max_output_tokens
 from octavo_engine.log_format import REQUEST_ID
-from octavo_engine.request_limits import max_output_tokens
+from octavo_engine.settings.config import most_seqs
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from starlette.requests import Request
 
 from octavo_server.api.admission import Admission
-from octavo_server.api.client import EngineClient
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.output_log import OutputLog
 from octavo_server.api.sleep_control import SleepControl
 from octavo_server.config import ServerConfig
+from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
@@ -35,8 +35,8 @@ from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
-    from octavo_engine.adapter_names import NamedAdapter
-    from octavo_engine.frontend import ResolvedParams
+    from octavo_engine.frontend.adapter_names import NamedAdapter
+    from octavo_engine.frontend.request_builder import ResolvedParams
     from octavo_engine.wire.sampling import SamplingParams
 
     from octavo_server.request_metrics import RequestMetrics

@@ -5,7 +5,7 @@ from base64 import b64encode
 from functools import partial
 
 from fastapi import APIRouter
-from octavo_engine.outputs import unpack_floats
+from octavo_engine.frontend.outputs import unpack_floats
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -11,21 +11,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo_engine.frontend import ResolvedParams, TokenizedPrompt
-from octavo_engine.request_limits import fit_to_context
+from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
+from octavo_engine.frontend.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, AdmittedPrompt
 from octavo_server.api.answer_state import answer_bytes
 from octavo_server.api.beam_search import BeamRun
-from octavo_server.api.client import EngineClient
+from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget, BodyReservation
 from octavo_server.openai.errors import GenerationFailed
 from octavo_server.openai.limits import check_logprobs
 
 if TYPE_CHECKING:
-    from octavo_engine.outputs import RequestOutput
+    from octavo_engine.frontend.outputs import RequestOutput
 
     from octavo_server.request_metrics import RequestMetrics
 

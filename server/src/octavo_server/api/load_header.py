@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.requests import Request
 
-from octavo_server.api.client import EngineClient
+from octavo_server.engine_client import EngineClient
 
 RawHeaders = list[tuple[bytes, bytes]]
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo_engine.outputs import RequestOutput
+    from octavo_engine.frontend.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from octavo_server.anthropic.routes import RENDER
 from octavo_server.api.chat import read_chat
 from octavo_server.api.completions import read_completion
 from octavo_server.api.context import ResponseMeta
+from octavo_server.api.dialects.messages import read_message
+from octavo_server.api.dialects.responses import read_response
 from octavo_server.api.generation import Generation
-from octavo_server.api.messages import read_message
 from octavo_server.api.openapi import accepts
-from octavo_server.api.responses import read_response
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from octavo_engine.wire.sleep import SleepMode
 
-from octavo_server.api.client import EngineClient
+from octavo_server.engine_client import EngineClient
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.openai.errors import Conflict
 

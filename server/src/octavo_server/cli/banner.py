@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from octavo_server.api.client import EngineClient
 from octavo_server.config import ServerConfig
+from octavo_server.engine_client import EngineClient
 
 GIB = 2**30
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

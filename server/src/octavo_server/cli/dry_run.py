@@ -6,8 +6,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine_start import find_capacity
+from octavo_engine.loop.start import find_capacity
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:

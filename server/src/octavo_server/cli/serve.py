@@ -16,11 +16,11 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from octavo_engine.async_llm import AsyncLLM
-from octavo_engine.config import EngineConfig
-from octavo_engine.engine import freeze_gc
-from octavo_engine.engine_args import resolve_config
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.log_format import LogFormat, configure_logging
+from octavo_engine.loop.engine_core import freeze_gc
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.sources.hub_token import set_hub_token
 from octavo_engine.wire.errors import StartupError
 

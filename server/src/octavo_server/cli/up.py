@@ -21,8 +21,8 @@ from itertools import count
 from pathlib import Path
 
 import uvloop
+from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.log_format import JsonFormatter, TextFormatter
-from octavo_engine.runner.cgroup import read_limits
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command

@@ -1,6 +1,6 @@
 """Flags of `vllm serve` for which Octavo has no setting: accepted, if no output depends on them, or refused.
 
-The engine's are listed in `octavo_engine.vllm_args`, the HTTP server's here. A start names those without effect.
+The engine's are listed in `octavo_engine.settings.vllm`, the HTTP server's here. A start names those without effect.
 """
 
 import argparse
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo_engine.vllm_args import ALWAYS_ON, ENGINE_ARGUMENTS, OLD_SWITCH, SETTING, SWITCH
-from octavo_engine.vllm_argument import VllmArgument, describe_unused, find_unused
+from octavo_engine.settings.vllm import ALWAYS_ON, ENGINE_ARGUMENTS, OLD_SWITCH, SETTING, SWITCH
+from octavo_engine.settings.vllm_argument import VllmArgument, describe_unused, find_unused
 
 _NO_PLUGIN: dict[str, Any] = {"missing": "the server runs no code of others."}
 _OFF = VllmArgument(fulfilled=(False,), is_switch=True)

@@ -12,7 +12,7 @@ import msgspec
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 
 if TYPE_CHECKING:
-    from octavo_server.api.client import EngineClient
+    from octavo_server.engine_client import EngineClient
 
 MEDIA_TYPE = "application/msgpack"
 FINGERPRINT_CHARS = 32

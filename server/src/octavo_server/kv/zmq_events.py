@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 import zmq.asyncio
-from octavo_engine.config import KVEventsConfig
+from octavo_engine.settings.config import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers
 
@@ -24,7 +24,7 @@ from octavo_server.supervise import supervised
 if TYPE_CHECKING:
     from octavo_engine.wire.records import EngineStats
 
-    from octavo_server.api.client import EngineClient
+    from octavo_server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 

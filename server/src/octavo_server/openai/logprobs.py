@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.outputs import Logprob, PositionLogprobs
+from octavo_engine.frontend.outputs import Logprob, PositionLogprobs
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
 
 from octavo_server.openai.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from octavo_server.openai.completion import CompletionLogprobs
 
 if TYPE_CHECKING:
-    from octavo_server.api.client import TextCodec
+    from octavo_server.engine_client import TextCodec
 
 FLOOR = -9999.0
 MAX_KEYS = 1024  # that a writer keeps

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from octavo_engine.runner.cgroup import CgroupLimits
-from octavo_engine.runner.cpu_threads import BIND_VARIABLES, plan_threads
-from octavo_engine.runner.memory import ENGINES_PER_GPU_VARIABLE, NUM_ENGINES_VARIABLE
+from octavo_engine.devices.cgroup import CgroupLimits
+from octavo_engine.devices.cpu_threads import BIND_VARIABLES, plan_threads
+from octavo_engine.devices.memory import ENGINES_PER_GPU_VARIABLE, NUM_ENGINES_VARIABLE
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

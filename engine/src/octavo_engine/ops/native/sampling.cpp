@@ -1,6 +1,6 @@
 // One token for each row of logits: greedy, or drawn after temperature, min-p, top-k and top-p. Ranks of tokens.
 //
-// docs/reference/sampling.md defines the result, runner/draws.py computes the same with torch. A first pass keeps the
+// docs/reference/sampling.md defines the result, sampling/draws.py computes the same with torch. A first pass keeps the
 // maximum of each chunk of a row. The k-th largest maximum is a lower bound of the k-th largest logit, and chunks below
 // a threshold are not read again. Weights are integers in floats, and contraction to FMA is off: so neither the order
 // of a sum nor the CPU's level changes a result, and a row's token depends only on the row.

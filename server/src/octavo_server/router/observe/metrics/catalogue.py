@@ -1,4 +1,4 @@
-"""The router's metrics: every name, type, label and bucket. `tests/api/router_metrics.txt` pins the exposed names."""
+"""The router's metrics: each name, type, label and bucket. `tests/router/router_metrics.txt` pins the exposed names."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,0 +1,128 @@
+"""Decode steps that run again without the model's Python code: a quarter of a step of a small model on a CPU.
+
+A graph belongs to one model and computes its hidden rows; the head, sampling and log-probabilities stay outside.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.ops.recording import Pool, Recording, record
+from octavo_engine.wire.plan import StepPlan
+
+_LOGGER = logging.getLogger(__name__)
+MAX_RECORDED_ROWS = 512  # of a step that is recorded; larger steps gain nothing
+
+#: A model's forward pass: token ids, positions and context to hidden rows.
+Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
+
+
+class RunnableModel(Protocol):
+    """The part of a model that the runner uses."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        """True if `forward` reads values that the device computes, as experts do: such steps can't be CUDA graphs."""
+        ...
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class StepGraphs(Protocol):
+    def capture_all(self, backend: AttentionBackend) -> None:
+        """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
+        ...
+
+    def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
+        """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
+
+        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs. It is
+        renewed with the model and with the memory of the KV cache, and follows changes of threads.
+        """
+        ...
+
+
+def may_replay(plan: StepPlan) -> bool:
+    """Return True if a graph can compute this step: one token of each sequence with its drafts, and no other rows.
+
+    A feature that computes in the forward pass from anything beside tokens, positions and the KV cache must return
+    False here: a graph would repeat the work of another step. The runner does not ask for steps with adapters. A
+    recording repeats the operations of a group of ranks.
+    """
+    return all(step.num_tokens == 1 and step.logits_from is None and not step.num_prompt_logprobs for step in plan.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """A recording for one number of rows. `hidden` makes the tensor of its output."""
+
+    recording: Recording
+    hidden: Callable[[], Tensor]
+
+
+class RecordedSteps:
+    """`StepGraphs` on a CPU: the second decode step of each number of rows is recorded, later ones are replayed.
+
+    If a model needs an operator of torch, or memory is short, all its steps are eager from then on.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self.graphs: dict[int, StepGraph | None] = {}  # None: one eager step so far, which has warmed all caches
+        self._state: tuple[AttentionBackend, int] | None = None
+        self._is_eager = False
+        self._inputs = torch.zeros(2, MAX_RECORDED_ROWS, dtype=torch.int64)  # token ids and positions
+        self.pool = Pool()
+
+    def capture_all(self, backend: AttentionBackend) -> None:
+        """Do nothing: a recording needs a step."""
+
+    def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
+        if self._is_eager or len(inputs.input_ids) > MAX_RECORDED_ROWS:
+            return None
+        state = context.backend, torch.get_num_threads()
+        if state != self._state:
+            self._state = state
+            self.graphs.clear()
+        rows = len(inputs.input_ids)
+        if rows not in self.graphs:
+            self.graphs[rows] = None
+            return None
+        context.backend.begin_step(context.batch)
+        input_ids, positions = self._inputs[:, :rows]
+        input_ids.copy_(inputs.input_ids)
+        positions.copy_(inputs.positions)
+        graph = self.graphs[rows]
+        if graph is None:
+            return self._capture(input_ids, positions, context)
+        graph.recording.replay()
+        return graph.hidden()
+
+    def _capture(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor | None:
+        """Run the step eagerly and record it."""
+        try:
+            with record(self.pool, self._inputs) as recording:
+                hidden = self._forward(input_ids, positions, context)
+        except MemoryError as error:
+            self._give_up(f"{error}: free some memory or set --enforce-eager")
+            return None
+        output = self.pool.locate(hidden)
+        if recording.refused is None and output is not None:
+            self.graphs[len(input_ids)] = StepGraph(recording, output)
+        else:
+            self._give_up(f"they need {recording.refused or 'an output'} from torch")
+        return hidden
+
+    def _give_up(self, reason: str) -> None:
+        _LOGGER.info("decode steps are not recorded, so they take more time at small batches: %s", reason)
+        self._is_eager = True
+        self.graphs.clear()
+        self.pool = Pool()

@@ -1,0 +1,95 @@
+"""`AdapterNames`: the names of the adapters of an engine core in another process; the core knows only their hashes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from octavo_engine.process.client import CoreProcess
+from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.lora import MAX_NAME_BYTES
+from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
+
+#: Called with the hashes of all adapters, by name.
+OnChange = Callable[[dict[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """`hash`: of the content. `path`: the folder as it was given. `parent`: a name of the base model, if it is set."""
+
+    hash: str
+    path: str
+    parent: str | None = None
+
+
+class AdapterNames:
+    """`by_name`: the adapters that requests may name. Changes of one name are made one after another.
+
+    The core counts the loads of each content, of which every name has one.
+    """
+
+    def __init__(self, core: CoreProcess, config: EngineConfig, ready: ReadyInfo) -> None:
+        self.by_name = {
+            module.name: NamedAdapter(ready.adapters[module.name], module.path, module.base_model_name)
+            for module in config.lora_modules
+        }
+        self._core, self._max_loras = core, config.max_loras
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while they are in use
+        self._coming: set[str] = set()  # names of running loads
+
+    def hash_of(self, name: str) -> str:
+        """Return the hash of an adapter, "" for the name "" of the base model. Raises ModelNotFound."""
+        if name and name not in self.by_name:
+            raise ModelNotFound(name)
+        return self.by_name[name].hash if name else ""
+
+    async def load(self, name: str, path: str, *, in_place: bool, on_change: OnChange | None) -> None:
+        """Load an adapter under a name that is free, or replace the adapter of the name.
+
+        If the call is cancelled, nothing is loaded. Raises InvalidRequest and Unavailable.
+        """
+        async with self._lock_of(name):
+            old = self.by_name.get(name)
+            if old is not None and not in_place:
+                raise InvalidRequest(f"the adapter {name!r} is already loaded: choose another name.", param="lora_name")
+            self._check_new(name, is_new=old is None)
+            self._coming.add(name)
+            try:
+                loaded = await self._core.load_adapter(path)
+            finally:
+                self._coming.discard(name)
+            self.by_name[name] = NamedAdapter(loaded, path)
+            self._publish(on_change)
+            if old is not None:
+                await self._core.unload_adapter(old.hash)
+
+    def _check_new(self, name: str, *, is_new: bool) -> None:
+        if (size := len(name.encode())) > MAX_NAME_BYTES:
+            raise InvalidRequest(
+                f"the name of the adapter has {size} bytes; the limit is {MAX_NAME_BYTES}: choose a shorter one.",
+                param="lora_name",
+            )
+        num_names = len(self.by_name.keys() | self._coming)
+        if is_new and num_names >= self._max_loras:
+            raise InvalidRequest(
+                f"{num_names} names of adapters are in use; the limit is --max-loras {self._max_loras}: unload "
+                "one, or raise it.",
+                param="lora_name",
+            )
+
+    async def unload(self, name: str, *, on_change: OnChange | None) -> None:
+        """Remove a name; the core frees the adapter after its last request. Raises ModelNotFound."""
+        async with self._lock_of(name):
+            old = self.by_name.pop(name, None)
+            if old is None:
+                raise ModelNotFound(name)
+            self._publish(on_change)
+            await self._core.unload_adapter(old.hash)
+
+    def _lock_of(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def _publish(self, on_change: OnChange | None) -> None:
+        if on_change is not None:
+            on_change({name: adapter.hash for name, adapter in self.by_name.items()})

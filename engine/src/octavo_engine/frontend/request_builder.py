@@ -1,0 +1,304 @@
+"""Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
+
+`resolve` does all work that no prompt decides, once for all prompts of a request. Every request that `build` returns
+can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM` and `AsyncLLM` share this module,
+which imports no torch and never changes the caller's `SamplingParams`.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from octavo_engine.frontend.assembly import RequestAssembly
+from octavo_engine.frontend.request_limits import (
+    check_ids,
+    check_length,
+    check_logprobs,
+    fit_to_context,
+    resolve_pooling,
+)
+from octavo_engine.grammar.schema import SchemaBounds
+from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo, most_seqs, with_ready
+from octavo_engine.sources.json_file import read_json_object
+from octavo_engine.sources.model_config import context_length
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.pooling import load_served_model
+from octavo_engine.sources.resolve import resolve_files, resolve_text_files
+from octavo_engine.text.template import ChatTemplate, load_chat_template
+from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.pooling import PoolingParams
+from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.structured import StructuredOutputs
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenizedPrompt:
+    """`adapter`: hash of the adapter's content, empty for the base model."""
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str = ""
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedParams:
+    """Sampling parameters that are valid for the model, and the grammar text of their structured output.
+
+    Prompts share the lists of one `params`, so nothing may change them. `pooling`: of a request for a vector.
+    """
+
+    params: SamplingParams
+    grammar: str | None
+    pooling: PoolingParams | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Frontend:
+    """Turns prompts into requests. The caller calls `set_ready` when the engine core is ready."""
+
+    config: EngineConfig
+    model: ModelConfig
+    tokenizer: Tokenizer
+    text_files: ModelFiles
+    chat_template: ChatTemplate | None
+    max_model_len: int
+    default_sampling_params: dict[str, Any]
+    _seeds: random.Random = field(init=False)
+    _grammars: GrammarSource = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seeds = random.Random(self.config.seed)
+        bounds = SchemaBounds(max_bytes=self.config.max_schema_bytes, max_depth=self.config.max_schema_depth)
+        self._grammars = GrammarSource(bounds)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> "Frontend":
+        files = resolve_files(config)
+        text_files = resolve_text_files(config, files)
+        model, tokenizer = load_served_model(config, files), load_tokenizer(text_files)
+        return cls(
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            text_files=text_files,
+            chat_template=load_chat_template(
+                text_files, tokenizer, config.chat_template, config.chat_template_content_format
+            ),
+            max_model_len=config.max_model_len or context_length(model),
+            default_sampling_params=default_sampling_params(config, model),
+        )
+
+    def set_ready(self, ready: ReadyInfo) -> None:
+        """Take the limits that the engine core has chosen by its device."""
+        self.config, self.max_model_len = with_ready(self.config, ready), ready.max_model_len
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        return self.text_files.tokenizer_config
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            return TokenizedPrompt(text=prompt, token_ids=ids)
+        if not isinstance(prompt, Mapping):
+            return TokenizedPrompt(text=None, token_ids=_ids(prompt))
+        if prompt.get("prompt_token_ids") is not None:
+            parsed = TokenizedPrompt(text=prompt.get("prompt"), token_ids=_ids(prompt["prompt_token_ids"]))
+        elif isinstance(prompt.get("prompt"), str):
+            parsed = self.tokenize(prompt["prompt"], add_special_tokens=add_special_tokens)
+        else:
+            raise InvalidRequest("a prompt dict needs prompt (text) or prompt_token_ids (ids).", param="prompt")
+        return replace(parsed, cache_salt=prompt.get("cache_salt") or "")
+
+    def build(
+        self,
+        prompt: TokenizedPrompt,
+        resolved: ResolvedParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        turn: float = 0.0,
+        start_by_s: float | None = None,
+        clamp_max_tokens: bool = False,
+    ) -> EngineRequest:
+        """Build the request of one prompt. `clamp_max_tokens`: cut `max_tokens` to the context instead of raising."""
+        params = self.fit(prompt.token_ids, resolved, clamp=clamp_max_tokens)
+        if params.seed is None and not params.is_greedy:
+            params.seed = self._seeds.getrandbits(62)
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            eos_token_id=self.eos_token_id,
+            arrival_s=time.monotonic(),
+            priority=priority,
+            turn=turn,
+            start_by_s=start_by_s,
+            cache_salt=prompt.cache_salt,
+            adapter=prompt.adapter,
+            grammar=resolved.grammar,
+            pooling=resolved.pooling,
+        )
+
+    def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check parameters and resolve their defaults, bad words and grammar. Raises InvalidRequest.
+
+        Takes long for bad words, long lists and a new grammar, so it belongs in a thread then.
+        """
+        if self.model.pooling is not None:
+            raise InvalidRequest(f"{self.config.model} is an embedding model and generates no text: use LLM.embed.")
+        self._check_priority(priority)
+        if params.n > most_seqs(self.config):
+            raise InvalidRequest(
+                f"n={params.n} outputs run side by side; the limit is {most_seqs(self.config)}: lower n or raise "
+                f"--max-num-seqs.",
+                param="n",
+            )
+        return ResolvedParams(self._resolve(params), self.grammar(params))
+
+    def resolve_pooling(self, params: PoolingParams, *, priority: int = 0) -> ResolvedParams:
+        """Check the parameters of requests for vectors; set those left out. Raises InvalidRequest."""
+        if self.model.pooling is None:
+            raise InvalidRequest(
+                f"{self.config.model} generates text and makes no embeddings: start the engine with --runner pooling "
+                '(LLM(runner="pooling")), which serves embeddings only.'
+            )
+        self._check_priority(priority)
+        pooling = resolve_pooling(params, self.model.pooling, self.model.hidden_size)
+        unused = SamplingParams(
+            temperature=0.0,
+            max_tokens=None,
+            detokenize=False,
+            skip_reading_prefix_cache=self.model.pooling.kind != "LAST",  # the others need the rows of all tokens
+        )
+        return ResolvedParams(unused, None, pooling)
+
+    def fit(self, token_ids: list[int], resolved: ResolvedParams, *, clamp: bool = False) -> SamplingParams:
+        """Check a prompt; return a shallow copy of the parameters that fits it, without a random seed.
+
+        Raises InvalidRequest.
+        """
+        self._check_prompt(token_ids)
+        params = resolved.params
+        if resolved.pooling is not None:
+            check_length(len(token_ids), self.max_model_len)
+            return params
+        if params.thinking_token_budget is not None and params.reasoning_end_token_id is None:
+            raise InvalidRequest(
+                f"thinking_token_budget={params.thinking_token_budget} needs a model whose reasoning ends with one "
+                "token: set reasoning_end_token_id, or start the server with --reasoning-parser.",
+                param="thinking_token_budget",
+            )
+        return fit_to_context(params, len(token_ids), self.max_model_len, clamp=clamp)
+
+    def grammar(self, params: SamplingParams) -> str | None:
+        """Return the grammar text of `params.structured_outputs`. The first call is slow, but releases the GIL."""
+        if params.structured_outputs is None:
+            return None
+        if self.eos_token_id is None:
+            message = "structured_outputs needs a model with an end-of-sequence token, and this model has none."
+            raise InvalidRequest(message, param="structured_outputs")
+        return self._grammars.grammar_for(self._with_settings(params.structured_outputs))
+
+    def _with_settings(self, shape: StructuredOutputs) -> StructuredOutputs:
+        """The shape with the configured settings; a request's own pattern of whitespace stays."""
+        bans_whitespace = self.config.disable_any_whitespace and shape.whitespace_pattern is None
+        return replace(
+            shape,
+            disable_any_whitespace=shape.disable_any_whitespace or bans_whitespace,
+            disable_additional_properties=shape.disable_additional_properties
+            or self.config.disable_additional_properties,
+        )
+
+    def assemble(self, request: EngineRequest, prompt: TokenizedPrompt, *, request_id: str) -> RequestAssembly:
+        return RequestAssembly(request_id=request_id, prompt=prompt.text, request=request, tokenizer=self.tokenizer)
+
+    def template(self, override: str | None, content_format: str = "auto") -> ChatTemplate:
+        """Return `override` (a file or a template's text), else the model's chat template. Raises InvalidRequest.
+
+        `content_format`: the server's if "auto".
+        """
+        chosen = self.chat_template
+        if override is not None or content_format != "auto":
+            given = self.config.chat_template if override is None else override
+            form = self.config.chat_template_content_format if content_format == "auto" else content_format
+            chosen = load_chat_template(self.text_files, self.tokenizer, given, form)
+        if chosen is None:
+            raise InvalidRequest("The model has no chat template: pass chat_template.", param="chat_template")
+        return chosen
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence id of the tokenizer, else of the model; the model's other ids become stop token ids."""
+        if self.tokenizer.eos_token_id is not None:
+            return self.tokenizer.eos_token_id
+        return next(iter(self.model.eos_token_ids), None)
+
+    def _check_priority(self, priority: int) -> None:
+        if priority and self.config.scheduling_policy != "priority":
+            raise InvalidRequest(f"priority={priority} needs --scheduling-policy priority.", param="priority")
+
+    def _check_prompt(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
+        check_ids("prompt", token_ids, self.model.vocab_size)
+
+    def _resolve(self, params: SamplingParams) -> SamplingParams:
+        vocab = self.model.vocab_size
+        check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab)
+        check_ids("logit_bias", params.logit_bias or (), vocab)
+        check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
+        check_logprobs(params, self.config.max_logprobs, vocab)
+        check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab)
+        resolved = replace(
+            params,
+            logprobs=vocab if params.logprobs == -1 else params.logprobs,
+            prompt_logprobs=vocab if params.prompt_logprobs == -1 else params.prompt_logprobs,
+        )
+        resolved.update_from_generation_config({"eos_token_id": self.model.eos_token_ids}, self.eos_token_id)
+        resolved.update_from_tokenizer(self.tokenizer)
+        return resolved
+
+
+def _ids(given: object) -> list[int]:
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        return list(given)
+    raise InvalidRequest(
+        f"a prompt must be a text, a list of token ids or a dict with one of these, got {type(given).__name__}.",
+        param="prompt",
+    )
+
+
+def default_sampling_params(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Read defaults for unset fields: generation_config.json, then the values of --override-generation-config."""
+    generation = {**_generation_config(config.generation_config, model), **config.override_generation_config}
+    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = generation["max_new_tokens"]
+    try:
+        SamplingParams(**defaults)
+    except (InvalidRequest, TypeError) as error:
+        raise StartupError(
+            f"generation_config.json or --override-generation-config: {error} Pass --generation-config vllm to ignore "
+            "the defaults of the file."
+        ) from error
+    return defaults
+
+
+def _generation_config(source: str, model: ModelConfig) -> dict[str, Any]:
+    """Return the model's generation_config.json ("auto"), nothing ("vllm"), or the file of a folder."""
+    if source == "vllm":
+        return {}
+    return model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")

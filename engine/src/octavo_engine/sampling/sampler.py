@@ -1,0 +1,219 @@
+"""`Sampler`: chooses tokens from logits with every field of `SamplingParams`, in vLLM's order of operations.
+
+The grammar's mask is applied first, then raw log-probabilities are computed (those of the other modes at the end); then
+allowed ids, bad words, min_tokens, logit bias and penalties change the rows that use them. Greedy rows choose the
+largest logit (the lowest id among equal logits); other rows divide by their temperature, apply min-p, top-k and top-p,
+and draw (`draws`). A row's token depends on its logits, parameters, seed and position, never on other rows.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from octavo_engine.devices.transfers import Copy, Fetch, fetch_now, keep
+from octavo_engine.ops.sampling import DrawParams
+from octavo_engine.sampling.draws import choose_tokens
+from octavo_engine.sampling.grammar_masks import GrammarRows
+from octavo_engine.sampling.keyed_random import draw_keys
+from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
+from octavo_engine.sampling.penalties import apply_penalties
+from octavo_engine.sampling.processed_logits import processed_logits
+from octavo_engine.sampling.seq_state import SeqState, isolated
+from octavo_engine.settings.config import LogprobsMode
+from octavo_engine.wire.plan import SeqResult
+from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
+
+NO_TOKEN = -1  # of a row without a finite logit
+NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
+NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
+NO_TOKEN_IN_GRAMMAR = ErrorInfo(
+    "The request's grammar and its other token masks leave no token to choose.", "invalid_request"
+)
+_NO_LOGPROBS = TokenLogprobs([], [], 0)  # of a row with an error
+
+
+class SamplingColumns:
+    """Sampling parameters of all sequences, one array per field, indexed by slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.temperature = np.ones(num_slots, dtype=np.float32)
+        self.top_k = np.zeros(num_slots, dtype=np.int64)
+        self.top_p = np.ones(num_slots, dtype=np.float64)
+        self.min_p = np.zeros(num_slots, dtype=np.float32)
+        self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.edits_logits = np.zeros(num_slots, dtype=np.bool_)
+        self.wants_logprobs = np.zeros(num_slots, dtype=np.bool_)
+
+    def set(self, seq: SeqState, seed: int) -> None:
+        slot, params = seq.slot, seq.params
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = seed & (2**64 - 1)
+        self.edits_logits[slot] = seq.counts is not None or seq.masks is not None
+        self.wants_logprobs[slot] = params.wants_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """Row i of the logits is for the token of `seqs[i]` at `positions[i]`, its number of earlier tokens.
+
+    The last `num_drafts[i]` of these are drafts.
+    """
+
+    seqs: list[SeqState]
+    slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    num_drafts: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenTokens:
+    """The tokens of rows, which a GPU may still compute. `on_device`: `NO_TOKEN` for a row whose logits are not finite.
+
+    `wanting`: the rows of `logprobs`.
+    """
+
+    seqs: list[SeqState]
+    on_device: Int[Tensor, " rows"]
+    on_host: Callable[[], Tensor]
+    errors: dict[int, ErrorInfo]
+    wanting: list[int]
+    logprobs: Callable[[], list[TokenLogprobs]]
+
+    def results(self) -> list[SeqResult]:
+        """Wait for the tokens; return one result per row."""
+        tokens = self.on_host().tolist()
+        errors = {row: NOT_FINITE for row, token in enumerate(tokens) if token < 0} | self.errors
+        results = [
+            SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(self.seqs, tokens, strict=True)
+        ]
+        for row, error in errors.items():
+            results[row] = SeqResult(seq_id=self.seqs[row].seq_id, token_ids=[], error=error)
+        for row, entry in zip(self.wanting, self.logprobs(), strict=True):
+            results[row].logprobs = None if row in errors else [entry]
+        return results
+
+
+class Sampler:
+    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device.
+
+    The device is waited for only if a row has a grammar, masks, bias or penalties, or wants log-probabilities of tokens
+    that it names or processed ones.
+    """
+
+    def __init__(
+        self,
+        columns: SamplingColumns,
+        mode: LogprobsMode = "raw_logprobs",
+        *,
+        copy: Copy = keep,
+        fetch: Fetch = fetch_now,
+    ) -> None:
+        self._columns = columns
+        self._mode = mode
+        self._copy, self._fetch = copy, fetch
+
+    def sample(
+        self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
+    ) -> ChosenTokens:
+        """Choose a token per row. Overwrites the logits."""
+        params = self._draw_params(rows.slots, rows.positions)
+        edits = grammar is not None or self._columns.edits_logits[rows.slots].any()
+        errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE) if edits else {}  # before a mask hides a NaN
+        if grammar is not None:
+            in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
+            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
+        wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
+        reported = self._take(logits, wanting) if len(wanting) else None
+        errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
+        if reported is not None and self._mode.startswith("processed"):
+            reported = processed_logits(self._take(logits, wanting), params.take(wanting))
+        chosen = choose_tokens(logits, params, self._copy)
+        return ChosenTokens(
+            seqs=rows.seqs,
+            on_device=chosen,
+            on_host=self._fetch(chosen),
+            errors=errors,
+            wanting=wanting.tolist(),
+            logprobs=list if reported is None else self._logprobs(reported, chosen, rows, wanting, errors),
+        )
+
+    def _take(self, values: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return a copy of some rows."""
+        return values.index_select(0, self._copy(torch.from_numpy(rows)))
+
+    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
+        """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
+        editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
+        penalties, penalised_rows, masked_rows, errors = [], [], [], dict[int, ErrorInfo]()
+        for row in editing:
+            seq, length = rows.seqs[row], int(rows.positions[row])
+            with isolated(errors, row):
+                if seq.masks is not None:
+                    seq.masks.apply(logits[row], seq.output(length))
+                    masked_rows.append(row)
+                if seq.counts is not None:
+                    penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
+                    penalised_rows.append(row)
+        if penalties:
+            apply_penalties(logits, penalised_rows, penalties)
+        if not masked_rows:
+            return errors
+        empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
+        return {
+            row: NO_TOKEN_IN_GRAMMAR if row in shaped_rows else NO_TOKEN_LEFT
+            for row, is_empty in zip(masked_rows, empty, strict=True)
+            if is_empty
+        } | errors
+
+    def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:
+        columns = self._columns
+        return DrawParams(
+            temperature=columns.temperature[slots],
+            top_k=columns.top_k[slots],
+            top_p=columns.top_p[slots],
+            min_p=columns.min_p[slots],
+            keys=draw_keys(columns.seed[slots], positions),
+        )
+
+    def _logprobs(
+        self,
+        logits: Tensor,
+        chosen: Tensor,
+        rows: SampleRows,
+        wanting: npt.NDArray[np.int64],
+        errors: dict[int, ErrorInfo],
+    ) -> Callable[[], list[TokenLogprobs]]:
+        as_logits = self._mode.endswith("logits")
+        params = [rows.seqs[row].params for row in wanting.tolist()]
+        chosen = self._take(chosen, wanting).clamp_(min=0)  # -1: a row with an error
+        named: dict[int, list[int]] = {}  # rows by request, whose sequences share its parameters
+        for i, each in enumerate(params):
+            if each.logprob_token_ids:
+                named.setdefault(id(each), []).append(i)
+        others = [i for i, each in enumerate(params) if not each.logprob_token_ids]
+        taken = (logits[others], chosen[others]) if named else (logits, chosen)
+        num_top = [params[i].logprobs or 0 for i in others]
+        pending = token_logprobs(*taken, num_top, as_logits=as_logits, fetch=self._fetch)
+        if not named:
+            return pending.entries
+        entries = dict(zip(others, pending.entries(), strict=True))
+        for group in named.values():
+            ids = params[group[0]].logprob_token_ids or []
+            with isolated(errors, *wanting[group].tolist()):
+                of_group = logprobs_of_ids(logits[group], chosen[group], ids, as_logits=as_logits)
+                entries.update(zip(group, of_group, strict=True))
+        return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
+
+
+def _rows_not_finite(logits: Tensor) -> list[int]:
+    """Return rows whose maximum is NaN, +inf or -inf; single -inf entries are a model's own masks."""
+    finite = logits.amax(-1).isfinite()
+    return [] if bool(finite.all()) else (~finite).nonzero()[:, 0].tolist()

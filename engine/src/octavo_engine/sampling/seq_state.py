@@ -1,0 +1,70 @@
+"""`SeqState`: the runner's state of one sequence besides its rows in the batch arrays."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo_engine.sampling.penalties import TokenCounts
+from octavo_engine.sampling.token_masks import TokenMasks
+from octavo_engine.wire.errors import EngineDead
+from octavo_engine.wire.plan import NewSeq, SeqId
+from octavo_engine.wire.pooling import PoolingParams
+from octavo_engine.wire.records import ErrorInfo
+from octavo_engine.wire.sampling import SamplingParams
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class SeqState:
+    """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence."""
+
+    seq_id: SeqId
+    slot: int
+    params: SamplingParams
+    num_prompt_tokens: int
+    token_ids: npt.NDArray[np.int32]
+    counts: TokenCounts | None  # None: the request has no penalties
+    masks: TokenMasks | None  # None: the request has no masks
+    adapter: str = ""
+    pooling: PoolingParams | None = None
+    pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
+
+    @staticmethod
+    def from_new_seq(
+        new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
+    ) -> "SeqState":
+        params = new.params
+        masked = params if new.grammar is None else replace(params, min_tokens=0)  # GrammarState enforces min_tokens
+        return SeqState(
+            seq_id=new.seq_id,
+            slot=slot,
+            params=params,
+            num_prompt_tokens=new.num_prompt_tokens,
+            token_ids=token_ids,
+            counts=TokenCounts(params, new.num_prompt_tokens) if params.has_penalties else None,
+            masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
+            adapter=new.adapter,
+            pooling=new.pooling,
+        )
+
+    def output(self, length: int) -> npt.NDArray[np.int32]:
+        """Return the generated tokens of a sequence that has `length` tokens in total."""
+        return self.token_ids[self.num_prompt_tokens : length]
+
+
+@contextmanager
+def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
+    """Record an exception of the work for these sequences in `errors`, so that it ends no other one of the step."""
+    try:
+        yield
+    except EngineDead:
+        raise
+    except Exception as error:
+        _LOGGER.exception("the result of one sequence failed")
+        errors |= dict.fromkeys(keys, ErrorInfo(f"The result failed: {type(error).__name__}: {error}"))

@@ -1,0 +1,79 @@
+"""Reads the settings of LoRA adapters: `lora_modules` in vLLM's forms, and the limits that they share."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from octavo_engine.settings.config import EngineConfig, LoRAModule
+from octavo_engine.wire.errors import StartupError
+
+#: The names and hashes of all adapters fit into a frame of the KV stream.
+MAX_NAME_BYTES = 128
+_FORMS = '"name=folder" or {"name": "...", "path": "..."}'
+
+
+def lora_modules(value: Any) -> tuple[LoRAModule, ...]:
+    """Read adapters: texts `name=path`, JSON objects, mappings, or a list of these. Raises StartupError."""
+    return tuple(_read_all(value))
+
+
+def check_lora(config: EngineConfig) -> None:
+    """Raise StartupError for adapters that are not enabled, too many, or whose names are not unique."""
+    names = [module.name for module in config.lora_modules]
+    if names and not config.enable_lora:
+        raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
+    if len(names) > config.max_loras:
+        raise StartupError(
+            f"lora_modules names {len(names)} adapters; the limit is --max-loras {config.max_loras}: raise it to "
+            f"{len(names)}, or name fewer."
+        )
+    for index, name in enumerate(names):
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise StartupError(
+                f"lora_modules: the name {name!r} has {len(name.encode())} bytes; the limit is {MAX_NAME_BYTES}: "
+                "choose a shorter one."
+            )
+        if name in names[:index]:
+            raise StartupError(f"lora_modules has the name {name!r} twice: give each adapter a name of its own.")
+        if name in (config.served_model_name or (config.model,)):
+            raise StartupError(f"lora_modules: {name!r} is the name of the served model: choose another one.")
+
+
+def _read_all(value: Any) -> Iterator[LoRAModule]:
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _read_all(entry)
+    elif isinstance(value, LoRAModule):
+        yield value
+    elif isinstance(value, Mapping):
+        yield _from_mapping(value)
+    elif isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        yield from _read_all(_parse(value))
+    elif value is not None:
+        name, separator, path = str(value).partition("=")
+        if not (name and separator and path):
+            raise StartupError(f"lora_modules={value!r} names no adapter: use {_FORMS}.")
+        yield LoRAModule(name=name, path=path)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"lora_modules={text!r} is not valid JSON: {error}: use {_FORMS}.") from None
+
+
+def _from_mapping(value: Mapping[str, Any]) -> LoRAModule:
+    known = {field.name for field in fields(LoRAModule)}
+    if unknown := sorted(value.keys() - known):
+        raise StartupError(f"lora_modules has no field {unknown[0]!r}: use {', '.join(sorted(known))}.")
+    try:
+        module = msgspec.convert(dict(value), LoRAModule)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"lora_modules={dict(value)!r}: {error}: use {_FORMS}.") from None
+    if not module.name or not module.path:
+        raise StartupError(f"lora_modules={dict(value)!r} has an empty name or path: use {_FORMS}.")
+    return module

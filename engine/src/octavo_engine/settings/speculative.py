@@ -1,0 +1,119 @@
+"""Reads the value of `speculative_config`, vLLM's name for the settings of speculative decoding."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
+from octavo_engine.wire.errors import StartupError
+
+MAX_DRAFT_TOKENS = 32
+_NGRAM = ("ngram", "[ngram]")
+_FIELDS = {
+    "ngram": ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
+    "draft_model": ("method", "model", "num_speculative_tokens", "revision", "draft_tensor_parallel_size"),
+}
+_REMEDY = (
+    "set method='ngram', which takes drafts from the sequence itself, or model to the name or path of a draft model, "
+    "or leave speculative_config out."
+)
+
+
+def check_speculation(config: EngineConfig) -> None:
+    """Raise StartupError for drafts with `async_scheduling`: the next step's drafts follow tokens that it lacks."""
+    if config.speculative_config is not None and config.async_scheduling:
+        raise StartupError("async_scheduling does not work with speculative_config: leave one of them out.")
+
+
+def speculative_config(value: Any) -> SpeculativeConfig | None:
+    """Read the settings from JSON text or a mapping; None: no drafts. Raises StartupError."""
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    given = _as_mapping(value)
+    method = _method(given)
+    unknown = sorted(given.keys() - set(_FIELDS[method]))
+    if unknown:
+        raise StartupError(
+            f"speculative_config has no field {unknown[0]!r} for method {method!r}: leave it out, or use one of "
+            f"{', '.join(_FIELDS[method])}."
+        )
+    if given.get("num_speculative_tokens") is None:
+        raise StartupError(
+            f"speculative_config needs num_speculative_tokens: set it to a number between 1 and {MAX_DRAFT_TOKENS}."
+        )
+    num_tokens = _count("num_speculative_tokens", given["num_speculative_tokens"], most=MAX_DRAFT_TOKENS)
+    return _ngram(given, num_tokens) if method == "ngram" else _draft_model(given, num_tokens)
+
+
+def _ngram(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:
+    least, most = (given.get(f"prompt_lookup_{name}") for name in ("min", "max"))
+    defaults = SpeculativeConfig(num_speculative_tokens=num_tokens)
+    # As in vLLM, one of the two that is not given equals the other.
+    most = _count("prompt_lookup_max", _first_given(most, least, defaults.prompt_lookup_max))
+    least = _count("prompt_lookup_min", _first_given(least, most))
+    if least > most:
+        raise StartupError(
+            f"speculative_config.prompt_lookup_min={least} is above prompt_lookup_max={most}: lower the former or "
+            f"raise the latter."
+        )
+    return SpeculativeConfig(num_speculative_tokens=num_tokens, prompt_lookup_max=most, prompt_lookup_min=least)
+
+
+def _draft_model(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:
+    for name in ("model", "revision"):
+        if not isinstance(given.get(name), str | None):
+            raise StartupError(f"speculative_config.{name} must be text, got {given[name]!r}.")
+    if not given.get("model"):
+        raise StartupError(
+            "speculative_config.method='draft_model' needs a model: set it to the name or path of a draft model."
+        )
+    size = given.get("draft_tensor_parallel_size")
+    if size not in (None, 1):
+        raise StartupError(
+            f"speculative_config.draft_tensor_parallel_size must be 1, got {size!r}: leave it out, as a draft model "
+            "is not divided."
+        )
+    return SpeculativeConfig(
+        num_speculative_tokens=num_tokens, method="draft_model", model=given["model"], revision=given.get("revision")
+    )
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"speculative_config={value!r} is no JSON: {error}.") from None
+    if not isinstance(given, Mapping):
+        raise StartupError(
+            f'speculative_config={value!r} must be a JSON object, such as {{"method": "ngram", '
+            f'"num_speculative_tokens": 5}}.'
+        )
+    return given
+
+
+def _method(given: Mapping[str, Any]) -> str:
+    """Return the method, which a model implies, as in vLLM."""
+    method, model = given.get("method"), given.get("model")
+    if method is None and model is None:
+        raise StartupError(f"speculative_config={dict(given)!r} names no method: {_REMEDY}")
+    chosen = method if method is not None else "ngram" if model in _NGRAM else "draft_model"
+    if chosen not in (*_NGRAM, "draft_model"):
+        raise StartupError(f"speculative_config.method={method!r} is not supported by this version: {_REMEDY}")
+    if chosen == "draft_model":
+        return "draft_model"
+    if model not in (None, *_NGRAM):
+        raise StartupError(
+            f"speculative_config.model={model!r} has no effect with method={method!r}: leave one of the two out."
+        )
+    return "ngram"
+
+
+def _first_given(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _count(name: str, value: Any, *, most: float = float("inf")) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return value
+    bound = "at least 1" if most == float("inf") else f"between 1 and {most}"
+    raise StartupError(f"speculative_config.{name} must be a whole number of {bound}, got {value!r}.")

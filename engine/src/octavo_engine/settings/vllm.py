@@ -1,0 +1,206 @@
+"""vLLM's engine arguments for which Octavo has no setting: data, read by `engine_args` and by the command line.
+
+To build a feature, add a field to `EngineConfig` and delete the argument's row here.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from octavo_engine.settings.pooling import EMBED
+from octavo_engine.settings.vllm_argument import ANY, VllmArgument
+
+SETTING = VllmArgument(harmless=ANY)
+SWITCH = VllmArgument(harmless=ANY, is_switch=True)
+OLD_SETTING = replace(SETTING, is_deprecated=True)
+OLD_SWITCH = replace(SWITCH, is_deprecated=True)
+ALWAYS_ON = VllmArgument(fulfilled=(True,), harmless=(False,), is_switch=True, note="it is always on")
+
+
+class _NoMedia:
+    """Limits of media per prompt that are all 0: `{"image": 0}`, `{"video": {"count": 0}}`."""
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, dict) and all(v == 0 or (isinstance(v, dict) and v.get("count") == 0)
+                                               for v in value.values())  # fmt: skip
+
+
+def _values(*fulfilled: Any, missing: str, remedy: str = "", **more: Any) -> VllmArgument:
+    return VllmArgument(fulfilled=fulfilled, missing=missing, remedy=remedy, **more)
+
+
+_ONE_DEVICE: dict[str, Any] = {
+    "missing": "an engine divides a model only by --tensor-parallel-size.",
+    "remedy": "octavo up --replicas N runs several engines behind a router.",
+}
+_NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not served.", "remedy": "see --enable-lora."}
+_NO_POOLING: dict[str, Any] = {
+    "missing": "models generate text or make embeddings; there are no classifiers or rewards."
+}
+_NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
+_SHARED_STEPS = "prompts share each step, see --max-step-ms"
+_NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}
+_CONFIG_JSON: dict[str, Any] = {
+    "missing": "the model's config.json is used as it is.",
+    "remedy": "edit config.json in a copy of the model and serve that folder.",
+}
+_NO_TRANSFER: dict[str, Any] = {"missing": "KV blocks are neither sent to other engines nor stored outside this one."}
+_GRAMMAR: dict[str, Any] = {"missing": "outputs follow the grammar as it is sent."}
+
+#: Bounds of speed and memory, and choices between kernels: no output depends on them.
+_TUNING = (
+    *("all2all_backend", "api_server_count", "attention_backend", "attention_config", "compilation_config"),
+    *("max_cudagraph_capture_size", "optimization_level", "performance_mode"),
+    *("kernel_config", "moe_backend", "linear_backend", "eplb_config", "expert_placement_strategy"),
+    *("dbo_decode_token_threshold", "dbo_prefill_token_threshold", "kv_offloading_backend"),
+    *("mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "mamba_ssm_cache_dtype"),
+    *("max_num_partial_prefills", "max_long_partial_prefills", "max_parallel_loading_workers"),
+    *("model_loader_extra_config", "pt_load_map_location", "safetensors_load_strategy", "ignore_patterns"),
+    *("max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"),
+    *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
+    *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
+    *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
+    *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port", "master_addr", "master_port"),
+    "cpu_distributed_timeout_seconds",
+)
+_TUNING_SWITCHES = (
+    *("aggregate_engine_logging", "cudagraph_metrics", "data_parallel_external_lb"),
+    *("data_parallel_hybrid_lb", "disable_cascade_attn", "disable_chunked_mm_input", "disable_custom_all_reduce"),
+    *("disable_hybrid_kv_cache_manager", "disable_nccl_for_dp_synchronization", "enable_dbo", "enable_eplb"),
+    *("enable_expert_parallel", "enable_flashinfer_autotune", "enable_layerwise_nvtx_tracing", "enable_mfu_metrics"),
+    *("enable_logging_iteration_details", "fully_sharded_loras", "interleave_mm_strings", "kv_sharing_fast_prefill"),
+    *("ray_workers_use_nsight", "skip_mm_profiling", "use_tqdm_on_load"),
+)
+#: Arguments that vLLM itself has removed or is about to remove.
+_OLD = (
+    *("cuda_graph_sizes", "max_context_len_to_capture", "max_seq_len_to_capture", "num_lookahead_slots"),
+    *("num_scheduler_steps", "scheduler_delay_factor", "tokenizer_pool_size", "tokenizer_pool_type"),
+    *("tokenizer_pool_extra_config", "eplb_window_size", "eplb_step_interval", "num_redundant_experts"),
+)
+_OLD_SWITCHES = (
+    *("calculate_kv_scales", "disable_async_output_proc", "disable_mm_preprocessor_cache", "engine_use_ray"),
+    *("eplb_log_balancedness", "multi_step_stream_outputs", "use_v2_block_manager", "worker_use_ray"),
+    *("enable_multimodal_encoder_data_parallel", "guided_decoding_disable_fallback"),
+)
+
+_BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
+_BACKEND = VllmArgument(
+    fulfilled=("auto",),
+    harmless=_BACKENDS,
+    missing="it is unknown.",
+    note="there is one grammar library, and outputs follow the same grammars",
+)
+_OFF = VllmArgument(fulfilled=(False,), **_GRAMMAR)
+#: A setting of `EngineConfig` under another name.
+_EITHER = VllmArgument(fulfilled=(False, True), missing="it is true or false.")
+
+ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
+    **dict.fromkeys(_TUNING, SETTING),
+    **dict.fromkeys(_TUNING_SWITCHES, SWITCH),
+    **dict.fromkeys(_OLD, OLD_SETTING),
+    **dict.fromkeys(_OLD_SWITCHES, OLD_SWITCH),
+    "api_server_count": replace(SETTING, fulfilled=(1,), flags=("-asc",)),
+    "attention_config": replace(SETTING, flags=("-ac",)),
+    "compilation_config": replace(SETTING, flags=("-cc",)),
+    "optimization_level": replace(SETTING, flags=("-O",)),
+    "cuda_graph_sizes": replace(OLD_SETTING, is_list=True),
+    "ignore_patterns": replace(SETTING, is_list=True),
+    "allowed_media_domains": replace(SETTING, is_list=True),
+    "disable_custom_all_reduce": replace(SWITCH, fulfilled=(True,)),
+    "max_num_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
+    "max_long_partial_prefills": replace(SETTING, fulfilled=(1,), note=_SHARED_STEPS),
+    "show_hidden_metrics_for_version": replace(SETTING, note="old names are always exposed"),
+    # Always so, or never.
+    "scheduler_reserve_full_isl": ALWAYS_ON,
+    "language_model_only": replace(ALWAYS_ON, note="models get text only"),
+    "trust_remote_code": replace(SWITCH, fulfilled=(False,), note="no code from checkpoints is ever run"),
+    "code_revision": replace(SETTING, note="no code from checkpoints is ever run"),
+    "enable_reasoning": replace(OLD_SWITCH, note="--reasoning-parser alone separates the reasoning"),
+    # Several devices.
+    "pipeline_parallel_size": _values(1, flags=("-pp",), **_ONE_DEVICE),
+    "data_parallel_size": _values(1, flags=("-dp",), **_ONE_DEVICE),
+    "data_parallel_size_local": _values(1, flags=("-dpl",), **_ONE_DEVICE),
+    "data_parallel_rank": _values(0, flags=("-dpn",), **_ONE_DEVICE),
+    "data_parallel_start_rank": _values(0, flags=("-dpr",), **_ONE_DEVICE),
+    "decode_context_parallel_size": _values(1, flags=("-dcp",), **_ONE_DEVICE),
+    "prefill_context_parallel_size": _values(1, flags=("-pcp",), **_ONE_DEVICE),
+    "nnodes": _values(1, flags=("-n",), **_ONE_DEVICE),
+    "node_rank": _values(0, flags=("-r",), **_ONE_DEVICE),
+    "distributed_executor_backend": _values("uni", "mp", **_ONE_DEVICE),
+    "data_parallel_address": replace(SETTING, flags=("-dpa",)),
+    "data_parallel_rpc_port": replace(SETTING, flags=("-dpp",)),
+    "data_parallel_backend": replace(SETTING, flags=("-dpb",)),
+    # Types and formats.
+    "kv_cache_dtype": _values("auto", missing="the KV cache has the type of the model.", remedy="see --dtype."),
+    "override_attention_dtype": VllmArgument(missing="attention has the type of the model.", remedy="see --dtype."),
+    "config_format": _values("auto", "hf", missing="only config.json of Hugging Face is read."),
+    "tokenizer_mode": _values(
+        *("auto", "hf"),
+        harmless=("slow",),
+        note="the fast tokenizer gives the same tokens",
+        missing="only tokenizer.json of Hugging Face and the tokenizer in a GGUF are read.",
+    ),
+    "tokenizer_revision": VllmArgument(
+        missing="the tokenizer has the revision of the model.", remedy="download it and give --tokenizer its folder."
+    ),
+    "skip_tokenizer_init": replace(
+        SWITCH, fulfilled=(False,), note="the tokenizer is loaded, and outputs have text"
+    ),
+    "hf_config_path": VllmArgument(**_CONFIG_JSON),
+    "rope_scaling": _values({}, **_CONFIG_JSON),
+    "rope_theta": VllmArgument(**_CONFIG_JSON),
+    "disable_sliding_window": _values(False, is_switch=True, **_CONFIG_JSON),
+    "prefix_caching_hash_algo": _values(
+        "sha256",
+        harmless=("builtin", "sha256_cbor", "xxhash", "xxhash_cbor"),
+        note="the hash is sha256",
+        missing="it is unknown.",
+    ),
+    # Structured outputs and sampling.
+    "structured_outputs_config": _values(
+        {},
+        fields={
+            "backend": _BACKEND,
+            "disable_fallback": SETTING,
+            "disable_any_whitespace": _EITHER,
+            "disable_additional_properties": _EITHER,
+            "enable_in_reasoning": _OFF,
+            "reasoning_parser": _values("", missing="it is a flag.", remedy="see --reasoning-parser."),
+            "reasoning_parser_plugin": _values("", **_NO_PLUGIN),
+        },
+        missing="it is no JSON object.",
+    ),
+    "guided_decoding_backend": replace(_BACKEND, is_deprecated=True),
+    "guided_decoding_disable_any_whitespace": replace(_EITHER, is_switch=True),
+    "guided_decoding_disable_additional_properties": replace(_EITHER, is_switch=True),
+    "reasoning_config": _values({}, missing="--reasoning-parser knows the tokens around reasoning."),
+    # Features.
+    "enable_prompt_adapter": _values(False, is_switch=True, **_NO_PROMPT_ADAPTERS),
+    "convert": _values("auto", "none", *EMBED, **_NO_POOLING),
+    "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
+    "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
+    "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
+    "mm_processor_kwargs": _values({}, **_NO_MEDIA),
+    "default_mm_loras": _values({}, **_NO_MEDIA),
+    "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),
+    "enable_prompt_embeds": _values(False, is_switch=True, missing="prompts are text or token ids."),
+    "cpu_offload_gb": _values(0, missing="weights stay on the model's device."),
+    "kv_offloading_size": _values(0, **{**_NO_TRANSFER, "remedy": "see --swap-space for preempted requests."}),
+    "kv_transfer_config": VllmArgument(**_NO_TRANSFER),
+    "ec_transfer_config": VllmArgument(**_NO_TRANSFER),
+    "logits_processors": VllmArgument(is_list=True, **_NO_PLUGIN),
+    "logits_processor_pattern": VllmArgument(**_NO_PLUGIN),
+    "io_processor_plugin": VllmArgument(**_NO_PLUGIN),
+    "reasoning_parser_plugin": _values("", **_NO_PLUGIN),
+    "scheduler_cls": VllmArgument(**_NO_PLUGIN),
+    "worker_cls": _values("auto", **_NO_PLUGIN),
+    "worker_extension_cls": _values("", **_NO_PLUGIN),
+}  # fmt: skip
+
+#: Arguments of vLLM's `LLM` that are flags of `octavo serve`, and have no effect on a script.
+OFFLINE_ARGUMENTS: dict[str, VllmArgument] = {"disable_log_stats": SWITCH, "stream_interval": SETTING}
+
+#: Keywords of `LLM.generate` and `LLM.chat` that are not implemented.
+CALL_ARGUMENTS: dict[str, VllmArgument] = {
+    "mm_processor_kwargs": VllmArgument(**_NO_MEDIA),
+    "prompt_adapter_request": VllmArgument(**_NO_PROMPT_ADAPTERS),
+}

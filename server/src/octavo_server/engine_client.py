@@ -1,0 +1,171 @@
+"""Interface of an engine as the HTTP handlers use it; implemented by `AsyncLLM` and by the tests' scripted engine.
+
+These protocols contain no code; they keep the handlers independent of processes, sockets and models.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo_engine.text.detokenizer import TokenTexts
+
+from octavo_server.openai.rendering import ChatRenderer
+
+if TYPE_CHECKING:
+    from octavo_engine.frontend.adapter_names import NamedAdapter
+    from octavo_engine.frontend.outputs import OutputKind, RequestOutput
+    from octavo_engine.frontend.request_builder import ResolvedParams
+    from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo
+    from octavo_engine.wire.inspection import SequenceInfo
+    from octavo_engine.wire.kv_stream import KVChange
+    from octavo_engine.wire.pooling import PoolingParams
+    from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats
+    from octavo_engine.wire.sampling import SamplingParams
+    from octavo_engine.wire.sleep import MemoryTag
+
+
+class TextCodec(TokenTexts, Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def piece(self, token_id: int) -> str: ...
+
+    def token_str(self, token_id: int) -> str: ...
+
+    def token_id(self, token: str) -> int | None: ...
+
+    def special_id(self, token: str) -> int | None: ...
+
+    def to_json(self) -> str: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class EngineClient(Protocol):
+    on_stats: "Callable[[EngineStats], None] | None"
+    on_block_lives: "Callable[[list[BlockLife]], None] | None"
+    on_kv: "Callable[[KVChange | None, EngineStats], None] | None"
+    on_add: "Callable[[EngineRequest], None] | None"
+    on_adapters: "Callable[[dict[str, str]], None] | None"
+
+    @property
+    def config(self) -> "EngineConfig": ...
+
+    @property
+    def ready_info(self) -> "ReadyInfo": ...
+
+    @property
+    def tokenizer(self) -> TextCodec: ...
+
+    @property
+    def model_config(self) -> "ModelConfig": ...
+
+    @property
+    def chat_template(self) -> ChatRenderer | None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def default_sampling_params(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizer_config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def stats(self) -> "EngineStats": ...
+
+    @property
+    def is_dead(self) -> bool: ...
+
+    @property
+    def dead_error(self) -> Exception | None: ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests that the engine core has not finished."""
+        ...
+
+    def core_cpu_s(self) -> float:
+        """CPU seconds that the engine core's process has used; 0 after it has ended."""
+        ...
+
+    def probe_core(self) -> int:
+        """Ask the engine core for an answer, unless it owes one; return how many it has given."""
+        ...
+
+    def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
+        """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
+        grammar, and may run in any thread. Raises InvalidRequest."""
+        ...
+
+    def resolve_pooling(self, params: "PoolingParams", *, priority: int = 0) -> "ResolvedParams":
+        """The same for prompts whose vectors `generate` yields. Raises InvalidRequest."""
+        ...
+
+    def fit(self, token_ids: list[int], resolved: "ResolvedParams") -> "SamplingParams":
+        """Parameters that `generate` would run, except for the seed. Raises InvalidRequest as `generate` does."""
+        ...
+
+    def generate(
+        self,
+        prompt: Mapping[str, Any],
+        params: "SamplingParams | ResolvedParams",
+        request_id: str,
+        *,
+        kind: "OutputKind" = "cumulative",
+        priority: int = 0,
+        turn: float = 0.0,
+        start_by_s: float | None = None,
+        adapter: str = "",
+    ) -> "AsyncGenerator[RequestOutput, None]":
+        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`:
+        see `EngineRequest`. `adapter`: a name of `adapters`, or empty.
+
+        Raises InvalidRequest and ModelNotFound before the first output, EngineDead at any time.
+        """
+        ...
+
+    async def debug_requests(self) -> "list[SequenceInfo]":
+        """State of each running and waiting sequence. Raises EngineDead."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache; return False if requests use blocks, which prevents it. Raises EngineDead."""
+        ...
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back and abort running requests. Raises InvalidRequest, EngineDead."""
+        ...
+
+    async def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Restore memory, all by default. Raises InvalidRequest, EngineDead, and Unavailable if it still sleeps."""
+        ...
+
+    @property
+    def adapters(self) -> "Mapping[str, NamedAdapter]":
+        """The loaded adapters, by name."""
+        ...
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter beside running requests; if the call is cancelled, nothing is loaded.
+
+        Raises InvalidRequest, Unavailable, EngineDead.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; its running requests finish. Raises ModelNotFound, EngineDead."""
+        ...
+
+    @property
+    def sleeping_tags(self) -> "frozenset[MemoryTag]":
+        """Memory that is given back; empty if the engine is awake."""
+        ...

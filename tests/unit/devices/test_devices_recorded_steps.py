@@ -1,0 +1,251 @@
+"""Recorded decode steps give the logits of eager steps, bit for bit; changes of the engine end or repeat recordings."""
+
+import logging
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.devices.recorded_steps import may_replay
+from octavo_engine.ops import recording
+from octavo_engine.ops.native_library import native_library
+from octavo_engine.wire.plan import SeqStep, StepPlan
+from octavo_testing.decode_pairs import Pair, make_long_tiny
+from octavo_testing.tiny_models import make_tiny
+
+LONGEST = 700
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("models")
+    return lambda name: make_tiny(name, root) if name == "gpt2" else make_long_tiny(name, root, max_model_len=LONGEST)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 250, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def num_replays(pair: Pair, work: Callable[[], object]) -> int:
+    """Return how many steps of `work` did not run the model's Python code."""
+    before = [side.model.forwards for side in (pair.eager, pair.recorded)]
+    work()
+    after = [side.model.forwards for side in (pair.eager, pair.recorded)]
+    return (after[0] - before[0]) - (after[1] - before[1])
+
+
+def decode(pair: Pair, *seq_ids: int, steps: int = 4) -> None:
+    for _ in range(steps):
+        pair.decode(list(seq_ids))
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.endswith("recorded_steps")]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_replays_equal_eager_steps(folder: Callable[[str], Path], name: str) -> None:
+    pair = Pair.open(folder(name), num_gpu_blocks_override=130, swap_space=0.01)
+    pair.add(0, prompt(10))
+    assert num_replays(pair, lambda: decode(pair, 0, steps=9)) == 7
+    pair.add(1, prompt(600, 1))  # contexts of several parts, which are merged
+    pair.add(2, prompt(5, 2))
+    assert num_replays(pair, lambda: decode(pair, 1)) == 4
+    assert num_replays(pair, lambda: decode(pair, 0, 1, 2, steps=20)) == 18
+    pair.drop(0)
+    pair.add(0, pair.tokens[0])  # as after a preemption
+    pair.add(3, [*pair.tokens[1][:320], 7, 8], prefix_of=1, num_prefix=320)
+    decode(pair, 2, 3, 0)
+    pair.swap(3, list(range(30)))
+    assert num_replays(pair, lambda: decode(pair, 3, 1, 2, steps=3)) == 3
+
+
+def test_the_pools_contents_do_not_matter(folder: Callable[[str], Path]) -> None:
+    pair = Pair.open(folder("gemma3"))
+    pair.add(0, prompt(300))
+    pair.add(1, prompt(20))
+    for seq_ids in ([0, 1], [1], [0, 1], [0]) * 4:
+        pair.decode(seq_ids)
+        assert pair.recorded.device.graphs is not None
+        pair.recorded.device.graphs.pool.fill(0xFF)
+
+
+def test_other_threads_need_another_recording(folder: Callable[[str], Path]) -> None:
+    pair = Pair.open(folder("llama"))
+    pair.add(0, prompt(600))
+    decode(pair, 0)
+    torch.set_num_threads(2)
+    assert num_replays(pair, lambda: decode(pair, 0)) == 2
+    graphs = pair.recorded.device.graphs
+    assert graphs is not None
+    assert graphs.graphs[1] is not None
+    calls = chain.from_iterable(graphs.graphs[1].recording.parts)
+    assert {arguments[-1] for kernel, arguments in calls if kernel.__name__ == "octavo_linear"} == {2}
+
+
+@pytest.mark.parametrize("tag", ["weights", "kv_cache"])
+def test_restored_memory_is_used(folder: Callable[[str], Path], tag: Any) -> None:
+    pair = Pair.open(folder("llama"))
+    pair.add(0, prompt(40))
+    decode(pair, 0)
+    pair.drop(0)
+    for side in (pair.eager, pair.recorded):
+        side.memory.release(tag)
+    other = torch.randn(1 << 20)  # takes the memory that was released
+    for side in (pair.eager, pair.recorded):
+        side.memory.restore(tag)
+        if tag == "weights":
+            side.show_model()
+    pair.add(0, prompt(40))
+    assert num_replays(pair, lambda: decode(pair, 0, steps=5)) == 3
+    assert other.isfinite().all()
+
+
+def test_no_step_runs_on_a_released_cache(folder: Callable[[str], Path]) -> None:
+    pair = Pair.open(folder("llama"))
+    pair.add(0, prompt(40))
+    decode(pair, 0)
+    pair.recorded.memory.release("kv_cache")
+    step = SeqStep(seq_id=0, start=44, num_tokens=1, sample=True)
+    assert "released" in (pair.recorded.runner.run(StepPlan(step_id=0, seqs=[step])).error or "")
+
+
+@pytest.mark.parametrize("failing_step", [1, 2])
+def test_an_error_ends_its_step_only(folder: Callable[[str], Path], failing_step: int) -> None:
+    pair = Pair.open(folder("llama"))
+    pair.add(0, prompt(12))
+    decode(pair, 0, steps=failing_step - 1)
+
+    def fail(inputs: object) -> None:
+        raise RuntimeError("the kernel broke")
+
+    pair.recorded.model.before = fail
+    step = SeqStep(seq_id=0, start=pair.lengths[0], num_tokens=1, sample=True)
+    assert pair.recorded.runner.run(StepPlan(step_id=0, seqs=[step])).error == "RuntimeError: the kernel broke"
+    pair.recorded.model.before = None
+    assert num_replays(pair, lambda: decode(pair, 0, steps=6)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "operator"),
+    [
+        ("llama", {"dtype": "float32"}, "linear"),
+        ("llama", {"dtype": "float16"}, "embedding"),
+        ("llama", {"block_size": 4}, ""),
+        ("gpt2", {}, "embedding"),
+        ("qwen3_moe", {}, "softmax"),
+    ],
+    ids=["fp32", "fp16", "blocks", "layer-norm", "experts"],
+)
+def test_models_that_need_torch_are_eager_with_one_line(
+    folder: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    settings: dict[str, Any],
+    operator: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    pair = Pair.open(folder(name), **settings)
+    pair.add(0, prompt(12))
+    assert num_replays(pair, lambda: decode(pair, 0)) == 0
+    (line,) = lines(caplog)
+    assert operator in line
+
+
+def test_without_kernels_steps_are_eager_with_one_line(
+    folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("OCTAVO_NATIVE", "0")
+    native_library.cache_clear()
+    try:
+        pair = Pair.open(folder("llama"))
+        pair.add(0, prompt(12))
+        assert num_replays(pair, lambda: decode(pair, 0)) == 0
+    finally:
+        native_library.cache_clear()
+    assert len(lines(caplog)) == 1
+
+
+def test_a_planted_operator_is_named(folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    pair = Pair.open(folder("llama"))
+    pair.recorded.model.before = lambda inputs: inputs * 1.0
+    pair.add(0, prompt(12))
+    assert num_replays(pair, lambda: decode(pair, 0)) == 0
+    (line,) = lines(caplog)
+    assert "aten.mul.Tensor" in line
+
+
+def test_a_lack_of_memory_makes_steps_eager(
+    folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(recording, "_REGION_BYTES", 1 << 60)
+    pair = Pair.open(folder("llama"))
+    pair.add(0, prompt(12))
+    decode(pair, 0)
+    (line,) = lines(caplog)
+    assert "1.00 EiB" in line
+    assert "--enforce-eager" in line
+
+
+def test_all_numbers_of_rows_share_the_memory(folder: Callable[[str], Path]) -> None:
+    pair = Pair.open(folder("llama"))
+    for seq_id in range(8):
+        pair.add(seq_id, prompt(5, seq_id))
+    graphs = pair.recorded.device.graphs
+    assert graphs is not None
+
+    def use(*numbers: int) -> int:
+        for rows in numbers:
+            decode(pair, *range(rows), steps=3)
+        return graphs.pool.used_bytes
+
+    largest = use(8)
+    assert 0 < use(*range(1, 9)) == use(*range(8, 0, -1)) == largest
+
+
+def test_steps_with_drafts_are_replayed(folder: Callable[[str], Path]) -> None:
+    """Drafts of the greedy tokens are accepted, others rejected; the tokens are those of single steps."""
+    pair = Pair.open(folder("llama"))
+    for seq_id in (1, 2):
+        pair.add(seq_id, prompt(15, 0))
+    decode(pair, 1, steps=12)
+    want = pair.tokens[1]
+    while len(pair.tokens[2]) < len(want) - 3:
+        right = want[len(pair.tokens[2]) :][:2]
+        pair.verify(2, [right[0], (right[1] + 1) % 30])
+    assert pair.tokens[2] == want[: len(pair.tokens[2])]
+    assert len(pair.tokens[2]) == 16 + 2 * 5
+    graphs = pair.recorded.device.graphs
+    assert graphs is not None
+    assert graphs.graphs[3] is not None
+
+
+def decoding(**fields: Any) -> SeqStep:
+    return SeqStep(**{"seq_id": 1, "start": 5, "num_tokens": 1, "sample": True, **fields})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        decoding(num_tokens=2),
+        decoding(num_tokens=0, logits_from=1),
+        decoding(logits_from=1),
+        decoding(num_prompt_logprobs=1),
+    ],
+    ids=["prompt", "fork", "fork-with-token", "prompt-logprobs"],
+)
+def test_only_plain_decode_steps_may_be_replayed(other: SeqStep) -> None:
+    assert may_replay(StepPlan(step_id=0, seqs=[decoding()]))
+    assert not may_replay(StepPlan(step_id=0, seqs=[decoding(), other]))
+
+
+def test_enforce_eager_records_nothing(folder: Callable[[str], Path]) -> None:
+    pair = Pair.open(folder("llama"))
+    assert pair.eager.device.graphs is None

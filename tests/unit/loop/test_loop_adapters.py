@@ -1,0 +1,240 @@
+"""Adapters of an engine core: loading beside steps, requests of an adapter that leaves, and sleep."""
+
+from concurrent.futures import Future
+
+import pytest
+from octavo_engine.core.scheduler import Scheduler
+from octavo_engine.loop import loaded_adapters
+from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.loaded_adapters import MAX_LOADS, MAX_STUCK, STALL_S
+from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.sources.progress import LoadEnded
+from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
+from octavo_engine.wire.records import EngineRequest
+from octavo_testing.clock import Clock
+from octavo_testing.scripted import ScriptedExecutor, scripted, scripted_hash
+
+A, B = scripted_hash("a"), scripted_hash("b")
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.executor = ScriptedExecutor()
+        self.executor.adapters = [A]
+        scheduler = Scheduler(SchedulerConfig(max_model_len=64, num_blocks=64, block_size=4, debug_invariants=True))
+        self.clock = Clock()
+        self.core = EngineCore(scheduler, self.executor, adapters=[A], clock=self.clock)
+        self.replies: list[str | OctavoError] = []
+
+    def add(self, request_id: str, adapter: str) -> None:
+        params = scripted("abcdef", max_tokens=4, ignore_eos=True)
+        self.core.add(EngineRequest(request_id=request_id, prompt_token_ids=[1, 2], params=params, adapter=adapter))
+
+    def run(self) -> dict[str, str]:
+        """Run all requests; return their finish reasons."""
+        reasons = {}
+        while self.core.has_work():
+            for out in self.core.step().outputs:
+                if out.finish_reason is not None:
+                    reasons[out.request_id] = str(out.finish_reason)
+        return reasons
+
+    def start(self, location: str) -> None:
+        self.core.start_loading_adapter(location, location, self.replies.append)
+
+    def start_hanging(self, location: str) -> "Future[object]":
+        reading = self.executor.preparing[location] = Future()
+        self.start(location)
+        return reading
+
+    def step_after(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.core.step()
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_an_adapter_that_is_being_read_delays_no_step(rig: Rig) -> None:
+    wakes: list[bool] = []
+    rig.core.on_more_work(lambda: wakes.append(True))
+    reading = rig.start_hanging("b")
+    rig.add("1", "")
+    rig.add("2", B)
+    assert rig.run() == {"1": "length", "2": "error"}
+    assert (rig.replies, wakes) == ([], [])
+    reading.set_result(B)
+    assert wakes == [True]
+    assert rig.core.has_work()
+    rig.core.step()
+    assert (rig.replies, rig.executor.adapters) == ([B], [A, B])
+    rig.add("3", B)
+    assert rig.run() == {"3": "length"}
+
+
+def test_an_adapter_leaves_after_its_last_request(rig: Rig) -> None:
+    rig.add("1", A)
+    rig.core.step()
+    rig.core.unload_adapter(A)
+    rig.add("2", A)
+    rig.core.step()
+    assert rig.executor.adapters == [A]
+    assert rig.run() == {"1": "length"}
+    assert rig.executor.adapters == []
+    rig.core.unload_adapter(A)
+    rig.core.step()
+
+
+def test_stats_have_the_adapters_of_running_and_waiting_requests(rig: Rig) -> None:
+    rig.add("1", A)
+    rig.add("2", "")
+    waiting = rig.core.stats()
+    assert (waiting.running_adapters, waiting.waiting_adapters) == ([], [A])
+    rig.core.step()
+    running = rig.core.stats()
+    assert (running.running_adapters, running.waiting_adapters) == ([A], [])
+    rig.run()
+    assert rig.core.stats().running_adapters == []
+
+
+def test_an_adapter_that_leaves_can_be_loaded_again(rig: Rig) -> None:
+    rig.add("1", A)
+    rig.core.step()
+    rig.core.unload_adapter(A)
+    rig.start("a")
+    rig.add("2", A)
+    rig.core.step()
+    rig.add("3", A)
+    assert rig.run() == {"1": "length", "3": "length"}
+    assert A in rig.executor.adapters
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"), [(StartupError("rank 64"), InvalidRequest), (MemoryError("full"), Unavailable)]
+)
+def test_a_failure_is_reported_and_changes_nothing(rig: Rig, failure: Exception, kind: type[OctavoError]) -> None:
+    failed = rig.executor.preparing["b"] = Future()
+    failed.set_exception(failure)
+    rig.start("b")
+    rig.core.step()
+    (reply,) = rig.replies
+    assert isinstance(reply, kind)
+    assert str(failure) in str(reply)
+    assert rig.executor.adapters == [A]
+
+
+def test_an_adapter_that_was_read_while_the_engine_fell_asleep_is_not_added(rig: Rig) -> None:
+    reading = rig.start_hanging("b")
+    rig.core.call("sleep", ["kv_cache"])
+    reading.set_result(B)
+    rig.core.step()
+    assert [type(reply) for reply in rig.replies] == [Unavailable]
+    assert rig.executor.adapters == [A]
+
+
+def test_an_executor_without_adapters_refuses(rig: Rig) -> None:
+    def refuse(location: str, advance: object) -> Future[object]:
+        raise StartupError(f"adapter {location}: adapters need --enable-lora: add it.")
+
+    rig.executor.prepare_adapter = refuse  # type: ignore[method-assign]
+    rig.start("b")
+    rig.core.step()
+    assert [type(reply) for reply in rig.replies] == [InvalidRequest]
+
+
+def test_a_source_that_gives_no_byte_ends_its_load_and_delays_no_other(rig: Rig) -> None:
+    reading = rig.start_hanging("stalled")
+    rig.start("b")
+    rig.core.step()
+    assert rig.replies == [B]
+    assert rig.core.sleep_s() == STALL_S
+    rig.step_after(STALL_S - 1)
+    assert rig.replies == [B]
+    assert rig.core.sleep_s() == 1
+    rig.step_after(1)
+    (error,) = rig.replies[1:]
+    assert isinstance(error, Unavailable)
+    assert "stalled" in str(error)
+    assert f"{STALL_S:g} s" in str(error)
+    assert rig.core.sleep_s() is None
+    reading.set_result("late")
+    assert not rig.core.has_work()
+    rig.step_after(0)
+    assert (len(rig.replies), rig.executor.adapters) == (2, [A, B])
+
+
+def test_a_slow_source_that_moves_is_waited_for(rig: Rig) -> None:
+    reading = rig.start_hanging("b")
+    for _ in range(5):
+        rig.step_after(STALL_S - 1)
+        rig.executor.advance["b"](1)
+        assert rig.core.sleep_s() == STALL_S
+    rig.executor.advance["b"](0)  # no byte
+    rig.step_after(STALL_S - 1)
+    assert rig.core.sleep_s() == 1
+    reading.set_result(B)
+    rig.step_after(0)
+    assert rig.replies == [B]
+
+
+def test_a_load_that_is_ended_replies_at_once_and_adds_nothing(rig: Rig) -> None:
+    reading = rig.start_hanging("b")
+    rig.core.end_loading_adapter("b")
+    assert [type(reply) for reply in rig.replies] == [Unavailable]
+    with pytest.raises(LoadEnded):
+        rig.executor.advance["b"](1)
+    reading.set_result(B)
+    rig.core.step()
+    rig.core.end_loading_adapter("b")  # it has ended already
+    assert (len(rig.replies), rig.executor.adapters) == (1, [A])
+
+
+def test_loads_beyond_the_limit_wait_in_order_and_their_time_does_not_run(rig: Rig) -> None:
+    for index in range(MAX_LOADS):
+        rig.start_hanging(f"s{index}")
+    rig.start("b")
+    rig.start("c")
+    rig.core.end_loading_adapter("c")  # while it waits
+    assert len(rig.replies) == 1
+    rig.step_after(STALL_S - 1)
+    assert len(rig.replies) == 1
+    rig.step_after(1)
+    rig.core.step()
+    assert rig.replies[-1] == B
+    assert [type(reply) for reply in rig.replies[:-1]] == [Unavailable] * (MAX_LOADS + 1)
+
+
+def test_loads_are_refused_while_many_ended_ones_hang_in_their_sources(rig: Rig) -> None:
+    hanging = []
+    for index in range(MAX_STUCK):
+        hanging.append(rig.start_hanging(f"s{index}"))
+        rig.core.end_loading_adapter(f"s{index}")
+    rig.start("b")
+    assert isinstance(rig.replies[-1], Unavailable)
+    assert f"the limit is {MAX_STUCK}" in str(rig.replies[-1])
+    hanging[0].set_result("late")
+    rig.core.step()
+    rig.start("b")
+    rig.core.step()
+    assert rig.replies[-1] == B
+
+
+def test_content_that_was_loaded_twice_leaves_when_it_is_unloaded_twice(rig: Rig) -> None:
+    for _ in range(2):
+        rig.start("b")
+        rig.core.step()
+    rig.core.unload_adapter(B)
+    rig.add("1", B)
+    assert rig.run() == {"1": "length"}
+    rig.core.unload_adapter(B)
+    rig.add("2", B)
+    assert rig.run() == {"2": "error"}
+
+
+def test_a_load_of_a_script_ends_without_progress_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.executor.preparing["b"] = Future()
+    monkeypatch.setattr(loaded_adapters, "STALL_S", 0.0)
+    with pytest.raises(Unavailable, match="gave no byte"):
+        rig.core.load_adapter("b")
