@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import octavo_engine.loop.draft_model_proposer
+import octavo_engine.loop.proposers
 import support_path  # noqa: F401  (makes octavo_testing importable)
 from octavo_engine import LLM, SamplingParams
 from octavo_testing.copy_prompts import COPY_PROMPTS
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--always", action="store_true", help="drafts of a draft model also where they do not pay")
     arguments = parser.parse_args()
     if arguments.always:
-        octavo_engine.loop.draft_model_proposer.least_share = lambda num_seqs, costs: 0.0
+        octavo_engine.loop.proposers.least_share = lambda num_seqs, costs: 0.0
     with tempfile.TemporaryDirectory() as folder:
         if arguments.first_layers:
             arguments.draft = str(write_first_layers(arguments.model, arguments.first_layers, Path(folder)))

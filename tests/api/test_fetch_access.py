@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.fetch import fetch_model
+from octavo_engine.sources.resolve import fetch_model
 from octavo_testing.fetch_command import fetch_environment, run_fetch
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.local_hub import LocalHub

@@ -118,7 +118,7 @@ def test_hub_token_of_the_flag_is_sent(tmp_path: Path) -> None:
     with server.running() as address:
         source = Source(HUB, server, address, tmp_path)
         code = (
-            "from octavo_engine.sources.hub_token import set_hub_token; set_hub_token('hf_mine'); "
+            "from octavo_engine.sources.hub import set_hub_token; set_hub_token('hf_mine'); "
             f"print(resolve_model({HUB!r}).root)"
         )
         assert run_python(source, code)
@@ -307,7 +307,7 @@ def test_engine_finds_the_model_of_the_init_container(source: Source, revision: 
 
 PRELUDE = """
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.sources.fetch import fetch_model
+from octavo_engine.sources.resolve import fetch_model
 class Usage: free = 2**20
 """
 IMPATIENT = "from octavo_engine.sources import retries; retries.FIRST_PAUSE_S = 0.01\n"

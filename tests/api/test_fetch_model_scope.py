@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.fetch import fetch_model
-from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.sources.resolve import fetch_model, resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.local_model_scope import LocalModelScope
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.fetch import fetch_model
-from octavo_engine.sources.fetched_revision import fetched_revision
-from octavo_engine.sources.resolve import locate_adapter, resolve_model
+from octavo_engine.sources.download_dir import fetched_revision
+from octavo_engine.sources.resolve import fetch_model, locate_adapter, resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.local_bucket import LocalBucket, ObjectServer

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import octavo_engine.loop.draft_model_proposer
+import octavo_engine.loop.proposers
 import pytest
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.core.replay import replay_file
@@ -32,7 +32,7 @@ def set_least(monkeypatch: pytest.MonkeyPatch) -> Least:
         def least_share(num_seqs: int, costs: StepCosts) -> float:
             return share
 
-        monkeypatch.setattr(octavo_engine.loop.draft_model_proposer, "least_share", least_share)
+        monkeypatch.setattr(octavo_engine.loop.proposers, "least_share", least_share)
 
     change(0)
     return change

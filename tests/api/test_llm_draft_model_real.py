@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import octavo_engine.loop.draft_model_proposer
+import octavo_engine.loop.proposers
 import pytest
 from octavo_engine import LLM, SamplingParams
 from octavo_testing.copy_prompts import COPY_PROMPTS, outputs_of
@@ -33,7 +33,7 @@ def plain() -> Iterator[LLM]:
 
 @pytest.fixture(autouse=True)
 def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(octavo_engine.loop.draft_model_proposer, "least_share", lambda num_seqs, costs: 0.0)
+    monkeypatch.setattr(octavo_engine.loop.proposers, "least_share", lambda num_seqs, costs: 0.0)
 
 
 def outputs(llm: LLM, prompts: list[str], **settings: Any) -> list[tuple[Any, ...]]:

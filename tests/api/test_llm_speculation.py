@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-import octavo_engine.loop.ngram_proposer
+import octavo_engine.loop.proposers
 import pytest
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
@@ -59,7 +59,7 @@ def llms() -> Iterator[tuple[LLM, LLM]]:
     common: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 1024, "kv_cache_memory_bytes": 1 << 28}
     common |= {"logprobs_mode": "raw_logits", "debug_invariants": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(octavo_engine.loop.ngram_proposer, "least_share", lambda num_seqs, costs: 0.0)
+        patch.setattr(octavo_engine.loop.proposers, "least_share", lambda num_seqs, costs: 0.0)
         plain, drafting = (LLM(**common, speculative_config=value) for value in (None, DRAFTS))
         yield plain, drafting
         plain.shutdown()

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import octavo_engine.loop.draft_model_proposer
-import octavo_engine.loop.ngram_proposer
+import octavo_engine.loop.proposers
 import pytest
 import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
@@ -112,7 +111,7 @@ def test_cached_prompts_equal_transformers(case: Case) -> None:
 @pytest.fixture
 def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts be made also where the measured times say that they do not pay."""
-    for module in (octavo_engine.loop.ngram_proposer, octavo_engine.loop.draft_model_proposer):
+    for module in (octavo_engine.loop.proposers, octavo_engine.loop.proposers):
         monkeypatch.setattr(module, "least_share", lambda num_seqs, costs: 0.0)
 
 

@@ -14,7 +14,7 @@ from octavo_engine import LLM, SamplingParams
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.transfers import Fetch
 from octavo_engine.frontend.outputs import CompletionOutput
-from octavo_engine.runner.newest_tokens import UNKNOWN, NewestTokens
+from octavo_engine.runner.batch import UNKNOWN, NewestTokens
 from octavo_engine.wire.structured import StructuredOutputs
 from octavo_testing.tiny_models import VOCAB, make_tiny
 from torch import Tensor

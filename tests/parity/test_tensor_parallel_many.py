@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import octavo_engine.loop.draft_model_proposer
-import octavo_engine.loop.ngram_proposer
+import octavo_engine.loop.proposers
 import pytest
 import torch
 from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
@@ -34,7 +33,7 @@ def test_smollm2_on_two_and_three_ranks_answers_as_on_one(mode: str) -> None:
 
 def test_requests_of_many_kinds_under_pressure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts take several steps, drafts are made and accepted, and sequences are swapped. Four ranks copy KV heads."""
-    monkeypatch.setattr(octavo_engine.loop.ngram_proposer, "least_share", lambda num_seqs, costs: 0.0)
+    monkeypatch.setattr(octavo_engine.loop.proposers, "least_share", lambda num_seqs, costs: 0.0)
     drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "speculative_config": drafts, "max_model_len": 96}
     settings |= {"num_gpu_blocks_override": 8, "swap_space": 0.01, "preemption_mode": "swap"}
@@ -51,7 +50,7 @@ def test_requests_of_many_kinds_under_pressure(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("draft", ["llama", "qwen3"])
 def test_a_draft_model_on_rank_0_changes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
     """A whole model as draft of its parts is right where the likeliest token is chosen, another model hardly ever."""
-    monkeypatch.setattr(octavo_engine.loop.draft_model_proposer, "least_share", lambda num_seqs, costs: 0.0)
+    monkeypatch.setattr(octavo_engine.loop.proposers, "least_share", lambda num_seqs, costs: 0.0)
     speculation = {"model": str(make_tiny(draft, tmp_path)), "num_speculative_tokens": 4}
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 96, "num_gpu_blocks_override": 8}
     settings |= {"swap_space": 0.01, "preemption_mode": "swap"}

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from octavo_engine.frontend.outputs import EmbeddingOutput as EmbeddingOutput
     from octavo_engine.frontend.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from octavo_engine.frontend.outputs import RequestOutput as RequestOutput
-    from octavo_engine.frontend.scoring import ScoringOutput as ScoringOutput
-    from octavo_engine.frontend.scoring import ScoringRequestOutput as ScoringRequestOutput
+    from octavo_engine.frontend.outputs import ScoringOutput as ScoringOutput
+    from octavo_engine.frontend.outputs import ScoringRequestOutput as ScoringRequestOutput
     from octavo_engine.offline.llm import LLM as LLM
     from octavo_engine.offline.script_types import AsyncEngineArgs as AsyncEngineArgs
     from octavo_engine.offline.script_types import EngineArgs as EngineArgs
@@ -47,8 +47,8 @@ _HOMES = {
     "RequestOutput": "octavo_engine.frontend.outputs",
     "RequestOutputKind": "octavo_engine.wire.sampling",
     "SamplingParams": "octavo_engine.wire.sampling",
-    "ScoringOutput": "octavo_engine.frontend.scoring",
-    "ScoringRequestOutput": "octavo_engine.frontend.scoring",
+    "ScoringOutput": "octavo_engine.frontend.outputs",
+    "ScoringRequestOutput": "octavo_engine.frontend.outputs",
     "StructuredOutputs": "octavo_engine.wire.structured",
     "StructuredOutputsParams": "octavo_engine.wire.structured",
     "TextPrompt": "octavo_engine.offline.script_types",

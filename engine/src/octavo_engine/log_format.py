@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from octavo_engine.settings.vllm_environment import LOGGING_LEVEL
+from octavo_engine.settings.vllm import LOGGING_LEVEL
 
 LogFormat = Literal["text", "json"]
 LOGGING_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from octavo_engine.ops.sampling import DrawParams, sample_natively
-from octavo_engine.sampling.draws import choose_tokens_reference, gumbel_noise, kept_tokens
-from octavo_engine.sampling.keyed_random import draw_keys
+from octavo_engine.sampling.draws import choose_tokens_reference, draw_keys, gumbel_noise, kept_tokens
 from torch import Tensor
 from transformers.generation.logits_process import (
     MinPLogitsWarper,

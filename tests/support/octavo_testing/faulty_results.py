@@ -5,7 +5,7 @@ from typing import Any
 from octavo_engine.process import parallel_executor
 from octavo_engine.runner import pooling
 from octavo_engine.runner.executor import Executor
-from octavo_engine.sampling.token_masks import TokenMasks
+from octavo_engine.sampling.logit_edits import TokenMasks
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
 
 LOADER = f"{__name__}:load_executor"

@@ -5,8 +5,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from octavo_engine.ops.cpu_info import cpu_features
-from octavo_engine.ops.cpu_level import LEVELS, Level, levels_here, request_tiles
+from octavo_engine.ops.cpu_level import LEVELS, Level, cpu_features, levels_here, request_tiles
 
 _EMULATE = "-DEMULATE_TILES"
 

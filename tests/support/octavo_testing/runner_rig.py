@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from octavo_engine.devices.cuda_device import is_cuda_failure
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.timers import HostTimer
-from octavo_engine.devices.transfers import Fetch
+from octavo_engine.devices.transfers import Fetch, HostTimer
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext

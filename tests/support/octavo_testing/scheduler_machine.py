@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from octavo_engine.core.events import KVDelta
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.loop.draft_model_proposer import DraftModelProposer
 from octavo_engine.loop.engine_core import Proposer
-from octavo_engine.loop.ngram_proposer import NgramProposer
+from octavo_engine.loop.proposers import DraftModelProposer, NgramProposer
 from octavo_engine.settings.config import SpeculativeConfig
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash

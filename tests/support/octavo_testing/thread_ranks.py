@@ -18,7 +18,7 @@ from octavo_engine.ops.group import Group, open_group
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode
 from octavo_engine.runner import model_loading, rank_loading
-from octavo_engine.runner.rank_plans import RankPlans
+from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import StepPlan

@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from octavo_engine.devices import numa
-from octavo_engine.devices.numa import interleave_memory, node_of_rank, nodes_to_interleave
+from octavo_engine.devices import cpu_threads
+from octavo_engine.devices.cpu_threads import interleave_memory, node_of_rank, nodes_to_interleave
 
 TWO = {0: "0-3,8-11", 1: "4-7,12-15"}
 
@@ -79,7 +79,7 @@ def test_each_rank_gets_a_node_of_its_own(
 
 
 def test_nothing_is_changed_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa.ctypes, "CDLL", None)
+    monkeypatch.setattr(cpu_threads.ctypes, "CDLL", None)
     interleave_memory(frozenset())
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 from octavo_engine.core.sequence import Sequence, new_sequence
-from octavo_engine.loop.draft_gain import least_share
-from octavo_engine.loop.draft_model_proposer import DraftModelProposer
+from octavo_engine.loop.proposers import DraftModelProposer, least_share
 from octavo_engine.wire.plan import StepCosts
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from octavo_engine.core.sequence import Sequence, new_sequence
-from octavo_engine.loop.draft_gain import least_share
-from octavo_engine.loop.ngram_proposer import NgramProposer, find_drafts
+from octavo_engine.loop.proposers import NgramProposer, find_drafts, least_share
 from octavo_engine.settings.config import SpeculativeConfig, steps_ahead
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError

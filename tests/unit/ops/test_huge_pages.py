@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from octavo_engine.ops import huge_pages as module
-from octavo_engine.ops.huge_pages import prefer_huge_pages
+from octavo_engine.ops import native_linear as module
+from octavo_engine.ops.native_linear import prefer_huge_pages
 
 
 def test_contents_are_unchanged() -> None:

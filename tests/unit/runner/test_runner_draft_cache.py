@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBackend
-from octavo_engine.runner.draft_cache import DraftCache, Table
+from octavo_engine.runner.drafter import DraftCache, Table
 from octavo_engine.wire.plan import StepPlan
 
 BLOCK = 4

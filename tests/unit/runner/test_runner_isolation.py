@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from octavo_engine.runner import runner
 from octavo_engine.sampling import sampler
-from octavo_engine.sampling.penalties import TokenCounts
-from octavo_engine.sampling.token_masks import TokenMasks
+from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks
 from octavo_engine.wire.errors import EngineDead
 from octavo_testing.runner_rig import Rig, new, step
 

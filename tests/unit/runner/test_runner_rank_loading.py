@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from octavo_engine.ops.group import Group
+from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.runner.model_loading import load_executor
-from octavo_engine.runner.rank_plans import RankPlans
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError

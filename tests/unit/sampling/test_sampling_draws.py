@@ -12,11 +12,11 @@ import torch
 from octavo_engine.sampling.draws import (
     choose_tokens,
     choose_tokens_reference,
+    draw_keys,
     gumbel_noise,
     kept_tokens,
     token_weights,
 )
-from octavo_engine.sampling.keyed_random import draw_keys
 from octavo_testing.draw_cases import chi_square_excess, draw_params, random_logits, same_kept_tokens
 from torch import Tensor
 

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from octavo_engine.sampling.draws import choose_tokens
-from octavo_engine.sampling.keyed_random import draw_keys
+from octavo_engine.sampling.draws import choose_tokens, draw_keys
 from octavo_testing.draw_cases import chi_square_excess, draw_params, random_logits, same_kept_tokens
 
 pytestmark = pytest.mark.slow

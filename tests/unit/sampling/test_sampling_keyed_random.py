@@ -1,7 +1,7 @@
 """The keys of sampling's noise; docs/reference/sampling.md publishes some (test_sampling_draws.py)."""
 
 import numpy as np
-from octavo_engine.sampling.keyed_random import draw_keys
+from octavo_engine.sampling.draws import draw_keys
 
 
 def test_keys_are_uniform_over_positions_and_seeds() -> None:

@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from octavo_engine.sampling.penalties import TokenCounts, apply_penalties
+from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks, apply_penalties
 from octavo_engine.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampler, SampleRows, SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
-from octavo_engine.sampling.token_masks import TokenMasks
 from octavo_engine.settings.config import LogprobsMode
 from octavo_engine.wire.plan import NewSeq, SeqResult
 from octavo_engine.wire.sampling import SamplingParams

@@ -4,9 +4,7 @@ import octavo_engine
 import pytest
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import resolve_config, unused_arguments
-from octavo_engine.settings.vllm import ENGINE_ARGUMENTS
-from octavo_engine.settings.vllm_argument import ANY, VllmArgument, describe_unused
-from octavo_engine.settings.vllm_environment import unused_variables
+from octavo_engine.settings.vllm import ANY, ENGINE_ARGUMENTS, VllmArgument, describe_unused, unused_variables
 from octavo_engine.wire.errors import StartupError
 
 

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.disk_space import check_disk_space
 from octavo_engine.sources.download_dir import (
     MARKER,
     STAGING,
@@ -16,6 +15,7 @@ from octavo_engine.sources.download_dir import (
     prepare_staging,
     read_complete_snapshot,
 )
+from octavo_engine.sources.progress import check_disk_space
 from octavo_engine.wire.errors import StartupError
 
 FILES = {"config.json": 2, "model.safetensors": 5, "Q4/m.gguf": 1}

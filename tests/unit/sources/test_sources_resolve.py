@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.sources.fetched_revision import fetched_revision
+from octavo_engine.sources.download_dir import fetched_revision
 from octavo_engine.sources.packed_config import PackedConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError

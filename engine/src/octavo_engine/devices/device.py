@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.cgroup import read_limits
-from octavo_engine.devices.cpu_threads import bind, bind_setting, plan_threads
+from octavo_engine.devices.cpu_threads import (
+    bind,
+    bind_setting,
+    interleave_memory,
+    node_of_rank,
+    nodes_to_interleave,
+    plan_threads,
+)
 from octavo_engine.devices.cuda_device import CudaDevice, find_cuda_problem
 from octavo_engine.devices.dtype import choose_cpu_dtype
 from octavo_engine.devices.memory import (
@@ -24,11 +31,9 @@ from octavo_engine.devices.memory import (
     MemoryInfo,
     host_memory,
 )
-from octavo_engine.devices.numa import interleave_memory, node_of_rank, nodes_to_interleave
 from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel, StepGraphs
 from octavo_engine.devices.step_inputs import StepLimits
-from octavo_engine.devices.timers import HostTimer, Timer
-from octavo_engine.devices.transfers import Copy, Fetch, fetch_now
+from octavo_engine.devices.transfers import Copy, Fetch, HostTimer, Timer, fetch_now
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_engine.ops.cpu_info import cache_folder, cpu_signature
+from octavo_engine.ops.cpu_level import cache_folder, cpu_signature
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
 from octavo_engine.settings.config import ModelConfig

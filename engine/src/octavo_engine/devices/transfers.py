@@ -1,6 +1,8 @@
-"""Copies between host and device: a step's inputs go to the device, its results come back to the host."""
+"""Copies between host and device: a step's inputs go there, its results come back. Timers of the device's work."""
 
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,3 +20,26 @@ def keep(values: Tensor) -> Tensor:
 def fetch_now(values: Tensor) -> Callable[[], Tensor]:
     """Stand in for `Fetch` where the device is the host."""
     return lambda: values
+
+
+class Timer(Protocol):
+    """Measures the device's work that is submitted between the timer's creation and `stop`."""
+
+    def stop(self) -> None: ...
+
+    def seconds(self) -> float:
+        """Wait until the device has finished that work; return the time that it took."""
+        ...
+
+
+class HostTimer:
+    """A timer of work that is done when its calls return."""
+
+    def __init__(self) -> None:
+        self._began = self._ended = time.perf_counter()
+
+    def stop(self) -> None:
+        self._ended = time.perf_counter()
+
+    def seconds(self) -> float:
+        return self._ended - self._began

@@ -4,8 +4,12 @@ One class serves every `OutputKind`: "cumulative" (each item holds everything so
 hold only the sequences that advanced, with only their new text, tokens and log-probabilities) and "final" (one item).
 """
 
+import math
+import operator
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Literal
 
 import msgspec
@@ -116,3 +120,47 @@ class EmbeddingRequestOutput:
             error=output.error,
             error_kind=output.error_kind,
         )
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoringRequestOutput:
+    """The result of `LLM.score` for one pair. With an `error`, the score is not a number."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
+
+    @classmethod
+    def from_pair(cls, first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> "ScoringRequestOutput":
+        error = first.error or second.error
+        vectors = first.outputs.embedding, second.outputs.embedding
+        return cls(
+            request_id=f"{first.request_id}_{second.request_id}",
+            outputs=ScoringOutput(math.nan if error else cosine(*vectors)),
+            prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
+            num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
+            error=error,
+        )
+
+
+def pair_cosines(first: Sequence[bytes], second: Sequence[bytes]) -> list[float]:
+    """Return similarities of texts, as in vLLM: the cosines of vectors of little-endian float32.
+
+    One `first` is compared with all of `second`.
+    """
+    unpacked = [unpack_floats(vector) for vector in first]
+    return [cosine(one, unpack_floats(other)) for one, other in zip(cycle(unpacked), second, strict=False)]
+
+
+def cosine(first: list[float], second: list[float]) -> float:
+    """Return the cosine of two vectors; 0 for a vector of zeros."""
+    lengths = math.hypot(*first) * math.hypot(*second)
+    return sum(map(operator.mul, first, second)) / lengths if lengths else 0.0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.devices.torch_env import bound_shape_caches, limit_openmp_spin
-from octavo_engine.loop.draft_model_proposer import DraftModelProposer
 from octavo_engine.loop.engine_core import EngineCore, Proposer
+from octavo_engine.loop.proposers import DraftModelProposer
 from octavo_engine.loop.trace_file import TraceFile
 from octavo_engine.settings.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens, steps_ahead
 from octavo_engine.wire.errors import StartupError
@@ -88,7 +88,7 @@ def _make_proposer(config: EngineConfig) -> Proposer | None:
     if speculation.method == "draft_model":
         return DraftModelProposer(speculation.num_speculative_tokens)
     # it needs numpy, which this module's other users don't import
-    from octavo_engine.loop.ngram_proposer import NgramProposer
+    from octavo_engine.loop.proposers import NgramProposer
 
     return NgramProposer(speculation)
 

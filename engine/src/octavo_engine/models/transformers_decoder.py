@@ -28,10 +28,10 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_specs
-from octavo_engine.models.transformers_family import check_specs, find_family, first_line, refusal, with_dimensions
+from octavo_engine.models.transformers_family import check_specs, find_family, refusal, with_dimensions
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.settings.config import ModelConfig
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
 #: Types of RoPE whose frequencies transformers derives from the longest sequence of a batch.

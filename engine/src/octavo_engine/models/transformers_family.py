@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from octavo_engine.ops.attention import AttentionSpec
 from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
 
 _LAYERS = "num_hidden_layers"
 _REQUIRED = ("vocab_size", "hidden_size", _LAYERS, "num_attention_heads", "max_position_embeddings")
@@ -85,10 +85,6 @@ def refusal(architecture: str, reason: str) -> StartupError:
         f"architecture '{architecture}' is not supported: {reason}: use a model of another architecture; "
         "docs/guide/models.md lists tested ones."
     )
-
-
-def first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _problem_of_family(family: type[PreTrainedModel], config: PreTrainedConfig) -> str | None:

@@ -14,21 +14,18 @@ from typing import Any, cast
 
 from octavo_engine.frontend.assembly import RequestAssembly
 from octavo_engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from octavo_engine.frontend.outputs import EmbeddingRequestOutput, RequestOutput
+from octavo_engine.frontend.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from octavo_engine.frontend.request_builder import Frontend, Prompt, ResolvedParams, TokenizedPrompt
-from octavo_engine.frontend.scoring import ScoringRequestOutput
 from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.offline.interrupts import deferred_interrupt
-from octavo_engine.offline.metrics import MetricValue, OfflineMetrics
-from octavo_engine.offline.progress import ProgressBar, progress_bar
+from octavo_engine.offline.metrics import MetricValue, OfflineMetrics, ProgressBar, progress_bar
 from octavo_engine.offline.script_types import EngineArgs, LoRARequest
 from octavo_engine.offline.unsupported import UnsupportedMethods
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import ContentFormatName
 from octavo_engine.settings.engine_args import check_call, resolve_config, unused_arguments
-from octavo_engine.settings.vllm_argument import describe_unused
-from octavo_engine.settings.vllm_environment import unused_variables
-from octavo_engine.sources.hub_token import set_hub_token
+from octavo_engine.settings.vllm import describe_unused, unused_variables
+from octavo_engine.sources.hub import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
 from octavo_engine.wire.pooling import PoolingParams

@@ -1,10 +1,16 @@
-"""`LLM.get_metrics`: metrics of requests and steps under vLLM's names. `octavo serve` has more at /metrics."""
+"""`LLM.get_metrics`: metrics of requests and steps under vLLM's names, and the bar that shows rates of tokens."""
 
+import time
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
+from octavo_engine.frontend.assembly import RequestAssembly
 from octavo_engine.wire.metrics import DEFAULT_PREFIX, active_metrics
 from octavo_engine.wire.records import EngineStats, SeqOutput
 
@@ -147,3 +153,25 @@ def _totals(stats: EngineStats, labels: dict[str, str]) -> list[MetricValue]:
         }
     metrics: list[MetricValue] = [Gauge(DEFAULT_PREFIX + name, labels, value) for name, value in gauges.items()]
     return metrics + [Counter(DEFAULT_PREFIX + name, labels, value) for name, value in counters.items()]
+
+
+class ProgressBar:
+    def __init__(self, bar: "tqdm[Any]") -> None:
+        self._bar = bar
+        self._started_s = time.monotonic()
+        self._input_tokens = 0
+        self._output_tokens = 0
+
+    def add(self, finished: RequestAssembly) -> None:
+        self._input_tokens += len(finished.request.prompt_token_ids)
+        self._output_tokens += sum(len(s.token_ids) for s in finished.sequences)
+        elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
+        rates = (self._input_tokens / elapsed_s, self._output_tokens / elapsed_s)
+        self._bar.set_postfix_str("input: {:.1f} tok/s, output: {:.1f} tok/s".format(*rates), refresh=False)
+        self._bar.update(1)
+
+
+@contextmanager
+def progress_bar(total: int, *, enabled: bool) -> Iterator[ProgressBar]:
+    with tqdm(total=total, desc="Processed prompts", dynamic_ncols=True, disable=not enabled) as bar:
+        yield ProgressBar(bar)

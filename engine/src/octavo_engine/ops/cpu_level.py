@@ -1,6 +1,7 @@
-"""The levels of CPU features for which the kernels are compiled, and the choice of this process's level.
+"""The CPU's identity, the levels of its features for which the kernels are compiled, and the choice of a level.
 
-The choice depends on the CPU's features, never on its model name. `OCTAVO_CPU_LEVEL` selects a lower level.
+The choice depends on the CPU's features, never on its model name. `OCTAVO_CPU_LEVEL` selects a lower level. The
+identity is a key for measurements and compiled kernels, which the folder `cache_folder` holds.
 """
 
 import ctypes
@@ -8,14 +9,14 @@ import logging
 import os
 import platform
 from dataclasses import dataclass
-
-from octavo_engine.ops.cpu_info import cpu_features
+from pathlib import Path
 
 _LOGGER = logging.getLogger(__name__)
 
 _V3 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _SYS_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+_LINES = ("model name", "flags", "CPU part", "Features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,25 @@ def usable_levels(features: frozenset[str] | None = None) -> list[Level]:
 def request_tiles() -> bool:
     """Ask Linux to let this process use AMX tiles; return False if it refuses, as some sandboxes do."""
     return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+
+def cpu_signature() -> str:
+    """Return the CPU's name and features; behind a hypervisor, equal names may have different instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(_LINES)))
+
+
+def cpu_features() -> frozenset[str]:
+    """Return the CPU's features by Linux's names, e.g. `avx512_bf16`; empty if Linux lists none."""
+    for line in cpu_signature().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import torch  # loads the OpenMP runtime that the kernels must share with it
 
-from octavo_engine.ops.cpu_info import cache_folder
-from octavo_engine.ops.cpu_level import Level, usable_levels
+from octavo_engine.ops.cpu_level import Level, cache_folder, usable_levels
 from octavo_engine.ops.prebuilt import prebuilt_library
 from octavo_engine.ops.recording import recordable
 

@@ -5,6 +5,7 @@ and in a batch.
 """
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,14 @@ from jaxtyping import BFloat16, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.ops.huge_pages import prefer_huge_pages
 from octavo_engine.ops.native_library import native_library
 
 _PANEL, _UNIT, _STEP = 32, 16, 32  # outputs of a panel and of a unit; inputs of a step
 _ROUNDED, _FLOAT, _ACTIVATED = range(3)  # `enum Result` of the kernel
 _BFLOAT16 = 0  # of `enum Format` of the kernel
+_MADV_COLLAPSE = 25
+_PAGE_BYTES = 2 << 20
+_LEAST_BYTES = 256 << 10  # smaller weights stay in a CPU cache
 
 
 class LinearParameters(ctypes.Structure):
@@ -142,3 +145,17 @@ def packed_panels(
     return (
         units.permute(0, 3, 1, 4, 2).contiguous().view(torch.bfloat16).view(len(units), steps, 2, _STEP // 2, _UNIT, 2)
     )
+
+
+def prefer_huge_pages(address: int, num_bytes: int) -> None:
+    """Move weights to 2 MiB pages, with the adjacent memory on the first and last page.
+
+    Every step reads all of them, and with 4 KiB pages half the time is page walks. Linux collapses memory that is in
+    use at once (`MADV_COLLAPSE`, since 6.1). On other systems, or if no 2 MiB of contiguous memory are free, the pages
+    stay as they are. No error is raised.
+    """
+    if num_bytes < _LEAST_BYTES or sys.platform != "linux":
+        return
+    start = address // _PAGE_BYTES * _PAGE_BYTES
+    end = -(-(address + num_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.activation import Activation, act_mul
-from octavo_engine.ops.cpu_info import cpu_features
-from octavo_engine.ops.huge_pages import prefer_huge_pages
-from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight
+from octavo_engine.ops.cpu_level import cpu_features
+from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight, prefer_huge_pages
 
 #: The number of input rows for which oneDNN optimises a weight's layout; it also affects the speed at other numbers.
 ROWS_HINT = 64

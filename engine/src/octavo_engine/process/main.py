@@ -22,8 +22,7 @@ from octavo_engine.loop.engine_core import EngineCore, freeze_gc
 from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
-from octavo_engine.process.ipc_sockets import from_core_address, remove_folder, to_core_address
-from octavo_engine.process.pipes import read_message
+from octavo_engine.process.pipes import from_core_address, read_message, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 
 logger = logging.getLogger(__name__)

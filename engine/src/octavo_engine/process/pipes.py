@@ -1,8 +1,18 @@
-"""Messages in a pipe: each follows its length in 4 bytes."""
+"""Messages in a pipe, each after its length in 4 bytes, and the folder of the two ipc sockets between parent and core.
+
+A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
+remains, however the processes end afterwards. If one process ends before, the other removes it.
+"""
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from octavo_engine.wire.errors import StartupError
 
 _LENGTH_BYTES = 4
+MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
 
 
 def read_message(fd: int) -> bytes | None:
@@ -23,3 +33,30 @@ def _read_exactly(fd: int, size: int) -> bytes | None:
             return None
         data += chunk
     return data
+
+
+def make_folder() -> str:
+    """Create the folder with mode 0700, so that no other user connects; in /tmp if TMPDIR's path is too long.
+
+    Raises StartupError if no folder for temporary files is writable, as on a read-only root without /tmp.
+    """
+    try:
+        base = tempfile.gettempdir()
+        return tempfile.mkdtemp(prefix="octavo-", dir=base if len(base.encode()) <= MAX_FOLDER_CHARS - 20 else "/tmp")
+    except OSError as error:
+        raise StartupError(
+            f"the sockets of the engine core need a writable folder for temporary files: {error}: make /tmp writable "
+            f"(in Kubernetes: mount an emptyDir), or set TMPDIR."
+        ) from error
+
+
+def remove_folder(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def to_core_address(folder: str) -> str:
+    return f"ipc://{Path(folder) / 'in'}"
+
+
+def from_core_address(folder: str) -> str:
+    return f"ipc://{Path(folder) / 'out'}"

@@ -18,10 +18,9 @@ from octavo_engine.loop.engine_core import freeze_gc
 from octavo_engine.loop.start import find_rank_loader
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
-from octavo_engine.process.ipc_sockets import remove_folder
 from octavo_engine.process.main import IGNORED_SIGNALS
 from octavo_engine.process.messages import Failed, Hello
-from octavo_engine.process.pipes import framed, read_message
+from octavo_engine.process.pipes import framed, read_message, remove_folder
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 
 if TYPE_CHECKING:

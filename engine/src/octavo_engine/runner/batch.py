@@ -17,10 +17,11 @@ from torch import Tensor
 from octavo_engine.devices.step_inputs import Ints, StepInputs, StepLimits
 from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.attention import AttentionBatch
-from octavo_engine.runner.newest_tokens import UNKNOWN, NewestTokens
 from octavo_engine.sampling.sampler import SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
+
+UNKNOWN = -1  # stands for a token that a step in flight samples
 
 
 class PersistentBatch:
@@ -180,3 +181,22 @@ class PersistentBatch:
         flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int32, casting="same_kind")
         parts = self.copy(torch.from_numpy(flat)).split_with_sizes([array.size for array in arrays])
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+class NewestTokens:
+    """The newest token of each slot, on the device, for steps that start before the host knows it.
+
+    `copy`: of the host's numbers to the device.
+    """
+
+    def __init__(self, num_slots: int, device: torch.device, copy: Copy) -> None:
+        self._tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._copy = copy
+
+    def store(self, slots: npt.NDArray[np.int64], tokens: Tensor) -> None:
+        """Store tokens of slots; -1, of a row with an error, becomes a token whose results are dropped."""
+        self._tokens.index_copy_(0, self._copy(torch.from_numpy(slots)), tokens.clamp(min=0))
+
+    def fill_in(self, input_ids: Tensor, slots: Tensor) -> Tensor:
+        """Return input ids with the newest tokens of their slots in place of unknown ones."""
+        return torch.where(input_ids == UNKNOWN, self._tokens[slots].to(input_ids.dtype), input_ids)

@@ -27,8 +27,7 @@ from octavo_engine.runner.drafter import LoadedDraft, make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
-from octavo_engine.runner.memory_plan import MemoryPlan
-from octavo_engine.runner.rank_plans import RankPlans, divide_threads, plan_ranks
+from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_ranks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.sampling.grammar_masks import GrammarMasks
@@ -41,7 +40,7 @@ from octavo_engine.settings.config import (
     most_seqs,
     steps_ahead,
 )
-from octavo_engine.sources.fetched_revision import fetched_revision
+from octavo_engine.sources.download_dir import fetched_revision
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model

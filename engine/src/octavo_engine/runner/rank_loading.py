@@ -10,7 +10,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.group import open_group
 from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.memory_plan import plan_memory
+from octavo_engine.runner.memory_plan import plan_memory, with_blocks
 from octavo_engine.runner.model_loading import (
     as_failed_start,
     as_startup_error,
@@ -19,7 +19,6 @@ from octavo_engine.runner.model_loading import (
     make_adapters,
     make_runner,
 )
-from octavo_engine.runner.rank_plans import with_blocks
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model

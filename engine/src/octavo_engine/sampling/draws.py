@@ -17,6 +17,7 @@ from torch import Tensor
 from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.sampling import DrawParams, sample_natively
 from octavo_engine.ops.triton_devices import runs_triton
+from octavo_engine.wire.sampling import DRAW_VERSION
 
 _FIRST_LOOK = 64
 _VALUES_AT_A_TIME = 1 << 22  # a draw holds up to 60 bytes per logit
@@ -24,6 +25,8 @@ _NEVER = float("-inf")
 #: 2**x between -0.5 and 0.5, from the highest power, with a relative error of 1e-7. The kernel has the same numbers.
 _EXP2 = (0.0013264727, 0.009671513, 0.055507336, 0.24022242, 0.693147, 1.0)
 _WEIGHT_BITS = 34
+_WEYL = np.uint64(0x9E3779B97F4A7C15)
+_DOMAIN = np.uint64(0x6F637461766F0000 | DRAW_VERSION)  # "octavo"
 
 
 def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy: Copy = keep) -> Int[Tensor, " rows"]:
@@ -164,3 +167,24 @@ def _shifted(bits: Tensor, count: int) -> Tensor:
 
 def _signed(bits: int) -> int:
     return bits - (1 << 32) if bits >> 31 else bits
+
+
+def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return a key of 64 bits for each seed and position."""
+    with np.errstate(over="ignore"):
+        stream = _mix(seeds ^ _DOMAIN)
+        return _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _WEYL)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def processed_logits(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Float[Tensor, "rows vocab"]:
+    """Apply temperature (0: none, greedy), min-p, top-k and top-p; excluded tokens get minus infinity."""
+    temperature = torch.from_numpy(params.temperature).to(logits.device)[:, None]
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)
+    return scaled.masked_fill_(~kept_tokens(logits, params), float("-inf"))

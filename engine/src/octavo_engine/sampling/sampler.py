@@ -17,12 +17,10 @@ from torch import Tensor
 
 from octavo_engine.devices.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.ops.sampling import DrawParams
-from octavo_engine.sampling.draws import choose_tokens
+from octavo_engine.sampling.draws import choose_tokens, draw_keys, processed_logits
 from octavo_engine.sampling.grammar_masks import GrammarRows
-from octavo_engine.sampling.keyed_random import draw_keys
+from octavo_engine.sampling.logit_edits import apply_penalties
 from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
-from octavo_engine.sampling.penalties import apply_penalties
-from octavo_engine.sampling.processed_logits import processed_logits
 from octavo_engine.sampling.seq_state import SeqState, isolated
 from octavo_engine.settings.config import LogprobsMode
 from octavo_engine.wire.plan import SeqResult

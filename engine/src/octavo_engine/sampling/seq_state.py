@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo_engine.sampling.penalties import TokenCounts
-from octavo_engine.sampling.token_masks import TokenMasks
+from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqId
 from octavo_engine.wire.pooling import PoolingParams

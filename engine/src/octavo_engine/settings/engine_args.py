@@ -16,8 +16,14 @@ from octavo_engine.settings.config import MAX_GRAPH_ROWS, EngineConfig, KVEvents
 from octavo_engine.settings.lora import check_lora, lora_modules
 from octavo_engine.settings.pooling import hf_overrides, pooler_config, runner_setting
 from octavo_engine.settings.speculative import check_speculation, speculative_config
-from octavo_engine.settings.vllm import CALL_ARGUMENTS, ENGINE_ARGUMENTS, OFFLINE_ARGUMENTS
-from octavo_engine.settings.vllm_argument import UnusedArgument, VllmArgument, find_unused
+from octavo_engine.settings.vllm import (
+    CALL_ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    OFFLINE_ARGUMENTS,
+    UnusedArgument,
+    VllmArgument,
+    find_unused,
+)
 from octavo_engine.wire.errors import StartupError
 
 _ARGUMENTS: Mapping[str, VllmArgument] = ENGINE_ARGUMENTS | OFFLINE_ARGUMENTS

@@ -17,9 +17,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from octavo_engine.sources.progress import Advance, folder_bytes, ignore_progress
+from octavo_engine.sources.progress import (
+    Advance,
+    check_disk_space,
+    folder_bytes,
+    ignore_progress,
+    show_progress,
+    size_text,
+)
+from octavo_engine.sources.retries import Unreachable
 from octavo_engine.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +37,8 @@ MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetc
 _ALLOWED_NAMES = ("lost+found",)
 LAST = "config.json"
 LOCK_PERIOD_S = 0.2
+#: Schemes of sources whose versions say more than the times of local files.
+_REMOTE = ("hf", "ms", "s3", "gs", "az", "azure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +167,61 @@ def _num_bytes(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def fetched_revision(folder: Path) -> str:
+    """Return the version of the files in a folder; empty for local files, which have none.
+
+    The Hugging Face cache has a folder per commit (`models--ORG--NAME/snapshots/COMMIT`); a folder that this package
+    filled has a marker file.
+    """
+    for place in (folder, *folder.parents):
+        if place.parent.name == "snapshots" and place.parent.parent.name.startswith("models--"):
+            return place.name
+    snapshot = read_complete_snapshot(folder)
+    return "" if snapshot is None or snapshot.uri.partition("://")[0] not in _REMOTE else snapshot.version
+
+
+class ModelSource(Protocol):
+    """A place from which `fetch_into` downloads a model.
+
+    It raises StartupError; if that is Unreachable, an earlier complete download may be used.
+    """
+
+    uri: str
+
+    def snapshot(self) -> Snapshot: ...
+
+    def download(self, files: Mapping[str, int], snapshot: Snapshot, staging: Path) -> None:
+        """Download `files` of `snapshot` to `staging`, each under its name; resume incomplete files there."""
+        ...
+
+
+def fetch_into(folder: Path, source: ModelSource, advance: Advance = ignore_progress) -> Path:
+    """Download a model into a folder; return the folder, or the model's file in it, when it is complete."""
+    try:
+        snapshot = source.snapshot()
+    except Unreachable as error:
+        if (kept := read_complete_snapshot(folder)) is None or kept.uri != source.uri:
+            raise
+        logger.warning("%s; version %s, which was fetched before, is used", error, kept.version)
+        return kept.path_in(folder)
+    if read_complete_snapshot(folder) == snapshot:
+        logger.info("%s: already in %s, version %s", source.uri, folder, snapshot.version)
+        return snapshot.path_in(folder)
+    check_unclaimed(folder, source.uri)
+    with lock_folder(folder, advance):
+        if read_complete_snapshot(folder) != snapshot:
+            _fill(folder, source, snapshot, advance)
+    return snapshot.path_in(folder)
+
+
+def _fill(folder: Path, source: ModelSource, snapshot: Snapshot, advance: Advance) -> None:
+    staging = prepare_staging(folder, snapshot)
+    missing = missing_files(folder, snapshot)
+    needed = max(0, sum(missing.values()) - folder_bytes(staging))
+    check_disk_space(source.uri, folder, needed_bytes=needed, num_files=len(missing))
+    logger.info("%s: fetching %d files, %s, into %s", source.uri, len(missing), size_text(needed), folder)
+    with show_progress(source.uri, folder / STAGING, needed, advance=advance):
+        source.download(missing, snapshot, staging)
+    move_into_place(folder, snapshot)

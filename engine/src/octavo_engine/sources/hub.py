@@ -1,24 +1,38 @@
 """Downloads models from the Hugging Face hub into its cache, which all tools share, or, with `HubModel`, to a folder.
 
 The hub client handles caching, tokens and checks of downloads; this module selects the files, prevents several
-processes from downloading the same model, and resumes after network errors. `hub_errors` translates its errors.
+processes from downloading the same model, and resumes after network errors. Errors of the client become one line
+with a remedy, and those for which a retry may help are marked.
 """
 
 import logging
+import os
+import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from glob import escape
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.disk_space import check_disk_space
 from octavo_engine.sources.download_dir import Snapshot, lock_folder
 from octavo_engine.sources.file_selection import FileSelection, select_files
-from octavo_engine.sources.hub_errors import translate_hub_errors
-from octavo_engine.sources.progress import Advance, folder_bytes, ignore_progress, show_progress, size_text
+from octavo_engine.sources.progress import (
+    Advance,
+    check_disk_space,
+    folder_bytes,
+    ignore_progress,
+    show_progress,
+    size_text,
+)
 from octavo_engine.sources.retries import Interrupted, Unreachable, with_retries
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
+
+VARIABLE = "HF_TOKEN"
+_AGAIN = (408, 429, 500, 502, 503, 504)
+_TOKEN = "set HF_TOKEN (on Kubernetes: a Secret with the entry HF_TOKEN in spec.model.secretRef)"
+
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -180,3 +194,73 @@ def _drop_abandoned(blobs: Path) -> None:
 
 def _main(folder: Path, wanted: FileSelection) -> Path:
     return folder if wanted.main is None else folder / wanted.main
+
+
+def set_hub_token(token: bool | str | None) -> None:
+    """Use a token for downloads in this process and its children. True and None keep the one of the hub's client."""
+    if isinstance(token, str):
+        os.environ[VARIABLE] = token
+
+
+@contextmanager
+def translate_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Translate the hub client's exceptions: raise Interrupted if a retry may help, else StartupError."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except HFValidationError as error:
+        raise StartupError(f"{repo}: this is neither a local path nor a Hugging Face model id.") from error
+    except OfflineModeIsEnabled as error:
+        raise Unreachable(_OFFLINE.format(repo)) from error
+    except LocalEntryNotFoundError as error:
+        raise _of_cause(repo, revision, error) from error
+    except HfHubHTTPError as error:
+        raise _of_answer(repo, revision, error) from error
+    except _transport_errors() as error:
+        raise Interrupted(f"the hub cannot be reached: {first_line(error)}") from error
+    except OSError as error:
+        if error.errno is None:  # the download does not match its size or checksum
+            raise Interrupted(first_line(error)) from error
+        raise StartupError(f"{repo}: cannot be stored: {error.strerror}: {error.filename}.") from error
+
+
+_OFFLINE = (
+    "{}: not in the local Hugging Face cache, and the hub cannot be reached (offline, or HF_HUB_OFFLINE is set): check "
+    "the network, or use a local folder."
+)
+
+
+def _of_cause(repo: str, revision: str | None, error: BaseException) -> Exception:
+    """Translate the cause of "not found locally", which the client also raises if it cannot reach the hub."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    cause = error.__cause__
+    if isinstance(cause, HfHubHTTPError):
+        return _of_answer(repo, revision, cause)
+    if isinstance(cause, _transport_errors()):
+        return Interrupted(f"the hub cannot be reached: {first_line(cause)}")
+    return Unreachable(_OFFLINE.format(repo))
+
+
+def _of_answer(repo: str, revision: str | None, error: BaseException) -> Exception:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, GatedRepoError):
+        return StartupError(f"{repo}: access to this model must be granted: request it on its page, then {_TOKEN}.")
+    if isinstance(error, RevisionNotFoundError):
+        return StartupError(f"{repo}: has no branch, tag or commit {revision!r}: check the revision.")
+    if isinstance(error, RepositoryNotFoundError):
+        return StartupError(f"{repo}: no such model on the hub: correct the name; if it is private, {_TOKEN}.")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return StartupError(f"{repo}: the hub denied access ({status}): {_TOKEN}.")
+    if status in _AGAIN:
+        return Interrupted(f"the hub returned {status}")
+    return StartupError(f"{repo}: cannot be downloaded from the Hugging Face hub: {first_line(error)}")
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Return the HTTP client's own exceptions, which the hub client passes on; its versions use different clients."""
+    bases = {"httpx2": "HTTPError", "httpx": "HTTPError", "requests": "RequestException"}
+    return tuple(getattr(sys.modules[name], base) for name, base in bases.items() if name in sys.modules)

@@ -19,7 +19,7 @@ from octavo_engine.sources.file_selection import ADAPTER, select_files
 from octavo_engine.sources.object_store_kinds import StoreKind, store_kind
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.retries import Interrupted, with_retries
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -151,7 +151,7 @@ class ObjectStoreModel:
                 f"{self.uri}: the {kind.bucket} or object does not exist: check its name and the endpoint."
             )
         if status is None or status in _AGAIN:
-            return Interrupted(f"the server returned {status}" if status else _why_unreachable(text))
+            return Interrupted(f"the server returned {status}" if status else _why_unreachable(error))
         hint = f" {kind.redirected}" if kind.redirected and status in (301, 307, 400) else ""
         return StartupError(f"{self.uri}: the server returned {status} {code[1] if code else ''}.{hint}")
 
@@ -190,8 +190,9 @@ def _split(path: str) -> tuple[str, str | None]:
     return path.strip("/"), None
 
 
-def _why_unreachable(text: str) -> str:
+def _why_unreachable(error: Exception) -> str:
     """Extract the address and the reason from the client's long message."""
-    asked, reason, first = _ASKED.search(text), _REASON.findall(text), text.splitlines()[0]
+    text, first = str(error), first_line(error)
+    asked, reason = _ASKED.search(text), _REASON.findall(text)
     why = reason[-1] if reason else first.rpartition(" - ")[2].removeprefix("HTTP error: ")
     return f"{asked[1]} cannot be reached: {why}" if asked else why

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo_engine.sources.aws_profile import profile_options
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import StartupError, first_line
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -61,9 +61,9 @@ class StoreKind:
                 client["root_certificate"] = Path(bundle).read_bytes()
             store: ObjectStore = make(bucket, client_options=client, retry_config={"max_retries": 0}, **options)
         except (OSError, ValueError) as error:
-            raise StartupError(f"{uri}: {_first_line(error)}") from error
+            raise StartupError(f"{uri}: {first_line(error)}") from error
         except BaseError as error:
-            what = _PREFIX.sub("", _first_line(error)).removesuffix(".")
+            what = _PREFIX.sub("", first_line(error)).removesuffix(".")
             raise StartupError(f"{uri}: the credentials or settings cannot be used: {what}. {self.remedy}") from error
         return store
 
@@ -75,11 +75,6 @@ def store_kind(uri: str) -> StoreKind | None:
 
 
 _PREFIX = re.compile("^Generic [A-Za-z0-9]+ error: ")
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error; the other lines are the client's internals."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _s3_options(env: Mapping[str, str]) -> dict[str, str]:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.download_dir import ModelSource, fetch_into
 from octavo_engine.sources.file_selection import ADAPTER
 from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
-from octavo_engine.sources.hub import download_from_hugging_face
+from octavo_engine.sources.hub import HubModel, download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
+from octavo_engine.sources.local import LocalModel
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
 from octavo_engine.sources.model_scope import ModelScopeModel
-from octavo_engine.sources.model_source import fetch_into
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.progress import Advance, ignore_progress
@@ -196,3 +197,28 @@ def _with_quantize_config(folder: Path) -> dict[str, Any]:
     """Return config.json; older tools write GPTQ's settings to a file of their own."""
     config, settings = read_json_object(folder / "config.json"), read_optional_json(folder / "quantize_config.json")
     return {"quantization_config": {"quant_method": "gptq", **settings}, **config} if settings else config
+
+
+def fetch_model(model: str, *, to: Path | None = None, revision: str | None = None, load_format: str = "auto") -> Path:
+    """Download or copy a model for `octavo fetch`; return the path to serve.
+
+    Without a target folder it is stored where `octavo serve` finds it by the same name, in the hub's or our cache.
+    Raises StartupError, also for a fetched model that cannot be served.
+    """
+    if to is None:
+        files = resolve_model(model, revision=revision, load_format=load_format)
+        return files.gguf or files.root
+    fetched = fetch_into(to.absolute(), _source(model, revision, load_format))
+    resolve_model(str(fetched), load_format=load_format)
+    return fetched
+
+
+def _source(model: str, revision: str | None, load_format: str) -> ModelSource:
+    if (location := locate_local(model)) is not None:
+        return LocalModel(model, location, load_format=load_format)
+    if (stored := object_store_model(model, load_format=load_format)) is not None:
+        return stored
+    hub, repo, file = parse_hub_uri(model)
+    if hub == "ms":
+        return ModelScopeModel(repo, revision=revision, load_format=load_format, file=file)
+    return HubModel(repo, revision=revision, load_format=load_format, file=file)

@@ -12,9 +12,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float16, Int8, UInt8
 from torch import Tensor
 
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
+from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, BlockTensor
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.packed_config import PackedConfig
@@ -24,7 +25,6 @@ from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZ
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.weights.gptq import GPTQ
 from octavo_engine.weights.layer_format import LayerFormat, num_groups
-from octavo_engine.weights.signed_blocks import signed_blocks
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -224,3 +224,20 @@ class _Unpacked:
 
     def _error(self, part: str, what: str, remedy: str) -> StartupError:
         return StartupError(f"tensor '{self.layer.name}.{part}': {what}: {remedy}.")
+
+
+def signed_blocks(
+    values: Int8[Tensor, "out blocks 32"], scales: Float16[Tensor, "out blocks"], block_format: BlockFormat
+) -> UInt8[Tensor, "out row_bytes"]:
+    """Return rows of blocks. Values are in [-8, 7] for Q4_0, in [-16, 15] for Q5_0."""
+    parts = [scales.contiguous().view(torch.uint8).view(*scales.shape, 2)]
+    if block_format.name == "Q8_0":
+        parts.append(values.view(torch.uint8))
+    else:
+        codes = (values + (8 if block_format.name == "Q4_0" else 16)).view(torch.uint8)
+        if block_format.name == "Q5_0":
+            powers = 2 ** torch.arange(8, dtype=torch.uint8)
+            parts.append(((codes >> 4).view(*scales.shape, 4, 8) * powers).sum(-1, dtype=torch.uint8))
+        low = codes & 15
+        parts.append(low[..., :16] | low[..., 16:] << 4)
+    return torch.cat(parts, -1).flatten(1)

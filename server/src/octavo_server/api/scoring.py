@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from fastapi import APIRouter
-from octavo_engine.frontend.scoring import pair_cosines
+from octavo_engine.frontend.outputs import pair_cosines
 from starlette.requests import Request
 from starlette.responses import Response
 

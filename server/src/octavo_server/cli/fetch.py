@@ -49,7 +49,7 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
 
 def fetch(args: argparse.Namespace) -> int:
     from octavo_engine.log_format import JsonFormatter, TextFormatter
-    from octavo_engine.sources.fetch import fetch_model
+    from octavo_engine.sources.resolve import fetch_model
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter("fetch") if args.log_format == "json" else TextFormatter())

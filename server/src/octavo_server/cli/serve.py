@@ -21,7 +21,7 @@ from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.loop.engine_core import freeze_gc
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import resolve_config
-from octavo_engine.sources.hub_token import set_hub_token
+from octavo_engine.sources.hub import set_hub_token
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes

@@ -3,7 +3,7 @@
 import os
 
 from octavo_engine.log_format import LOGGING_LEVELS
-from octavo_engine.settings.vllm_environment import ENGINE_VARIABLES, LOGGING_LEVEL, unused_variables
+from octavo_engine.settings.vllm import ENGINE_VARIABLES, LOGGING_LEVEL, unused_variables
 from octavo_engine.wire.errors import StartupError
 
 KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"

@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from octavo_engine.settings.vllm import ALWAYS_ON, ENGINE_ARGUMENTS, OLD_SWITCH, SETTING, SWITCH
-from octavo_engine.settings.vllm_argument import VllmArgument, describe_unused, find_unused
+from octavo_engine.settings.vllm import (
+    ALWAYS_ON,
+    ENGINE_ARGUMENTS,
+    OLD_SWITCH,
+    SETTING,
+    SWITCH,
+    VllmArgument,
+    describe_unused,
+    find_unused,
+)
 
 _NO_PLUGIN: dict[str, Any] = {"missing": "the server runs no code of others."}
 _OFF = VllmArgument(fulfilled=(False,), is_switch=True)

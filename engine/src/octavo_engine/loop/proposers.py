@@ -1,8 +1,13 @@
-"""`NgramProposer`: guesses the next tokens of a sequence from an earlier place in it that ends with the same tokens.
+"""Proposers of drafts. `NgramProposer` finds an earlier place in a sequence that ends with the same tokens.
 
 Text that quotes its prompt, as summaries and edits do, repeats long runs of it. A wrong guess changes no output, as the
 runner accepts a draft only where the sampler chooses the same token, but it costs time. Hence a sequence gets drafts
 only while the share of its drafts that were accepted lately pays for them; else it gets a single one now and then.
+
+`DraftModelProposer` decides which sequences get drafts of the draft model, and how many; the runner makes them. A draft
+model takes time in each step that drafts, and how often it is right is mostly a property of the two models. Hence all
+sequences get drafts or none: while the share of drafts that were accepted lately pays for them. Else a single sequence
+gets drafts now and then, unless drafts would not pay if all were accepted.
 """
 
 from collections.abc import Iterator
@@ -12,14 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.loop.draft_gain import least_share
 from octavo_engine.settings.config import SpeculativeConfig
 from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]
-_FIRST_SHARE = 0.5  # of a sequence without a history
+PLACEHOLDER = 0  # a plan holds it for each draft of a draft model
+_FIRST_SHARE = 0.5  # of a sequence, or with a draft model of an engine, without a history
 _NEWEST = 0.3  # weight of the newest drafts in the share
-_MIN_PAUSE, _MAX_PAUSE = 8, 64  # steps before a single draft; each single draft that is rejected doubles the pause
+_NEWEST_STEP, _NEWEST_TRY = (
+    0.1,
+    0.3,
+)  # with a draft model: weight in the share of the newest step, and of the newest try
+#: Steps before a single draft, or before a try of a draft model; each that does not pay doubles the pause.
+_MIN_PAUSE, _MAX_PAUSE, _MAX_TRY_PAUSE = 8, 64, 1024
 
 
 class NgramProposer:
@@ -101,3 +111,60 @@ def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
     at = followed[-1] if len(followed) else longest[0]
     drafts: list[int] = tokens[at : at + count].tolist()
     return drafts
+
+
+def least_share(num_seqs: int, costs: StepCosts) -> float:
+    """Return the share of accepted drafts from which a step of `num_seqs` decodes gains; 0 while nothing is measured.
+
+    One more draft of each sequence adds the time of a token for each of them and, with a draft model, a step of that
+    model. If all were accepted, it would save a step without drafts. No share gains from 1 on.
+    """
+    tokens_s = num_seqs * (costs.prefill_token_s - costs.draft_token_s)
+    step_s = costs.step_s - costs.draft_step_s + tokens_s
+    draft_s = tokens_s + costs.draft_step_s + num_seqs * costs.draft_token_s
+    return draft_s / step_s if step_s > 0 else 0.0
+
+
+class DraftModelProposer:
+    def __init__(self, num_drafts: int) -> None:
+        self._num_drafts = num_drafts
+        self._share = _FIRST_SHARE
+        self._pause, self._num_paused = _MIN_PAUSE, 0
+        self._is_try = False  # of the latest drafts
+        self._lengths: dict[SeqId, int] = {}  # of the sequences that wait for the result of their drafts
+
+    def propose(self, seqs: list[Sequence], costs: StepCosts) -> Iterator[tuple[SeqId, list[int]]]:
+        """Yield placeholders for the drafts of each sequence that gets any. `seqs`: all whose next step decodes."""
+        least = least_share(len(seqs), costs)
+        self._record(seqs, least)
+        for seq in self._drafting(seqs, least):
+            count = min(self._num_drafts, seq.limit - 1 - len(seq.token_ids))
+            if count > 0:
+                self._lengths[seq.seq_id] = len(seq.token_ids)
+                yield seq.seq_id, [PLACEHOLDER] * count
+
+    def _record(self, seqs: list[Sequence], least: float) -> None:
+        """Update the share by the latest drafts."""
+        waiting, self._lengths = self._lengths, {}
+        num_right = num_tried = 0
+        for seq in seqs:
+            grown = len(seq.token_ids) - waiting.get(seq.seq_id, len(seq.token_ids))
+            if grown:
+                num_right += grown - 1
+                num_tried += seq.num_drafts
+        if num_tried:
+            newest = num_right / num_tried
+            self._share += (_NEWEST_TRY if self._is_try else _NEWEST_STEP) * (newest - self._share)
+            if newest >= least:
+                self._pause = _MIN_PAUSE
+
+    def _drafting(self, seqs: list[Sequence], least: float) -> list[Sequence]:
+        self._is_try = self._share < least
+        if not self._is_try:
+            self._pause, self._num_paused = _MIN_PAUSE, 0
+            return seqs
+        self._num_paused += bool(seqs)
+        if least >= 1 or self._num_paused < self._pause:
+            return []
+        self._pause, self._num_paused = min(2 * self._pause, _MAX_TRY_PAUSE), 0
+        return seqs[:1]
