@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.recorded_steps import RecordedSteps
+from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.recording import Recording

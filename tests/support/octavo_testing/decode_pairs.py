@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from octavo_engine.devices.cuda_graphs import GraphedSteps
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel, StepGraphs
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.recorded_steps import RecordedSteps
+from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.devices.transfers import Copy
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary

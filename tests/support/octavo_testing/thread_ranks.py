@@ -12,8 +12,7 @@ import pytest
 import torch
 from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.recorded_steps import RunnableModel, StepGraphs
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.ops.group import Group, open_group
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode

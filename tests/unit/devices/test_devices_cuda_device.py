@@ -23,10 +23,11 @@ from octavo_engine.devices.cuda_device import (
     step_bytes,
 )
 from octavo_engine.devices.device import open_device
-from octavo_engine.devices.memory import GIB, MIB, MemoryInfo, ModelMemory, fitting_len, size_kv
+from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.runner.kv_cache_size import ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.settings.config import EngineConfig, ModelConfig, batched_tokens
 from octavo_engine.sources.model_config import load_model_config

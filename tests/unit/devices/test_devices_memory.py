@@ -3,12 +3,9 @@
 from typing import Any
 
 import pytest
-from octavo_engine.devices.memory import (
-    GIB,
-    MIB,
-    PROCESS_BYTES,
+from octavo_engine.devices.memory import GIB, MIB, PROCESS_BYTES, MemoryInfo
+from octavo_engine.runner.kv_cache_size import (
     KVSize,
-    MemoryInfo,
     ModelMemory,
     default_kv_bytes,
     fits_limit,

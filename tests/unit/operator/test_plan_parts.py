@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import pytest
 from octavo_engine.devices.device import open_device
-from octavo_engine.devices.memory import MemoryInfo, ModelMemory, set_kv_bytes, size_kv
+from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.runner.kv_cache_size import ModelMemory, set_kv_bytes, size_kv
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupCode, StartupError

@@ -12,13 +12,13 @@ from octavo_engine.devices import device as device_module
 from octavo_engine.devices.cuda_device import CudaDevice, step_bytes
 from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.memory import GIB, MemoryInfo, with_max_num_seqs
-from octavo_engine.devices.recorded_steps import RunnableModel
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.memory import GIB, MemoryInfo
+from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.loop.start import scheduler_config
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.capacity import plan_capacity
+from octavo_engine.runner.kv_cache_size import with_max_num_seqs
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.settings.config import EngineConfig, ReadyInfo, most_seqs, with_ready
 from octavo_engine.sources.model_config import load_model_config

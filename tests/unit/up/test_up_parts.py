@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from octavo_engine.devices.cgroup import CgroupLimits
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.memory import GIB, MemoryInfo, ModelMemory, default_kv_bytes, size_kv
+from octavo_engine.devices.memory import GIB, MemoryInfo
+from octavo_engine.runner.kv_cache_size import ModelMemory, default_kv_bytes, size_kv
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser

@@ -28,8 +28,7 @@ from octavo_engine.devices.memory import (
     host_memory,
     size,
 )
-from octavo_engine.devices.recorded_steps import RunnableModel
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.settings.config import MAX_LOGITS, EngineConfig, ModelConfig, batched_tokens, most_seqs

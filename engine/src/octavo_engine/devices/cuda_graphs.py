@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.cuda_calls import Capture
-from octavo_engine.devices.recorded_steps import Forward
-from octavo_engine.devices.step_inputs import StepInputs, StepLimits
+from octavo_engine.devices.step_inputs import Forward, StepInputs, StepLimits
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, ForwardContext
 from octavo_engine.settings.config import MAX_GRAPH_ROWS
 from octavo_engine.wire.errors import first_line

@@ -31,8 +31,8 @@ from octavo_engine.devices.memory import (
     MemoryInfo,
     host_memory,
 )
-from octavo_engine.devices.recorded_steps import RecordedSteps, RunnableModel, StepGraphs
-from octavo_engine.devices.step_inputs import StepLimits
+from octavo_engine.devices.recorded_steps import RecordedSteps
+from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, HostTimer, Timer, fetch_now
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend

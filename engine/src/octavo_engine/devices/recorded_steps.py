@@ -6,48 +6,17 @@ A graph belongs to one model and computes its hidden rows; the head, sampling an
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.devices.step_inputs import Forward, StepInputs
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.ops.recording import Pool, Recording, record
 from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
 MAX_RECORDED_ROWS = 512  # of a step that is recorded; larger steps gain nothing
-
-#: A model's forward pass: token ids, positions and context to hidden rows.
-Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
-
-
-class RunnableModel(Protocol):
-    """The part of a model that the runner uses."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        """True if `forward` reads values that the device computes, as experts do: such steps can't be CUDA graphs."""
-        ...
-
-    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
-
-
-class StepGraphs(Protocol):
-    def capture_all(self, backend: AttentionBackend) -> None:
-        """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
-        ...
-
-    def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
-
-        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs. It is
-        renewed with the model and with the memory of the KV cache, and follows changes of threads.
-        """
-        ...
 
 
 def may_replay(plan: StepPlan) -> bool:

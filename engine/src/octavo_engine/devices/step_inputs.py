@@ -1,12 +1,14 @@
-"""The inputs of a step's forward pass, and the bounds of its size."""
+"""A step's forward pass: its inputs, the bounds of its size, the model that runs it, and graphs that replay it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from octavo_engine.ops.attention import AttentionBatch
+from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, ForwardContext
 from octavo_engine.wire.plan import SeqStep
 
 Ints = npt.NDArray[np.int64]
@@ -37,3 +39,34 @@ class StepLimits:
     max_num_seqs: int
     max_model_len: int
     table_width: int
+
+
+#: A model's forward pass: token ids, positions and context to hidden rows.
+Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
+
+
+class RunnableModel(Protocol):
+    """The part of a model that the runner uses."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        """True if `forward` reads values that the device computes, as experts do: such steps can't be CUDA graphs."""
+        ...
+
+    def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class StepGraphs(Protocol):
+    def capture_all(self, backend: AttentionBackend) -> None:
+        """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
+        ...
+
+    def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
+        """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
+
+        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs. It is
+        renewed with the model and with the memory of the KV cache, and follows changes of threads.
+        """
+        ...

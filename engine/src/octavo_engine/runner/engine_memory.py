@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.recorded_steps import RunnableModel
+from octavo_engine.devices.step_inputs import RunnableModel
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.drafter import Drafter
 from octavo_engine.runner.runner import Runner

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.recorded_steps import RunnableModel
-from octavo_engine.devices.step_inputs import StepInputs, StepLimits
+from octavo_engine.devices.step_inputs import RunnableModel, StepInputs, StepLimits
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 
 

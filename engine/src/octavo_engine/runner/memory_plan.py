@@ -15,18 +15,7 @@ import torch
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.memory import (
-    KVSize,
-    MemoryInfo,
-    ModelMemory,
-    fits_limit,
-    fitting_len,
-    kv_bytes_by_limit,
-    set_kv_bytes,
-    size,
-    size_kv,
-    with_max_num_seqs,
-)
+from octavo_engine.devices.memory import MemoryInfo, size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
@@ -35,6 +24,16 @@ from octavo_engine.ops.native_blocks import BlockFormat
 from octavo_engine.runner.adapter_weights import adapters_bytes
 from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
+from octavo_engine.runner.kv_cache_size import (
+    KVSize,
+    ModelMemory,
+    fits_limit,
+    fitting_len,
+    kv_bytes_by_limit,
+    set_kv_bytes,
+    size_kv,
+    with_max_num_seqs,
+)
 from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_engine.devices.cuda_device import is_out_of_memory
 from octavo_engine.devices.device import Device, open_device
-from octavo_engine.devices.memory import describe_lack_at_start, size
+from octavo_engine.devices.memory import size
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
@@ -27,6 +27,7 @@ from octavo_engine.runner.drafter import LoadedDraft, make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
+from octavo_engine.runner.kv_cache_size import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_ranks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.recorded_steps import RunnableModel, may_replay
-from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.devices.recorded_steps import may_replay
+from octavo_engine.devices.step_inputs import RunnableModel, StepInputs
 from octavo_engine.devices.transfers import keep
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.ops.group import Group
