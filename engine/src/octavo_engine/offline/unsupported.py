@@ -6,7 +6,7 @@ from octavo_engine.wire.errors import InvalidRequest
 
 _POOLING = "models generate text, or make embeddings: use generate, chat, embed or score"
 _RELEASE = "sleep gives the memory of the KV cache back"
-_WORKERS = "the engine has no worker processes, and its model is private"
+_WORKERS = "no worker process takes calls of a script, and the model is private"
 _PROFILE = "there is no profiler: run the script under a profiler such as py-spy"
 _WEIGHTS = "weights are loaded from the model's files only: create another LLM"
 
