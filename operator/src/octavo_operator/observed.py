@@ -80,6 +80,7 @@ class EngineDeployment:
     version: str = ""  # resourceVersion; a delete fails if the Deployment has changed since this version
     is_deleting: bool = False
     failure: str = ""  # reason why Kubernetes can't create its pods; empty if it can
+    exceeds_quota: bool = False  # that reason is a ResourceQuota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +215,7 @@ class Observed:
     routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     leaving_routers: Mapping[str, RouterReport | None] = field(default_factory=dict)
     router_trouble: str = ""
+    missing_secrets: frozenset[str] = frozenset()  # names of Secrets for lack of which pods do not start
     router_owner: str | None = None  # owner of the router that spec.router.ref names; None if there is no such service
     may_use_router: bool = True  # False: router.allowFrom of that service does not list this one
     host_owner: str | None = None  # another service that claimed this host and path earlier

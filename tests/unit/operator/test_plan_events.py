@@ -223,10 +223,10 @@ def test_objects_of_an_earlier_service_are_adopted_but_not_deleted() -> None:
 
 def test_a_deleted_router_secret_is_created_again() -> None:
     service = _service()
-    pod = Pod(name="p", uid="u", revision="r", trouble="ConfigError", message='secret "llm-router-secret" not found')
-    assert [type(a) for a in _plan(service, _observed(service, pods=(pod,))).actions] == [CreateOnce]
-    trouble = 'secret "llm-router-admin-secret" not found'
-    (made,) = _plan(service, _observed(service, router_trouble=trouble)).actions
+    for name in ("llm-router-secret", "hf"):
+        seen = _observed(service, missing_secrets=frozenset({name}))
+        assert [type(a) for a in _plan(service, seen).actions] == [CreateOnce] * (name == "llm-router-secret")
+    (made,) = _plan(service, _observed(service, missing_secrets=frozenset({"llm-router-admin-secret"}))).actions
     assert isinstance(made, CreateOnce)
     assert made.manifest["metadata"]["name"] == "llm-router-admin-secret"
     assert made.manifest["stringData"] == {"secret": SECRETS.admin}

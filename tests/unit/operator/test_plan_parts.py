@@ -91,7 +91,7 @@ def test_a_serving_service_is_ready() -> None:
         (Observed(pods=(_pod(trouble="NodeLost", message="its node reports nothing"),)), "NodeLost"),
         (Observed(pods=(_pod(trouble="StartFailed", message="exec: not found"),)), "StartFailed"),
         (
-            Observed(engine_deployments=(_engine_deployment(failure='pods "x" is forbidden: exceeded quota: q'),)),
+            Observed(engine_deployments=(_engine_deployment(failure="exceeded quota: q", exceeds_quota=True),)),
             "QuotaExceeded",
         ),
         (Observed(engine_deployments=(_engine_deployment(failure="violates PodSecurity"),)), "PodRefused"),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from octavo_operator.cluster.pods import pod_of, router_trouble
+from octavo_operator.cluster.pods import missing_secrets, pod_of, router_trouble
 from octavo_operator.cluster.reports import RouterState
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
@@ -179,7 +179,7 @@ def test_the_deployments_replica_failure_is_observed() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: q"}
     view.update(_deployment(status={"conditions": [failure]}))
     (found,) = view.observed(read_service(_service("llm")), {}).engine_deployments
-    assert (found.failure, found.version, found.replicas) == ("exceeded quota: q", "7", 2)
+    assert (found.failure, found.exceeds_quota, found.version, found.replicas) == ("exceeded quota: q", True, "7", 2)
     view.update(_deployment(status={"conditions": [failure | {"status": "False"}]}))
     assert view.observed(read_service(_service("llm")), {}).engine_deployments[0].failure == ""
 
@@ -441,3 +441,10 @@ def test_removed_objects_leave_no_entries_in_the_view() -> None:
     for raw in seen:
         view.update(raw, is_gone=True)
     assert view == View()
+
+
+def test_only_secrets_that_are_not_found_are_missing() -> None:
+    container = 'CreateContainerConfigError: secret "llm-router-secret" not found'
+    volume = 'FailedMount: MountVolume.SetUp failed for volume "keys" : secret "team-keys" not found'
+    others = ('configmap "hf" not found', "couldn't find key hf in Secret ns/llm", 'secrets "x" is forbidden', "")
+    assert missing_secrets([container, volume, *others]) == {"llm-router-secret", "team-keys"}

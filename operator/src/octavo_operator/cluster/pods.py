@@ -1,7 +1,8 @@
 """Converts a Kubernetes pod to `Pod`: its state and, if it does not start, its trouble with Kubernetes' message."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ _WAITING: dict[str, Trouble] = {
     "RunContainerError": "StartFailed",
 }
 _CRASHING = "CrashLoopBackOff"
+_MISSING_SECRET = re.compile(r'\bsecret "([^"]+)" not found')
 
 Raw = Mapping[str, Any]
 
@@ -177,6 +179,16 @@ def creation_failure(deployment: Raw) -> str:
     conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
     failure = conditions.get("ReplicaFailure", {})
     return str(failure.get("message", "")) if failure.get("status") == "True" else ""
+
+
+def is_quota_exceeded(failure: str) -> bool:
+    """Return whether a reason of `creation_failure` is a ResourceQuota: Kubernetes says so only in the text."""
+    return "exceeded quota" in failure
+
+
+def missing_secrets(messages: Iterable[str]) -> frozenset[str]:
+    """Names of the Secrets that the kubelet has not found, by its messages about containers and volumes."""
+    return frozenset(name for message in messages for name in _MISSING_SECRET.findall(message))
 
 
 def state_port(raw: Raw) -> int:

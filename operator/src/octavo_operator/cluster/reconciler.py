@@ -15,6 +15,7 @@ from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.cluster.event_recorder import EventRecorder
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.pod_events import PodSetupEvents
+from octavo_operator.cluster.pods import missing_secrets
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
@@ -155,12 +156,13 @@ class Reconciler:
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
         """Add to pods and routers the reasons why their containers can't be created."""
         failures = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
-        engines = (
+        engines = [
             replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in failures
-        )
+        ]
         troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
         trouble = observed.router_trouble or next(filter(None, troubles), "")
-        return replace(observed, pods=tuple(engines), router_trouble=trouble)
+        missing = missing_secrets([trouble, *(pod.message for pod in engines)])
+        return replace(observed, pods=tuple(engines), router_trouble=trouble, missing_secrets=missing)
 
     async def _conclude(
         self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]

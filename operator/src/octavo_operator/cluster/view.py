@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from octavo_operator.cluster.claims import NOTHING, Claim, claim_of
-from octavo_operator.cluster.pods import creation_failure, is_serving_router, pod_of, router_trouble
+from octavo_operator.cluster.pods import (
+    creation_failure,
+    is_quota_exceeded,
+    is_serving_router,
+    pod_of,
+    router_trouble,
+)
 from octavo_operator.cluster.trim import trimmed
 from octavo_operator.desired.engine import served_names
 from octavo_operator.names import (
@@ -340,7 +346,7 @@ def _is_engine_deployment(ref: Ref, raw: Raw) -> bool:
 
 
 def _engine_deployment(raw: Raw) -> EngineDeployment:
-    metadata = raw["metadata"]
+    metadata, failure = raw["metadata"], creation_failure(raw)
     return EngineDeployment(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -348,7 +354,8 @@ def _engine_deployment(raw: Raw) -> EngineDeployment:
         replicas=raw["spec"].get("replicas", 1),
         created=metadata["creationTimestamp"],
         version=metadata.get("resourceVersion", ""),
-        failure=creation_failure(raw),
+        failure=failure,
+        exceeds_quota=is_quota_exceeded(failure),
         is_deleting="deletionTimestamp" in metadata,
     )
 

@@ -122,13 +122,8 @@ def _secrets(
     mounted_before = set() if live is None else mounted if pace.is_held else mounted_secrets(live)
     for manifest, why in desired_secrets(service, values):
         name = manifest["metadata"]["name"]
-        if name in mounted - mounted_before or (name in mounted and _is_missing(name, observed)):
+        if name in mounted - mounted_before or (name in mounted and name in observed.missing_secrets):
             yield CreateOnce(manifest, why)
-
-
-def _is_missing(secret: str, observed: Observed) -> bool:
-    messages = [observed.router_trouble, *(pod.message for pod in observed.pods if pod.trouble == "ConfigError")]
-    return any(f'"{secret}"' in message for message in messages)
 
 
 def _wanted_children(service: InferenceService, observed: Observed, settings: Settings) -> Iterator[Manifest]:

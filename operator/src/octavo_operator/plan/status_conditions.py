@@ -217,12 +217,11 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
     num_ready = sum(pod.is_ready for pod in pods)
     if num_ready >= replicas:
         return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines are ready")
-    failure = next((s.failure for s in observed.engine_deployments if s.revision == wanted and s.failure), "")
-    if failure and len(pods) < replicas:
-        reason = "QuotaExceeded" if "exceeded quota" in failure else "PodRefused"
-        return Condition(
-            "WorkloadReady", reason, f"{replicas - len(pods)} of {replicas} pods can't be created: {failure}"
-        )
+    refused = next((s for s in observed.engine_deployments if s.revision == wanted and s.failure), None)
+    if refused is not None and len(pods) < replicas:
+        reason = "QuotaExceeded" if refused.exceeds_quota else "PodRefused"
+        message = f"{replicas - len(pods)} of {replicas} pods can't be created: {refused.failure}"
+        return Condition("WorkloadReady", reason, message)
     counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
     for trouble in _TROUBLES:
         if counted[trouble]:
