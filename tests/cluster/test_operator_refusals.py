@@ -12,6 +12,7 @@ from octavo_testing.control_plane import ControlPlane
 from octavo_testing.infsvc_cases import HOST, OPEN, Case
 from octavo_testing.simulated_operator import (
     MERGE,
+    STRATEGIC,
     SimulatedNodes,
     SimulatedOperator,
     connected,
@@ -114,6 +115,25 @@ async def test_a_refused_child_is_reported_and_the_others_are_created(stage: Ser
     assert _condition(service, "ReplicasAdmitted")["reason"] == "AllAdmitted"
     stage.plane.call("DELETE", f"{quota}/none")
     assert _condition(await stage.settle(), "Ready")["reason"] == "Serving"
+
+
+@pytest.mark.parametrize("lacks", ["secret", "configmap"])
+async def test_a_secret_that_a_pod_lacks_is_created_again(stage: ServiceNamespace, lacks: str) -> None:
+    stage.serve()
+    await stage.settle()
+    secret = f"{NAME}-router-admin-secret"
+    stage.remove("Secret", secret)
+    pods = stage.plane.call("GET", path_of("Pod", stage.namespace))["items"]
+    router, *_ = [pod["metadata"]["name"] for pod in pods if f"{NAME}-router" in pod["metadata"]["name"]]
+    waiting = {"reason": "CreateContainerConfigError", "message": f'{lacks} "{secret}" not found'}
+    container = {"name": "main", "ready": False, "restartCount": 0, "image": "x", "imageID": ""}
+    conditions = [{"type": type_, "status": "False"} for type_ in ("Ready", "ContainersReady")]
+    status = {"conditions": conditions, "containerStatuses": [container | {"state": {"waiting": waiting}}]}
+    path = path_of("Pod", stage.namespace, router) + "/status"
+    stage.plane.call("PATCH", path, {"status": status}, kind=STRATEGIC)
+    await stage.settle()
+    found = {each["metadata"]["name"] for each in stage.plane.call("GET", path_of("Secret", stage.namespace))["items"]}
+    assert (secret in found) == (lacks == "secret")
 
 
 async def test_a_misspelt_field_is_named_and_the_running_revision_is_scaled(stage: ServiceNamespace) -> None:
