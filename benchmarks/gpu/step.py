@@ -1,14 +1,19 @@
-"""Context of a step of `benchmarks/gpu/run`: its folders, device and time, and its reports.
+"""A step of `benchmarks/gpu/run`: its folders, device and time, its reports, and its cases.
 
-A step is the module `gpu.steps.NAME`. The driver runs it as a process and a process group of its own, and kills the
-group at the end, so a step may leave no process behind in a group of its own.
+A step is the module `gpu.steps.NAME`, which the driver runs as a process group of its own and kills at the end. A CUDA
+error poisons its process, and a case may hang or kill it: so each case gets a process, forked with what is imported.
 """
 
 import argparse
+import logging
 import os
+import re
+import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +59,9 @@ class Step:
         print(line.text(2000), flush=True)
 
 
+Case = Callable[[Step], None]
+
+
 def _describe(error: BaseException) -> str:
     """Return the type, the first lines of the message, and the innermost frames in this project's files."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -62,14 +70,66 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' / '.join(str(error).strip().splitlines()[:3])[:400]} [{places}]"
 
 
-def parse_step(name: str) -> tuple[Step, bool]:
-    """Return the step that the command line describes, and whether this process is a worker of its pool."""
+def parse_step(name: str) -> Step:
+    """Return the step that the command line describes."""
     parser = argparse.ArgumentParser(prog=f"gpu.steps.{name}")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--ends", type=float, default=time.monotonic() + 600, help="a time of CLOCK_MONOTONIC")
     parser.add_argument("--match", default="", help="regular expression of the names of cases. Default: all")
-    parser.add_argument("--worker", action="store_true")
-    args = vars(parser.parse_args())
-    is_worker = args.pop("worker")
-    return Step(name=name, work=Path(os.environ["OCTAVO_GPU_WORK"]), **args), is_worker
+    return Step(name=name, work=Path(os.environ["OCTAVO_GPU_WORK"]), **vars(parser.parse_args()))
+
+
+def run_case(step: Step, name: str, case: Case) -> None:
+    """Run a case, which reports its own lines; an exception is a line `FAIL` with the case's name."""
+    try:
+        case(step)
+        if step.is_gpu:
+            import torch
+
+            torch.cuda.synchronize()
+    except Exception as error:
+        logging.exception("The case %s failed.", name)
+        step.fail(name, error)
+
+
+def run_cases(step: Step, cases: Mapping[str, Case], *, workers: int = 1, case_s: float) -> None:
+    """Run the cases whose names match, in this order, `workers` beside each other, each at most `case_s` seconds.
+
+    Cases are forked, so this process must not use the GPU, nor torch's threads.
+    """
+    waiting = [name for name in cases if re.search(step.match, name)]
+    running: dict[Any, float] = {}  # processes, and when they have to end
+    while running or (waiting and step.seconds_left() > 2):
+        while waiting and len(running) < workers and step.seconds_left() > 2:
+            name = waiting.pop(0)
+            process = get_context("fork").Process(target=_run, args=(step, name, cases[name], workers > 1), name=name)
+            process.start()
+            running[process] = min(time.monotonic() + case_s, step.ends)
+        nearest = min(running.values(), default=0.0)
+        connection.wait([each.sentinel for each in running], max(0.0, nearest - time.monotonic()))
+        for process, ends in [*running.items()]:
+            code = process.exitcode
+            if code is None and time.monotonic() < ends:
+                continue
+            if code is None:
+                process.kill()
+                cause = "no time was left" if ends == step.ends else f"it hangs: no answer within {case_s:.0f} s"
+                step.fail(process.name, cause)
+            elif code:
+                step.fail(process.name, f"its process ended with {code}: see log.txt")
+            process.join()
+            del running[process]
+    if waiting:
+        step.fail(f"{len(waiting)} cases not run", "no time was left: " + ", ".join(waiting)[:300])
+
+
+def _run(step: Step, name: str, case: Case, is_crowded: bool) -> None:
+    """Run a case, and end its process without a teardown, which could hang."""
+    if is_crowded:  # OpenMP's threads of other cases spin
+        import torch
+
+        torch.set_num_threads(2 if step.is_gpu else 1)
+    run_case(step, name, case)
+    sys.stdout.flush()
+    os._exit(0)

@@ -3,17 +3,21 @@
 The interpreter computes bfloat16 wrongly, so types are fp32 and fp16.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.ops.triton.write_kv import write_kv
-from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv, run_history_and_step
+from octavo_testing.attention_cases import (
+    SeqShape,
+    make_batch,
+    make_spec,
+    part_of,
+    random_qkv,
+    run_history_and_step,
+)
 from torch import Tensor
-from torch.nn import functional as F
 
 MIXES = {
     "decode": [SeqShape(n, 1) for n in (0, 1, 15, 16, 17, 100)],
@@ -97,23 +101,6 @@ def test_a_sequence_of_nan_leaves_the_others_alone() -> None:
     assert out[3:].isfinite().all()
 
 
-def alone(batch: AttentionBatch, seq: int) -> tuple[AttentionBatch, slice]:
-    """Return the step of one of the sequences, and its tokens."""
-    first, end = batch.query_start[seq : seq + 2].tolist()
-    length = int(batch.seq_lens[seq])
-    part = AttentionBatch(
-        query_start=torch.tensor([0, end - first], dtype=torch.int32),
-        seq_lens=batch.seq_lens[seq : seq + 1],
-        block_tables=batch.block_tables[seq : seq + 1],
-        slots=batch.slots[first:end],
-        positions=batch.positions[first:end],
-        max_query_len=end - first,
-        max_seq_len=length,
-        num_keys=length,
-    )
-    return part, slice(first, end)
-
-
 @pytest.mark.parametrize("window", [None, 40, 700])
 def test_the_bits_of_a_sequence_depend_on_no_other(window: int | None) -> None:
     spec = make_spec(heads=6, kv_heads=2, window=window)
@@ -128,23 +115,15 @@ def test_the_bits_of_a_sequence_depend_on_no_other(window: int | None) -> None:
     for seq in range(len(shapes)):
         for programs in (1, 3):
             backend.num_programs = programs
-            part, rows = alone(batch, seq)
+            part, rows = part_of(batch, [seq])
             backend.begin_step(part)
             assert torch.equal(backend.attend(spec, q[rows], k[rows], v[rows], part), crowded[rows])
 
 
 def test_a_row_of_padding_changes_nothing() -> None:
-    """A row without keys, whose slot is -1, fills a batch up to the size of a recorded step."""
     spec = make_spec()
     batch, num_blocks = make_batch([SeqShape(600, 1), SeqShape(3, 1)], 16)
-    padded = replace(
-        batch,
-        query_start=torch.arange(5, dtype=torch.int32),
-        seq_lens=F.pad(batch.seq_lens, (0, 2)),
-        block_tables=F.pad(batch.block_tables, (0, 0, 0, 2)),
-        slots=F.pad(batch.slots, (0, 2), value=-1),
-        positions=F.pad(batch.positions, (0, 2)),
-    )
+    padded, _ = part_of(batch, [0, 1], padding=2)
     backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
     backend.allocate(num_blocks)
     backend.caches[0].normal_(generator=torch.Generator().manual_seed(1))

@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 from octavo_engine.ops import triton_devices
-from octavo_engine.ops.activation import ACTIVATIONS, act_mul, act_mul_reference
+from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.norm import RMSWeight, add_rms_norm, rms_norm, rms_norm_reference, rms_weight
+from octavo_engine.ops.norm import RMSWeight, rms_norm, rms_norm_reference, rms_weight
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.ops.rope import Rotation
 from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv
+from octavo_testing.kernel_cases import angles, fused_write_pairs, gate_pair, norm_pairs, random
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 4e-3}
 TYPES = list(TOLERANCE)
@@ -21,23 +22,16 @@ def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_devices, "DEVICES", {"cpu"})
 
 
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
-    torch.testing.assert_close(got, want, atol=TOLERANCE[want.dtype], rtol=TOLERANCE[want.dtype])
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance, check_dtype=False)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("size", [7, 64, 576])
 def test_a_norm_equals_the_reference(size: int, dtype: torch.dtype) -> None:
-    weight = rms_weight(random(size), 1e-5)
-    x, update = random(5, size, dtype=dtype), random(5, size, dtype=dtype, seed=1)
-    assert_close(rms_norm(x, weight), rms_norm_reference(x, weight))
-    total = x + update
-    assert_close(add_rms_norm(update, x, weight), rms_norm_reference(total, weight))
-    assert torch.equal(x, total)
+    for got, want in norm_pairs(5, size, dtype).values():
+        assert_close(got, want)
 
 
 def test_a_norm_takes_strided_rows_and_a_weight_for_each_head() -> None:
@@ -50,16 +44,15 @@ def test_a_norm_takes_strided_rows_and_a_weight_for_each_head() -> None:
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh", "relu"])
 @pytest.mark.parametrize("size", [5, 1024, 1500])
 def test_a_gate_equals_the_reference(name: str, size: int, dtype: torch.dtype) -> None:
-    gate_up = 3 * random(4, 2 * size + 3, dtype=dtype)[:, : 2 * size]
-    assert_close(act_mul(gate_up, ACTIVATIONS[name]), act_mul_reference(gate_up, ACTIVATIONS[name]))
+    assert_close(*gate_pair(name, 4, size, dtype))
 
 
-def angles(tokens: int, size: int, dtype: torch.dtype) -> Rotation:
-    """Return views of a table, as the model gets them."""
-    angle = random(tokens, size // 2, seed=4)
-    cos, sin = angle.cos(), angle.sin()
-    table = torch.cat((cos, cos, -sin, sin), -1).to(dtype).view(tokens, 2, 1, size)
-    return Rotation(*table.unbind(1))
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotary", "has_norm"), [(80, 80, True), (96, 48, False), (64, 0, False)])
+def test_a_fused_write_equals_its_parts(dim: int, rotary: int, has_norm: bool, dtype: torch.dtype) -> None:
+    pairs = fused_write_pairs(dim, rotary, has_norm, dtype)
+    torch.testing.assert_close(*pairs["queries"], atol=TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype], check_dtype=False)
+    torch.testing.assert_close(*pairs["cache"], atol=TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -81,7 +74,7 @@ def test_attention_with_norm_and_rotation_equals_its_parts(
         for computed, queries, seed in ((0, 20, 1), (20, 1, 2)):
             batch, _ = make_batch([SeqShape(computed, queries)], 16)
             fused = torch.cat(random_qkv(spec, queries, dtype, seed=seed), 1)
-            rotation = angles(queries, rotary, dtype) if rotary else None
+            rotation = Rotation(*angles(queries, rotary, dtype).unbind(1)) if rotary else None
             backend.begin_step(batch)
             outputs[-1].append(backend.attend_qkv(spec, fused[:, :8], fused[:, 8:], norm, rotation, batch))
     for got, want in zip(outputs[1], outputs[0], strict=True):

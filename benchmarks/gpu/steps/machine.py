@@ -4,13 +4,13 @@ import importlib
 import os
 import platform
 import shutil
-import sys
 import sysconfig
 from functools import partial
 from pathlib import Path
 
-from gpu.case_pool import Case, run_cases
-from gpu.step import Step
+import torch
+from gpu.step import Case, Step, parse_step, run_cases
+from gpu.timing import median_s
 
 PACKAGES = ("msgspec", "zmq", "llguidance", "fastapi", "uvicorn", "httptools", "pydantic", "gguf", "shtab", "uvloop")
 OWN = (
@@ -23,7 +23,6 @@ PINNED_BYTES = 1 << 28
 
 
 def versions(step: Step) -> None:
-    import torch
     import triton
 
     step.figure("python, torch, triton", f"{platform.python_version()}, {torch.__version__}, {triton.__version__}")
@@ -50,9 +49,6 @@ def own_check(step: Step) -> None:
 
 
 def gpu(step: Step) -> None:
-    import torch
-    from gpu.timing import median_s
-
     about, free = torch.cuda.get_device_properties(0), torch.cuda.mem_get_info()[0]
     memory = f"{free / 2**30:.1f} of {about.total_memory / 2**30:.1f} GiB are free"
     note = f"{memory}; {about.multi_processor_count} processors; {torch.cuda.device_count()} GPUs"
@@ -71,9 +67,6 @@ def gpu(step: Step) -> None:
 
 
 def ceilings(step: Step) -> None:
-    import torch
-    from gpu.timing import median_s
-
     size, rows = (1 << 32, 8192) if step.is_gpu else (1 << 24, 256)
     source = torch.randint(0, 255, (size // 4,), dtype=torch.int32, device=step.device)
     took = median_s(partial(torch.empty_like(source).copy_, source), step.device)
@@ -89,4 +82,5 @@ def cases(step: Step) -> dict[str, Case]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases("machine", cases, workers=lambda step: 1, case_s=lambda step: 40.0))
+    this = parse_step("machine")
+    run_cases(this, cases(this), case_s=40.0)

@@ -1,13 +1,10 @@
 """Two ranks of one model: their tokens beside those of one rank, and their speed, on two GPUs or on a CPU."""
 
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from gpu import dummy_models
-from gpu.case_pool import Case, run_cases
-from gpu.step import Step
+from gpu.step import Step, parse_step, run_cases
 from gpu.steps.speed import MODEL, SETTINGS, generate, loads_of
 
 TINY: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_model_len": 256}
@@ -56,9 +53,5 @@ def throughput(step: Step) -> None:
             core.shutdown()
 
 
-def cases_of(step: Step) -> Mapping[str, Case]:
-    return {"tokens": tokens, "throughput": throughput}
-
-
 if __name__ == "__main__":
-    sys.exit(run_cases("ranks", cases_of, workers=lambda step: 1, case_s=lambda step: 170.0, is_fresh=True))
+    run_cases(parse_step("ranks"), {"tokens": tokens, "throughput": throughput}, case_s=170.0)

@@ -1,27 +1,27 @@
 """`octavo serve` with random weights in Qwen3-0.6B's shape: its start, streams, a schema, sleep, a killed engine core.
 
-All cases use one server, which a worker starts for its first case, and again for a later one if it has ended.
+All cases use one server, so they run in this process, and each of its requests has a limit of time. The first case
+starts it, and a later one again if it has ended.
 """
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu.case_pool import Case, run_cases
-from gpu.step import Step
+from gpu.step import Step, parse_step, run_case
 
 START_S = {"cuda": 90.0, "cpu": 120.0}
 NUM_STREAMS, NUM_AGAIN, NUM_KILLED = 20, 6, 8
@@ -77,7 +77,7 @@ class Server:
         flags = f"{FLAGS} --device {step.device} --port {self.port} {sizes}".split()
         command = [sys.executable, "-m", "octavo_server.cli.main", "serve", str(write_model(step)), *flags]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=_end_with_parent)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.is_ready = self._wait_ready()
 
     def _wait_ready(self) -> bool:
@@ -127,10 +127,6 @@ class Server:
         return " / ".join(self.log.read_text(errors="replace").splitlines()[-4:])[-500:]
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG; the engine core ends with the server by itself
-
-
 def _events(answer: http.client.HTTPResponse) -> Iterator[str]:
     for line in answer:
         text = line.decode().strip()
@@ -138,7 +134,7 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[str]:
             yield text.removeprefix("data:").strip()
 
 
-_servers: list[Server] = []  # of this worker
+_servers: list[Server] = []
 
 
 def server_of(step: Step) -> Server:
@@ -257,9 +253,8 @@ def killed_core(step: Step) -> None:
 CASES = (start, streams, sleep, schema, killed_core)
 
 
-def cases_of(step: Step) -> Mapping[str, Case]:
-    return {work.__name__: work for work in CASES}
-
-
 if __name__ == "__main__":
-    sys.exit(run_cases("serve", cases_of, workers=lambda step: 1, case_s=lambda step: START_S[step.device] + 65))
+    this = parse_step("serve")
+    for work in CASES:
+        if re.search(this.match, work.__name__):
+            run_case(this, work.__name__, work)

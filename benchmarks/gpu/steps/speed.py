@@ -9,7 +9,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu.case_pool import Case, run_cases
 from gpu.dummy_models import SHAPES, add_requests, open_engine, start_decoding, write_config
 from gpu.dummy_models import step as run_step
-from gpu.step import Step
+from gpu.step import Case, Step, parse_step, run_cases
 from gpu.timing import median_s
 
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.95}
@@ -78,15 +76,15 @@ def replayed_s(work: Callable[[], object], step: Step) -> float:
 
 def own_attention_s(step: Step, seqs: int, length: int, queries: int) -> float:
     """Return the seconds of a layer's attention, for the last `queries` tokens of each sequence."""
-    from gpu.steps.kernels import BLOCK, backends, on_device
+    from gpu.steps.kernels import BLOCK, backends
     from octavo_engine.ops.attention import AttentionSpec, LayerKVSpec
-    from octavo_testing.attention_cases import SeqShape, make_batch
+    from octavo_testing.attention_cases import SeqShape, make_batch, on_device
 
     kv = LayerKVSpec(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
     spec = AttentionSpec(layer_idx=0, num_heads=HEADS, kv=kv, scale=HEAD_DIM**-0.5)
     batch, num_blocks = make_batch([SeqShape(length - queries, queries)] * seqs, BLOCK)
     backend, _ = backends(step, kv, "bfloat16" if step.is_gpu else "float32", num_blocks)
-    batch = on_device(batch, step)
+    batch = on_device(batch, step.device)
     backend.begin_step(batch)
     return replayed_s(partial(backend.attend, spec, *random_qkv(step, seqs * queries), batch), step)
 
@@ -263,4 +261,5 @@ def cases_of(step: Step) -> Mapping[str, Case]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases("speed", cases_of, workers=lambda step: 1, case_s=lambda step: CASE_S, is_fresh=True))
+    this = parse_step("speed")
+    run_cases(this, cases_of(this), case_s=CASE_S)

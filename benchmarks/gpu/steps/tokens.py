@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,8 +18,7 @@ from typing import Any
 
 import octavo_engine as octavo
 import torch
-from gpu.case_pool import Case, run_cases
-from gpu.step import Step
+from gpu.step import Case, Step, parse_step, run_cases
 
 NEAR = 2e-3  # a difference of two log-probabilities below which devices may choose differently
 SEEDED = {"temperature": 0.9, "top_p": 0.9}
@@ -274,11 +272,9 @@ def cases_of(step: Step) -> Mapping[str, Case]:
 
 
 def _run(check: Callable[[Tiny], None], model: str, step: Step) -> None:
-    torch.set_num_threads(2 if step.is_gpu else 1)
     check(Tiny(model, step))
 
 
 if __name__ == "__main__":
-    limits = {"cuda": 100.0, "cpu": 250.0}
-    workers = {"cuda": 6, "cpu": 2}
-    sys.exit(run_cases("tokens", cases_of, workers=lambda s: workers[s.device], case_s=lambda s: limits[s.device]))
+    this = parse_step("tokens")
+    run_cases(this, cases_of(this), workers=6 if this.is_gpu else 2, case_s=100.0 if this.is_gpu else 250.0)

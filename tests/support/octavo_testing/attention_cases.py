@@ -1,12 +1,13 @@
 """Ragged steps for attention tests: random sequences over shuffled blocks, with the KV of earlier tokens written."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.triton.write_kv import write_kv
 from torch import Tensor
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,37 @@ def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tup
         num_keys=sum(lens),
     )
     return batch, sum(counts)
+
+
+def on_device(batch: AttentionBatch, device: str) -> AttentionBatch:
+    names = ("query_start", "seq_lens", "block_tables", "slots", "positions")
+    return replace(batch, **{name: getattr(batch, name).to(device) for name in names})
+
+
+def part_of(batch: AttentionBatch, seqs: list[int], padding: int = 0) -> tuple[AttentionBatch, Tensor]:
+    """Return the step of some of the sequences and the places of their tokens; `padding`: rows without a slot behind.
+
+    Such rows fill a batch up to the size of a recorded step.
+    """
+    counts = batch.query_start.diff()[seqs]
+    starts = F.pad(torch.cat([counts, counts.new_ones(padding)]).cumsum(0), (1, 0)).to(torch.int32)
+    places = torch.cat([torch.arange(*batch.query_start[seq : seq + 2].tolist()) for seq in seqs])
+    part = AttentionBatch(
+        query_start=starts,
+        seq_lens=F.pad(batch.seq_lens[seqs], (0, padding)),
+        block_tables=F.pad(batch.block_tables[seqs], (0, 0, 0, padding)),
+        slots=F.pad(batch.slots[places], (0, padding), value=-1),
+        positions=F.pad(batch.positions[places], (0, padding)),
+        max_query_len=int(counts.max()),
+        max_seq_len=int(batch.seq_lens[seqs].max()),
+        num_keys=int(batch.seq_lens[seqs].sum()),
+    )
+    return part, places
+
+
+def in_reference_layout(cache: Tensor) -> Tensor:
+    """Return a cache of the Triton kernels as the reference backend has it, in fp32."""
+    return cache.float().permute(1, 0, 3, 2, 4).contiguous()
 
 
 def random_qkv(spec: AttentionSpec, tokens: int, dtype: torch.dtype, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
