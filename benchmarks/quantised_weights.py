@@ -14,10 +14,10 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.cpu_level import usable_levels
-from octavo_engine.runner.kept_blocks import log_expanded
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
+from octavo_engine.runner.weight_formats import log_expanded
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files

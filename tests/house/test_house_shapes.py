@@ -8,10 +8,10 @@ import octavo_engine
 import pytest
 import torch
 from jaxtyping import Float, Int, TypeCheckError
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.ops.norm import add_rms_norm, rms_norm, rms_weight
 from octavo_engine.sampling.logprobs import prompt_logprobs
-from octavo_engine.weights.packed_layers import signed_blocks
+from octavo_engine.weights.quantised_layers import signed_blocks
 from octavo_shapes import ShapeError, check_shapes
 from torch import Tensor
 
@@ -20,8 +20,8 @@ ENGINE = Path(octavo_engine.__file__).parent
 WRONG_CALLS: dict[str, Callable[[], object]] = {
     "ops.norm.rms_norm": lambda: rms_norm(torch.ones(2, 8, dtype=torch.int64), rms_weight(torch.ones(8), eps=1e-6)),
     "sampling.logprobs.prompt_logprobs": lambda: prompt_logprobs(torch.ones(1, 2, 8), [0], 0),
-    "weights.packed_layers.signed_blocks": lambda: signed_blocks(
-        torch.ones(2, 3, 31, dtype=torch.int8), torch.ones(2, 3, dtype=torch.float16), BLOCK_FORMATS["Q8_0"]
+    "weights.quantised_layers.signed_blocks": lambda: signed_blocks(
+        torch.ones(2, 3, 31, dtype=torch.int8), torch.ones(2, 3, dtype=torch.float16), QUANTISED_FORMATS["Q8_0"]
     ),
 }
 

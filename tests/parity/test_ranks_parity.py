@@ -12,7 +12,7 @@ import torch
 from octavo_engine.models.registry import ARCHITECTURES
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, kernels_expand_blocks
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, kernels_expand_blocks
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.paged import PagedDriver
@@ -102,7 +102,7 @@ def test_weights_that_are_quantised_while_they_load_are_those_of_one_rank(
         model = load_part(files, group, **build)
         return all_logits(PagedDriver(model), tokens, WHOLE)
 
-    quantised = {"dtype": torch.bfloat16, "quantise_to": BLOCK_FORMATS[block_format]}
+    quantised = {"dtype": torch.bfloat16, "quantise_to": QUANTISED_FORMATS[block_format]}
     one, exact = logits(Group(), **quantised), logits(Group())
     two = run_ranks(2, lambda group: logits(group, **quantised))[0]
     rounded = (logits(Group(), dtype=torch.bfloat16) - exact).square().mean().sqrt()

@@ -10,7 +10,7 @@ from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops import native_linear
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.ops.quantise import quantised_slices
 from octavo_engine.ops.recording import Pool, record
 from octavo_testing.onednn import install_other_onednn
@@ -77,12 +77,12 @@ VALUES = torch.randn(259, 64, generator=torch.Generator().manual_seed(0))
 def part_of_table(group: Group, blocks: bool) -> Embedding:
     if blocks and native_linear.native_library() is None:
         pytest.skip("the kernels are not available")
-    formats = {"embed.weight": BLOCK_FORMATS["Q8_0"]} if blocks else {}
+    formats = {"embed.weight": QUANTISED_FORMATS["Q8_0"]} if blocks else {}
     cpu = torch.device("cpu")
     build = BuildContext(dtype=torch.bfloat16, device=cpu, max_model_len=8, block_formats=formats, group=group)
     table = Embedding("embed", *VALUES.shape, build, scale=3.0)
     (slot,) = table.weight_slots()
-    slot.load(next(iter(quantised_slices(VALUES, BLOCK_FORMATS["Q8_0"])))[1] if blocks else VALUES)
+    slot.load(next(iter(quantised_slices(VALUES, QUANTISED_FORMATS["Q8_0"])))[1] if blocks else VALUES)
     table.finish_loading()
     return table
 

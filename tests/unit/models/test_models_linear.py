@@ -9,8 +9,8 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
 from octavo_engine.ops.native_library import native_library
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
 from octavo_engine.wire.errors import StartupError
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +31,7 @@ def filled(linear: Linear, weights: Weights) -> Linear:
     return linear
 
 
-def random_tensor(slot: WeightSlot) -> Tensor | BlockTensor:
+def random_tensor(slot: WeightSlot) -> Tensor | QuantisedTensor:
     """Return random numbers, or blocks of random quants with small numbers as scales and minima."""
     generator = torch.Generator().manual_seed(len(slot.name))
     if slot.format is None:
@@ -39,10 +39,10 @@ def random_tensor(slot: WeightSlot) -> Tensor | BlockTensor:
     out, size = slot.shape
     blocks = torch.randint(0, 64, (out, size // slot.format.num_values, slot.format.num_bytes), generator=generator)
     rows = blocks.to(torch.uint8).flatten(1)  # each byte below 64, so that no fp16 number is infinite, NaN or large
-    return BlockTensor(slot.format, rows)
+    return QuantisedTensor(slot.format, rows)
 
 
-def ready(spec: LinearSpec, build: BuildContext, weights: dict[str, Tensor | BlockTensor]) -> Linear:
+def ready(spec: LinearSpec, build: BuildContext, weights: dict[str, Tensor | QuantisedTensor]) -> Linear:
     linear = filled(Linear(spec, build), weights)
     linear.finish_loading()
     return linear
@@ -118,11 +118,11 @@ def test_input_shards_sum_to_the_whole() -> None:
 
 
 @pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", QUANTISED_FORMATS)
 @pytest.mark.parametrize("names", [("a.gate", "a.up"), ("a.gate_up",)])
 def test_shards_of_blocks_have_the_bits_of_the_whole(name: str, names: tuple[str, ...]) -> None:
-    size = 2 * BLOCK_FORMATS[name].num_values
-    build = replace(BLOCK_BUILD, block_formats={f"{each}.weight": BLOCK_FORMATS[name] for each in names})
+    size = 2 * QUANTISED_FORMATS[name].num_values
+    build = replace(BLOCK_BUILD, block_formats={f"{each}.weight": QUANTISED_FORMATS[name] for each in names})
     outs, x = (range(16, 48), range(16, 48)), torch.randn(3, size).bfloat16()
     whole, part = (
         LinearSpec(in_features=size, outs=(64, 64), names=names, gated=True, bias=True, shard=shard)
@@ -141,7 +141,7 @@ def test_shards_of_blocks_have_the_bits_of_the_whole(name: str, names: tuple[str
 
 @pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
 def test_inputs_in_another_order_are_not_split() -> None:
-    build = replace(BLOCK_BUILD, block_formats={"o.weight": BLOCK_FORMATS["Q8_0"]})
+    build = replace(BLOCK_BUILD, block_formats={"o.weight": QUANTISED_FORMATS["Q8_0"]})
     spec = LinearSpec(in_features=64, outs=(8,), names=("o",), shard=split_inputs(Group(0, 2), range(32)))
     (slot,) = Linear(spec, build).weight_slots()
     tensor = replace(random_tensor(slot), order=torch.arange(64).flip(0))

@@ -11,7 +11,7 @@ from octavo_engine.layers.mlp import gated_mlp
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
@@ -63,7 +63,7 @@ def test_copied_kv_heads_take_memory_on_each_rank(tmp_path: Any) -> None:
 @pytest.mark.parametrize(("num_kv_heads", "sizes"), [(8, "1, 2"), (2, "1, 2, 6")])
 def test_heads_that_cut_blocks_are_refused(num_kv_heads: int, sizes: str) -> None:
     """24 heads of 64 values, four of which are a block of 256."""
-    formats = {"o.weight": BLOCK_FORMATS["Q4_K"]}
+    formats = {"o.weight": QUANTISED_FORMATS["Q4_K"]}
     context = build_context(Group(0, 8), block_formats=formats)
     with pytest.raises(StartupError, match=rf"'o.weight'.*Q4_K blocks of 256.*use one of {sizes}, or"):
         rank_heads("o.weight", 24, num_kv_heads, 64, context)
@@ -77,7 +77,7 @@ def test_models_that_transformers_runs_are_refused(tmp_path: Any) -> None:
 
 
 def test_fewer_blocks_than_ranks_are_refused() -> None:
-    build = build_context(Group(0, 3), block_formats={"mlp.down_proj.weight": BLOCK_FORMATS["Q4_K"]})
+    build = build_context(Group(0, 3), block_formats={"mlp.down_proj.weight": QUANTISED_FORMATS["Q4_K"]})
     names = ("gate_proj", "up_proj", "down_proj")
     with pytest.raises(StartupError, match=r"'mlp.down_proj.weight': its 512 inputs are 2 Q4_K blocks.*use at most 2"):
         gated_mlp("mlp", 64, 512, names, "silu", build)

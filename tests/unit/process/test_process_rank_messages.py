@@ -13,7 +13,7 @@ from octavo_engine.process.pipes import framed, make_folder, read_message, remov
 from octavo_engine.process.rank_processes import RankProcess, Report, without_text
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
@@ -50,7 +50,7 @@ def test_plans_are_the_same_without_grammars() -> None:
 
 
 def rank_start(folder: str) -> messages.RankStart:
-    packed = PackedConfig(method="gptq", layout="gptq", bits=4, group_size=32, symmetric=True)
+    quantisation = QuantisedConfig(method="gptq", layout="gptq", bits=4, group_size=32, symmetric=True)
     files = ModelFiles(
         name="m",
         root=Path("/models/m"),
@@ -58,7 +58,7 @@ def rank_start(folder: str) -> messages.RankStart:
         config={"rope": {"factor": 1.5}, "layers": [1, None]},
         weight_files=(Path("/models/m/a.safetensors"),),
         gguf=Path("/models/m/a.gguf"),
-        quantisation=packed,
+        quantisation=quantisation,
         tokenizer_config={"model_max_length": 10**30},  # as many checkpoints have it
     )
     return messages.RankStart(

@@ -12,11 +12,11 @@ from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice, Device
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
-from octavo_engine.runner import kept_blocks
+from octavo_engine.runner import weight_formats
 from octavo_engine.runner.executor import Executor
-from octavo_engine.runner.kept_blocks import LOADED_FORMATS, log_expanded, log_quantised
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_executor, load_model
+from octavo_engine.runner.weight_formats import LOADED_FORMATS, log_expanded, log_quantised
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -122,7 +122,7 @@ def test_layers_whose_inputs_are_no_whole_blocks_are_named_in_one_line(
 ) -> None:
     model = loaded(resolve_model(str(make_tiny("qwen2_moe", models))), "int4")
     caplog.clear()
-    with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_quantised(model, LOADED_FORMATS["int4"])
     (message,) = caplog.messages
     assert f"{len(model.quantised_tensors())} tensors were quantised to Q4_1" in message
@@ -159,7 +159,7 @@ def test_a_ggufs_tensors_keep_their_types(tmp_path: Path, caplog: pytest.LogCapt
     assert "model.layers.0.self_attn.q_proj.weight" in model.block_tensors()
     assert PagedDriver(model).feed({0: TOKENS})[0].isfinite().all()
     caplog.clear()
-    with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_expanded(stored_tensors(files), model.block_tensors() | model.quantised_tensors(), DEVICE, torch.bfloat16)
     assert not caplog.messages
 
@@ -181,8 +181,8 @@ def test_what_cannot_be_quantised_is_refused(models: Path, fields: dict[str, Any
 def test_a_device_without_the_kernels_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = resolve_model(str(make_tiny("llama", models)))
     with pytest.raises(StartupError, match="--quantization int4 is not supported on cuda: use --device cpu"):
-        kept_blocks.loaded_format(settings(files, "int4"), CudaDevice())
-    monkeypatch.setattr(kept_blocks, "kernels_expand_blocks", lambda dtype: False)
+        weight_formats.loaded_format(settings(files, "int4"), CudaDevice())
+    monkeypatch.setattr(weight_formats, "kernels_expand_blocks", lambda dtype: False)
     with pytest.raises(StartupError, match=r"--quantization int4 needs the native kernels.*OCTAVO_NATIVE"):
         planned(files, "int4")
 

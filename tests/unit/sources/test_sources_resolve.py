@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources.download_dir import fetched_revision
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
@@ -103,7 +103,7 @@ def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str
 def test_the_settings_of_an_old_gptq_checkpoint_are_read(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", "model.safetensors")
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "sym": true, "desc_act": false}')
-    assert resolve_model(str(folder)).quantisation == PackedConfig(
+    assert resolve_model(str(folder)).quantisation == QuantisedConfig(
         bits=4, group_size=128, symmetric=True, zero_offset=1, method="gptq", layout="gptq"
     )
 

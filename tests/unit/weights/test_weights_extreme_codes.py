@@ -7,10 +7,10 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
+from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
-from octavo_engine.weights.packed_layers import iter_packed, packed_layers
+from octavo_engine.weights.quantised_layers import iter_quantised, quantised_layers
 from torch import Tensor
 
 OUT, SIZE, GROUP = 16, 64, 32
@@ -73,7 +73,7 @@ def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool) -> Tensor:
     method = {"pack-quantized": "compressed-tensors", "int-quantized": "compressed-tensors"}.get(
         case.layout, case.layout
     )
-    config = PackedConfig(
+    config = QuantisedConfig(
         method=method,
         layout=case.layout,
         bits=case.bits,
@@ -88,12 +88,12 @@ def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool) -> Tensor:
         )
         for name, part in parts.items()
     }
-    layers = packed_layers(config, headers)
-    as_blocks = as_blocks and layers["l.weight"].type.name in BLOCK_FORMATS  # 8 bits with zero points have none
+    layers = quantised_layers(config, headers)
+    as_blocks = as_blocks and layers["l.weight"].type.name in QUANTISED_FORMATS  # 8 bits with zero points have none
     tensors = [(f"l.{name}", part.contiguous()) for name, part in parts.items()]
-    ((_, found),) = iter_packed(layers, tensors, dtype=torch.float32, blocks={"l.weight"} if as_blocks else ())
-    assert isinstance(found, BlockTensor) == as_blocks
-    if not isinstance(found, BlockTensor):
+    ((_, found),) = iter_quantised(layers, tensors, dtype=torch.float32, blocks={"l.weight"} if as_blocks else ())
+    assert isinstance(found, QuantisedTensor) == as_blocks
+    if not isinstance(found, QuantisedTensor):
         return found
     values = torch.from_numpy(dequantize(found.rows.numpy(), GGMLQuantizationType[found.format.name]))
     return values if found.order is None else values[:, found.order.argsort()]

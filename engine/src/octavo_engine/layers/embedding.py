@@ -7,12 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.layers.block_method import load_blocks
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
+from octavo_engine.layers.quantised_method import load_blocks
 from octavo_engine.layers.shard import vocabulary_shares
 from octavo_engine.ops.gather import TablePart, gather_rows
-from octavo_engine.ops.native_blocks import BlockTensor, BlockWeight, gather_blocks, native_blocks
 from octavo_engine.ops.native_linear import NativeWeight
+from octavo_engine.ops.native_quantised import QuantisedTensor, QuantisedWeight, gather_blocks, native_quantised
 from octavo_engine.wire.errors import StartupError
 
 
@@ -28,8 +28,8 @@ class Embedding(Layer):
         self.rows = vocabulary_shares(build.group, rows)[build.group.rank]
         self.part = None if build.group.size == 1 else TablePart(self.rows.start, rows)
         block_format, held = build.block_format(f"{name}.weight", size), len(self.rows)
-        self.weight: Tensor | BlockWeight = (
-            build.empty(held, size) if block_format is None else BlockWeight(block_format, held, size, build.device)
+        self.weight: Tensor | QuantisedWeight = (
+            build.empty(held, size) if block_format is None else QuantisedWeight(block_format, held, size, build.device)
         )
         self.blocks: NativeWeight | None = None
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it
@@ -42,22 +42,22 @@ class Embedding(Layer):
         return self.group.all_reduce(gather_rows(self.weight, ids, self.scale, self.part))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        block_format = self.weight.format if isinstance(self.weight, BlockWeight) else None
+        block_format = self.weight.format if isinstance(self.weight, QuantisedWeight) else None
         yield WeightSlot(f"{self.name}.weight", self.shape, self._load, block_format)
 
-    def _load(self, table: Tensor | BlockTensor) -> None:
+    def _load(self, table: Tensor | QuantisedTensor) -> None:
         held = slice(self.rows.start, self.rows.stop)
-        if isinstance(self.weight, BlockWeight):
-            assert isinstance(table, BlockTensor)
-            rows = BlockTensor(table.format, table.rows[held])
+        if isinstance(self.weight, QuantisedWeight):
+            assert isinstance(table, QuantisedTensor)
+            rows = QuantisedTensor(table.format, table.rows[held])
             load_blocks(f"{self.name}.weight", self.weight, rows, first_row=held.start)
         else:
             assert isinstance(table, Tensor)
             self.weight.copy_(table[held])
 
     def finish_loading(self) -> None:
-        if isinstance(self.weight, BlockWeight):
-            self.blocks = native_blocks([self.weight])
+        if isinstance(self.weight, QuantisedWeight):
+            self.blocks = native_quantised([self.weight])
 
     def weights_bytes(self) -> int:
         return self.weight.nbytes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.ops.native_quantised import QuantisedFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +28,19 @@ class BuildContext:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
-    quantise_to: BlockFormat | None = None
+    block_formats: Mapping[str, QuantisedFormat] = field(default_factory=dict)
+    quantise_to: QuantisedFormat | None = None
     group: Group = field(default_factory=Group)
 
-    def block_format(self, name: str, in_features: int) -> BlockFormat | None:
+    def block_format(self, name: str, in_features: int) -> QuantisedFormat | None:
         """Return the format in which a tensor [out, in] stays; None if it is expanded."""
         return _if_whole_blocks(self.block_formats.get(name), in_features)
 
-    def quantised_format(self, in_features: int) -> BlockFormat | None:
+    def quantised_format(self, in_features: int) -> QuantisedFormat | None:
         """Return the format to which a linear layer's tensor is quantised; None if it is not."""
         return _if_whole_blocks(self.quantise_to, in_features)
 
-    def linear_format(self, name: str, in_features: int) -> BlockFormat | None:
+    def linear_format(self, name: str, in_features: int) -> QuantisedFormat | None:
         """Return the format in which a linear layer has a tensor [out, in] in memory; None if it is expanded."""
         return self.block_format(name, in_features) or self.quantised_format(in_features)
 
@@ -48,7 +48,7 @@ class BuildContext:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 
 
-def _if_whole_blocks(block_format: BlockFormat | None, in_features: int) -> BlockFormat | None:
+def _if_whole_blocks(block_format: QuantisedFormat | None, in_features: int) -> QuantisedFormat | None:
     return None if block_format is None or in_features % block_format.num_values else block_format
 
 
@@ -56,7 +56,7 @@ def _if_whole_blocks(block_format: BlockFormat | None, in_features: int) -> Bloc
 class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
-    A slot with a `format` loads only a `BlockTensor` of this format, another slot only a `Tensor`. `quantises`: it
+    A slot with a `format` loads only a `QuantisedTensor` of this format, another slot only a `Tensor`. `quantises`: it
     stores this tensor in blocks. `instead_of`: names of the slots that it fills, if the checkpoint may have it in their
     place.
     """
@@ -64,7 +64,7 @@ class WeightSlot:
     name: str
     shape: tuple[int, ...]
     load: Callable[[Any], object]
-    format: BlockFormat | None = None
+    format: QuantisedFormat | None = None
     quantises: bool = False
     instead_of: tuple[str, ...] = ()
 

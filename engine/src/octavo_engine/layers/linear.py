@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.layers.block_method import linear_method
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear_method import LinearMethod, LinearSpec
+from octavo_engine.layers.quantised_method import linear_method
 from octavo_engine.ops.activation import Activation, act_mul
-from octavo_engine.ops.native_blocks import BlockWeight
+from octavo_engine.ops.native_quantised import QuantisedWeight
 
 #: Adds a term in place to a linear layer's output, or to a rank's part of it, before the ranks add up. Arguments: the
 #: input, and the output's parts (`LinearSpec.rank_outs`).
@@ -22,7 +22,7 @@ class Linear(Layer):
         spec: LinearSpec,
         build: BuildContext,
         *,
-        tied: Tensor | BlockWeight | None = None,
+        tied: Tensor | QuantisedWeight | None = None,
         method: LinearMethod | None = None,
     ) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
 from octavo_engine.ops.activation import ACTIVATIONS, Activation
-from octavo_engine.ops.native_blocks import PANEL
+from octavo_engine.ops.native_quantised import PANEL
 from octavo_engine.wire.errors import StartupError
 
 

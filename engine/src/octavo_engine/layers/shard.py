@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import PANEL
+from octavo_engine.ops.native_quantised import PANEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

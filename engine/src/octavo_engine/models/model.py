@@ -21,7 +21,7 @@ from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.moe import MoE
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
-from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.settings.config import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -81,7 +81,7 @@ class Model(nn.Module):
         """Return the names of the tensors that are quantised while they are loaded."""
         return frozenset(slot.name for slot in self._weight_slots() if slot.quantises)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor | BlockTensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         slots = {slot.name: slot for slot in self._weight_slots()}
         loaded: set[str] = set()
@@ -133,7 +133,7 @@ class Model(nn.Module):
         """Return True if the name is that of an unused tensor, or of a tied head's weight, which some files contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
-    def _load(self, slot: WeightSlot, tensor: Tensor | BlockTensor) -> None:
+    def _load(self, slot: WeightSlot, tensor: Tensor | QuantisedTensor) -> None:
         if tuple(tensor.shape) != slot.shape:
             raise self._error(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
         with torch.no_grad():
@@ -143,6 +143,6 @@ class Model(nn.Module):
         return StartupError(f"{self.config.name}: {message}")
 
 
-def _is_zero_bias(name: str, tensor: Tensor | BlockTensor) -> bool:
+def _is_zero_bias(name: str, tensor: Tensor | QuantisedTensor) -> bool:
     """Return True for a bias that has no effect: tools for GPTQ write one for each layer."""
     return name.endswith(".bias") and isinstance(tensor, Tensor) and not tensor.any()

@@ -23,7 +23,7 @@ from octavo_engine.models.qwen2_moe import Qwen2MoE
 from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.settings.config import ModelConfig, ModelImpl
 from octavo_engine.wire.errors import StartupError
 
@@ -58,8 +58,8 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     max_model_len: int,
-    block_formats: Mapping[str, BlockFormat] | None = None,
-    quantise_to: BlockFormat | None = None,
+    block_formats: Mapping[str, QuantisedFormat] | None = None,
+    quantise_to: QuantisedFormat | None = None,
     group: Group | None = None,
 ) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.

@@ -12,15 +12,15 @@ from gguf.quants import quantize
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor
+from octavo_engine.ops.native_quantised import QuantisedFormat, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
 
 SLICE_BYTES = 1 << 19
 
 
 def quantised_slices(
-    tensor: Float[Tensor, "out in_features"], block_format: BlockFormat
-) -> Iterator[tuple[int, BlockTensor]]:
+    tensor: Float[Tensor, "out in_features"], block_format: QuantisedFormat
+) -> Iterator[tuple[int, QuantisedTensor]]:
     """Yield the tensor's rows in blocks, each slice with the number of its first row.
 
     A value that is infinite or NaN gives a block with such a scale or minimum.
@@ -30,4 +30,4 @@ def quantised_slices(
     with single_thread(), np.errstate(invalid="ignore", over="ignore"):
         for first in range(0, len(tensor), num_rows):
             values = tensor[first : first + num_rows].float().numpy()
-            yield first, BlockTensor(block_format, torch.from_numpy(quantize(values, kind)))
+            yield first, QuantisedTensor(block_format, torch.from_numpy(quantize(values, kind)))

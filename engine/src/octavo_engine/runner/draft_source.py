@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from octavo_engine.devices.device import Device
 from octavo_engine.models.registry import complete_config
-from octavo_engine.runner.kept_blocks import StoredTensors
+from octavo_engine.runner.weight_formats import StoredTensors
 from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles

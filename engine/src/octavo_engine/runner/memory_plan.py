@@ -20,10 +20,9 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group import Group
-from octavo_engine.ops.native_blocks import BlockFormat
+from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.runner.adapter_weights import adapters_bytes
 from octavo_engine.runner.draft_source import DraftSource
-from octavo_engine.runner.kept_blocks import StoredTensors, kept_formats, loaded_format
 from octavo_engine.runner.kv_cache_size import (
     KVSize,
     ModelMemory,
@@ -34,6 +33,7 @@ from octavo_engine.runner.kv_cache_size import (
     size_kv,
     with_max_num_seqs,
 )
+from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
 from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -54,8 +54,8 @@ class MemoryPlan:
     model: ModelMemory
     kv: KVSize
     memory: MemoryInfo
-    block_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
-    quantise_to: BlockFormat | None = None
+    block_formats: Mapping[str, QuantisedFormat] = field(default_factory=dict)
+    quantise_to: QuantisedFormat | None = None
 
 
 def plan_memory(
@@ -119,7 +119,7 @@ def plan_memory(
     )
 
 
-def _block_dtype(stored: StoredTensors, quantise_to: BlockFormat | None, device: Device) -> torch.dtype | None:
+def _block_dtype(stored: StoredTensors, quantise_to: QuantisedFormat | None, device: Device) -> torch.dtype | None:
     """Return bfloat16 if tensors can be in blocks with it, which takes less memory and time than any other type."""
     if quantise_to is None and not kept_formats(stored, device, torch.bfloat16):
         return None
@@ -151,8 +151,8 @@ def _model_memory(
     model_config: ModelConfig,
     dtype: torch.dtype,
     longest: int,
-    formats: Mapping[str, BlockFormat],
-    quantise_to: BlockFormat | None,
+    formats: Mapping[str, QuantisedFormat],
+    quantise_to: QuantisedFormat | None,
     group: Group | None = None,
 ) -> ModelMemory:
     model = build_model(

@@ -26,11 +26,11 @@ from octavo_engine.runner.draft_source import DraftSource, find_draft
 from octavo_engine.runner.drafter import LoadedDraft, make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.kept_blocks import kept_formats, log_expanded, log_quantised
 from octavo_engine.runner.kv_cache_size import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_ranks
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.warm_up import warm_up_plans
+from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.settings.config import (
     EngineConfig,

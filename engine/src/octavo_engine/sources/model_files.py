@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 
@@ -23,7 +23,7 @@ class ModelFiles:
     config: dict[str, Any]
     weight_files: tuple[Path, ...] = ()
     gguf: Path | None = None  # the file (the first shard) whose header holds config and tokenizer
-    quantisation: PackedConfig | None = None  # of a checkpoint whose layers are packed
+    quantisation: QuantisedConfig | None = None  # of a checkpoint whose layers are quantised
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer_json: Path | None = None
     tokenizer_config: dict[str, Any] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""`read_quantisation`: how a checkpoint's layers are packed, or a refusal that names its method."""
+"""`read_quantisation`: how a checkpoint's layers are quantised, or a refusal that names its method."""
 
 from collections.abc import Callable
 
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.packed_config import (
-    PackedConfig,
+from octavo_engine.sources.quantised_config import (
+    QuantisedConfig,
     QuantizationSettings,
     read_awq_config,
     read_gptq_config,
@@ -16,7 +16,7 @@ _STRATEGIES = ("group", "channel")
 _OTHERS = "use a checkpoint without it, or an unquantised one"
 
 
-def read_compressed_config(settings: QuantizationSettings) -> PackedConfig:
+def read_compressed_config(settings: QuantizationSettings) -> QuantisedConfig:
     """Read how the library compressed-tensors quantised a checkpoint. Raises StartupError with value and remedy."""
     layout = settings.get("format")
     groups = settings.get("config_groups") or {}
@@ -36,7 +36,7 @@ def read_compressed_config(settings: QuantizationSettings) -> PackedConfig:
     strategy = weights.get("strategy") or ("channel" if weights.get("group_size") is None else "group")
     if strategy not in _STRATEGIES:
         raise settings.refuse(f"strategy={strategy!r} is not supported", f"use one of {', '.join(_STRATEGIES)}")
-    return PackedConfig(
+    return QuantisedConfig(
         method="compressed-tensors",
         layout=layout,
         bits=weights.bits(_LAYOUTS[layout]),
@@ -58,15 +58,15 @@ def _activation_bits(settings: QuantizationSettings, group: dict[str, object]) -
     return input_settings.bits((4, 8))
 
 
-METHODS: dict[str, Callable[[QuantizationSettings], PackedConfig]] = {
+METHODS: dict[str, Callable[[QuantizationSettings], QuantisedConfig]] = {
     "gptq": read_gptq_config,
     "awq": read_awq_config,
     "compressed-tensors": read_compressed_config,
 }
 
 
-def read_quantisation(files: ModelFiles) -> PackedConfig | None:
-    """Return the settings of packed layers; None for an unquantised checkpoint. Raises StartupError."""
+def read_quantisation(files: ModelFiles) -> QuantisedConfig | None:
+    """Return the settings of quantised layers; None for an unquantised checkpoint. Raises StartupError."""
     config = files.config.get("quantization_config") or files.config.get("compression_config")
     if not config:
         return None

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from octavo_engine.sources.packed_config import PackedConfig
-from octavo_engine.weights.layer_format import FLOATS, LayerFormat, PackedTensors, Shape, num_groups, unpack_ints
+from octavo_engine.sources.quantised_config import QuantisedConfig
+from octavo_engine.weights.layer_format import FLOATS, LayerFormat, LayerTensors, Shape, num_groups, unpack_ints
 
 
-def _packed_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+def _packed_shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
     per_int = 32 // config.bits
     out, columns = (*given["weight_packed"], 0, 0)[:2]
     size = columns * per_int
@@ -24,7 +24,7 @@ def _packed_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tu
     return (out, size), shapes
 
 
-def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
+def _read_packed(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     """Codes and zero points are stored as unsigned numbers, which are 2^(bits - 1) larger.
 
     A group of -1, also of one input only, means that the groups have the order of the inputs.
@@ -32,7 +32,7 @@ def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTen
     packed, scales, zeros = parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")
     groups = parts.get("weight_g_idx")
     symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.int16)
-    return PackedTensors(
+    return LayerTensors(
         unpack=lambda outputs: unpack_ints(packed[outputs], config.bits),
         scales=scales,
         zeros=symmetric if zeros is None else unpack_ints(zeros.t(), config.bits).t()[: len(scales)],
@@ -41,17 +41,17 @@ def _read_packed(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTen
     )
 
 
-def _int8_shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+def _int8_shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
     out, size = (*given["weight"], 0, 0)[:2]
     scales = (out, num_groups(config, size))
     return (out, size), {"weight": (out, size), "weight_scale": scales, "weight_zero_point": scales}
 
 
-def _read_int8(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
+def _read_int8(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     weight, scales, zeros = parts["weight"], parts["weight_scale"], parts.get("weight_zero_point")
     half = 1 << (config.bits - 1)
     zeros = torch.zeros(scales.shape, dtype=torch.int8) if zeros is None else zeros
-    return PackedTensors(
+    return LayerTensors(
         unpack=lambda outputs: weight[outputs].to(torch.int16) + half, scales=scales, zeros=zeros.to(torch.int16) + half
     )
 

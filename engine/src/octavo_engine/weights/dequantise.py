@@ -16,7 +16,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockTensor
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGUFTensor
 from octavo_engine.weights.fresh_memory import fresh_tensor
@@ -56,13 +56,13 @@ def read_gguf_blocks(
     *,
     rows: Tensor | None = None,
     advance: Callable[[int], None] = lambda num_bytes: None,
-) -> BlockTensor:
+) -> QuantisedTensor:
     """Read the blocks of a tensor unexpanded. `rows` as in `read_gguf_tensor`. Raises StartupError for a short file."""
     num_rows = math.prod(info.shape[:-1])
     out = fresh_tensor((num_rows, info.num_bytes // num_rows), torch.uint8)
     for target, raw in _row_slices(path, file, info, num_rows, rows, advance):
         out[target] = torch.from_numpy(raw)
-    return BlockTensor(BLOCK_FORMATS[info.type.name], out.view(*info.shape[:-1], -1))
+    return QuantisedTensor(QUANTISED_FORMATS[info.type.name], out.view(*info.shape[:-1], -1))
 
 
 def _row_slices(

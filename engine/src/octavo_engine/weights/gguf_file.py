@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_blocks, read_gguf_tensor
@@ -22,7 +22,7 @@ _SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 def iter_gguf(
     files: ModelFiles, *, dtype: torch.dtype | None, blocks: Container[str] = (), advance: Callable[[int], None]
-) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """Yield (name, tensor) for all tensors. `blocks`: names of the tensors that are not expanded."""
     for path, placed in _placed_tensors(files):
         with path.open("rb") as file:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from octavo_engine.sources.packed_config import PackedConfig
-from octavo_engine.weights.layer_format import FLOATS, LayerFormat, PackedTensors, Shape, num_groups, unpack_ints
+from octavo_engine.sources.quantised_config import QuantisedConfig
+from octavo_engine.weights.layer_format import FLOATS, LayerFormat, LayerTensors, Shape, num_groups, unpack_ints
 
 
-def _shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+def _shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
     per_int = 32 // config.bits
     rows, out = (*given["qweight"], 0, 0)[:2]
     size = rows * per_int
@@ -17,11 +17,11 @@ def _shapes(config: PackedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int
     return (out, size), {"qweight": (rows, out), "qzeros": zeros, "scales": (groups, out), "g_idx": (size,)}
 
 
-def _read(config: PackedConfig, parts: Mapping[str, Tensor]) -> PackedTensors:
+def _read(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     packed, scales = parts["qweight"], parts["scales"].t()
     one_each = sum(1 << shift for shift in range(0, 32, config.bits))
     zeros = parts["qzeros"] + config.zero_offset * one_each  # before unpacking: a zero point of 0 has borrowed
-    return PackedTensors(
+    return LayerTensors(
         unpack=lambda outputs: unpack_ints(packed[:, outputs].t(), config.bits),
         scales=scales,
         zeros=unpack_ints(zeros, config.bits).t()[: len(scales)],

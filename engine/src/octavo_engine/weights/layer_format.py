@@ -1,4 +1,4 @@
-"""`LayerFormat`: how the tensors of a packed layer are named, shaped and unpacked, for each kind of checkpoint."""
+"""`LayerFormat`: how the tensors of a quantised layer are named, shaped and unpacked, for each kind of checkpoint."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 
 Shape = tuple[int, ...]
 
@@ -14,7 +14,7 @@ FLOATS = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedTensors:
+class LayerTensors:
     """The tensors of a layer. `unpack`: returns the codes of a slice of outputs, [outputs, inputs] as int16.
 
     `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`: the group of each input, if the checkpoint has it.
@@ -42,11 +42,11 @@ class LayerFormat:
     zeros: str
     groups: str = ""
     optional: frozenset[str] = frozenset()
-    shapes: Callable[[PackedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
-    read: Callable[[PackedConfig, Mapping[str, Tensor]], PackedTensors]
+    shapes: Callable[[QuantisedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
+    read: Callable[[QuantisedConfig, Mapping[str, Tensor]], LayerTensors]
 
 
-def num_groups(config: PackedConfig, size: int) -> int:
+def num_groups(config: QuantisedConfig, size: int) -> int:
     return -(-size // (config.group_size or max(size, 1)))
 
 

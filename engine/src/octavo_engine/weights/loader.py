@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import gguf_tensors, iter_gguf
-from octavo_engine.weights.packed_layers import PackedLayer, iter_packed, log_settings, packed_layers
+from octavo_engine.weights.quantised_layers import QuantisedLayer, iter_quantised, log_settings, quantised_layers
 from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
 from octavo_engine.wire.errors import StartupError
 
@@ -52,7 +52,7 @@ def iter_weights(
     dtype: torch.dtype | None = None,
     blocks: Container[str],
     progress: Progress | None = None,
-) -> Iterator[tuple[str, Tensor | BlockTensor]]: ...
+) -> Iterator[tuple[str, Tensor | QuantisedTensor]]: ...
 
 
 def iter_weights(
@@ -61,9 +61,9 @@ def iter_weights(
     dtype: torch.dtype | None = None,
     blocks: Container[str] = (),
     progress: Progress | None = None,
-) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
-    keep their dtype. `blocks`: names of quantised tensors that are yielded as `BlockTensor`.
+    keep their dtype. `blocks`: names of quantised tensors that are yielded as `QuantisedTensor`.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
@@ -72,8 +72,8 @@ def iter_weights(
         if files.load_format == "gguf":
             yield from iter_gguf(files, dtype=dtype, blocks=blocks, advance=advance)
         else:
-            layers, tensors = read_packed_layers(files), _iter_hugging_face(files, advance)
-            yield from iter_packed(layers, tensors, dtype=dtype, blocks=blocks) if layers else tensors
+            layers, tensors = read_quantised_layers(files), _iter_hugging_face(files, advance)
+            yield from iter_quantised(layers, tensors, dtype=dtype, blocks=blocks) if layers else tensors
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
@@ -88,7 +88,7 @@ def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iter
         yield from lazy_safetensors(path, advance=advance)
 
 
-def read_packed_layers(files: ModelFiles, *, log: bool = False) -> dict[str, PackedLayer]:
+def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, QuantisedLayer]:
     """Return the quantised layers by the names of their weights; {} for an unquantised checkpoint."""
     if files.quantisation is None:
         return {}
@@ -97,7 +97,7 @@ def read_packed_layers(files: ModelFiles, *, log: bool = False) -> dict[str, Pac
     named = {_text_name(name) if is_nested else name: tensor for name, tensor in tensors}
     if log:
         log_settings(files.quantisation, (name for name in named if name is not None))
-    return packed_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
+    return quantised_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
 
 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
@@ -179,7 +179,7 @@ class StoredTensor(Protocol):
 
 def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
-    return gguf_tensors(files) if files.load_format == "gguf" else read_packed_layers(files, log=True)
+    return gguf_tensors(files) if files.load_format == "gguf" else read_quantised_layers(files, log=True)
 
 
 def _iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,6 @@
 """Makes the tiny GPTQ and AWQ checkpoints of this folder with the package `auto-round`, and hashes of what it unpacks.
 
-Run it in an environment of its own: pip install auto-round==0.16.1 transformers; python make_packed_checkpoints.py.
+Run it in an environment of its own: pip install auto-round==0.16.1 transformers; python make_quantised_checkpoints.py.
 `unpacked.json` has, for each checkpoint and weight, the SHA-256 of the bytes of auto-round's weights, rounded to
 bfloat16. It gets the scales in float64, in which its products are exact.
 """

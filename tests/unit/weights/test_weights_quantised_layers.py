@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
-from octavo_engine.ops.native_blocks import BlockTensor
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
 from octavo_engine.settings.config import EngineConfig
@@ -26,7 +26,7 @@ from octavo_testing.paged import PagedDriver
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-FOLDER = Path(__file__).parent / "packed_checkpoints"
+FOLDER = Path(__file__).parent / "quantised_checkpoints"
 UNPACKED: dict[str, dict[str, str]] = json.loads((FOLDER / "unpacked.json").read_text())
 TYPES = {"symmetric": "Q4_0", "zero_points": "Q5_0", "act_order": "Q5_0", "eight_bits": "Q8_0", "awq": "Q5_0",
     "ct_packed": "Q4_0", "ct_zeros": "Q5_0", "ct_int8": "Q8_0"}  # fmt: skip
@@ -75,7 +75,7 @@ def test_blocks_have_the_values_of_their_package(name: str) -> None:
     files, found = resolve_model(str(FOLDER / name)), {}
     for key, tensor in iter_weights(files, blocks=UNPACKED[name]):
         if key in UNPACKED[name]:
-            assert isinstance(tensor, BlockTensor)
+            assert isinstance(tensor, QuantisedTensor)
             values = torch.from_numpy(dequantize(tensor.rows.numpy(), GGMLQuantizationType[tensor.format.name]))
             assert (tensor.order is not None) == (name == "act_order")
             order = torch.arange(values.shape[1]) if tensor.order is None else tensor.order
@@ -215,7 +215,7 @@ def test_inputs_of_compressed_tensors_are_sorted_by_group(tmp_path: Path) -> Non
     files = changed(tmp_path, {f"{layer}.weight_g_idx": groups.clone() for layer in layers}, "ct_packed")
     expanded = dict(iter_weights(files))
     for key, tensor in iter_weights(files, blocks=UNPACKED["ct_packed"]):
-        if isinstance(tensor, BlockTensor):
+        if isinstance(tensor, QuantisedTensor):
             assert tensor.order is not None
             values = torch.from_numpy(dequantize(tensor.rows.numpy(), GGMLQuantizationType.Q4_0))
             assert torch.equal(values[:, tensor.order.argsort()], expanded[key])

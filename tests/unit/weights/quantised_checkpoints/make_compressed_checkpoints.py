@@ -1,6 +1,6 @@
 """Makes the tiny checkpoints of this folder that compressed-tensors packs, and hashes of what it unpacks.
 
-Run it after make_packed_checkpoints.py, in the same environment: pip install compressed-tensors==0.20.0; python
+Run it after make_quantised_checkpoints.py, in the same environment: pip install compressed-tensors==0.20.0; python
 make_compressed_checkpoints.py. It adds to `unpacked.json`; it gets the scales in float64, in which products are exact.
 """
 
@@ -11,7 +11,7 @@ import torch
 from compressed_tensors.compressors.naive_quantized.base import IntQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from make_packed_checkpoints import FOLDER, model
+from make_quantised_checkpoints import FOLDER, model
 from safetensors.torch import save_file
 
 _ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}

@@ -1,4 +1,4 @@
-"""Reads how a checkpoint with packed layers was quantised: from `quantization_config` in config.json."""
+"""Reads how the layers of a checkpoint were quantised: from `quantization_config` in config.json."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ AWQ_BITS = (4,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedConfig:
+class QuantisedConfig:
     """`method`: as in vLLM. `group_size`: inputs that share a scale; None: all of a layer.
 
     `symmetric`: all zero points are 2^(bits - 1). `zero_offset`: 1 in the first version of GPTQ's format, which stores
@@ -70,7 +70,7 @@ class QuantizationSettings:
         return None if size == -1 else size
 
 
-def read_gptq_config(settings: QuantizationSettings) -> PackedConfig:
+def read_gptq_config(settings: QuantizationSettings) -> QuantisedConfig:
     version = settings.get("checkpoint_format") or ("marlin" if settings.get("is_marlin_format") else "gptq")
     if version not in ("gptq", "gptq_v2"):
         remedy = "use one in the format gptq or gptq_v2"
@@ -78,7 +78,7 @@ def read_gptq_config(settings: QuantizationSettings) -> PackedConfig:
     if changes := [pattern for pattern in settings.get("dynamic") or {} if not pattern.startswith("-:")]:
         remedy = "use a checkpoint whose layers have equal settings"
         raise settings.refuse(f"dynamic={changes[0]!r} is not supported", remedy)
-    return PackedConfig(
+    return QuantisedConfig(
         method="gptq",
         layout="gptq",
         bits=settings.bits(GPTQ_BITS),
@@ -88,11 +88,11 @@ def read_gptq_config(settings: QuantizationSettings) -> PackedConfig:
     )
 
 
-def read_awq_config(settings: QuantizationSettings) -> PackedConfig:
+def read_awq_config(settings: QuantizationSettings) -> QuantisedConfig:
     version = str(settings.get("version", default="gemm")).lower()
     if version != "gemm":
         raise settings.refuse(f"version={version!r} is not supported", "use a checkpoint of the version gemm")
-    return PackedConfig(
+    return QuantisedConfig(
         method="awq",
         layout="awq",
         bits=settings.bits(AWQ_BITS),

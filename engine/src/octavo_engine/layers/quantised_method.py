@@ -9,23 +9,23 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear_method import DenseMethod, LinearMethod, LinearSpec, PackedMethod
 from octavo_engine.ops.activation import Activation
-from octavo_engine.ops.native_blocks import BlockFormat, BlockTensor, BlockWeight, native_blocks
+from octavo_engine.ops.native_quantised import QuantisedFormat, QuantisedTensor, QuantisedWeight, native_quantised
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.quantise import quantised_slices
 from octavo_engine.wire.errors import StartupError
 
 
-def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | BlockWeight | None) -> LinearMethod:
+def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | QuantisedWeight | None) -> LinearMethod:
     """Choose the method: blocks, if the kernels expand the format of each part of the weight."""
-    if isinstance(tied, BlockWeight):
-        return BlockMethod(spec, build, [tied], tied=True)
+    if isinstance(tied, QuantisedWeight):
+        return QuantisedMethod(spec, build, [tied], tied=True)
     formats = part_formats(spec, build)
     if tied is not None or formats is None:
         return DenseMethod(spec, build, tied)
-    return BlockMethod(spec, build, empty_weights(spec, build, formats))
+    return QuantisedMethod(spec, build, empty_weights(spec, build, formats))
 
 
-def part_formats(spec: LinearSpec, build: BuildContext) -> list[BlockFormat] | None:
+def part_formats(spec: LinearSpec, build: BuildContext) -> list[QuantisedFormat] | None:
     """Return the formats of the parts; None if one has none.
 
     A wide layer, which is a logits head or a router of experts, is not quantised.
@@ -36,15 +36,15 @@ def part_formats(spec: LinearSpec, build: BuildContext) -> list[BlockFormat] | N
     return known if len(known) == len(formats) else None
 
 
-def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[BlockFormat]) -> list[BlockWeight]:
+def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[QuantisedFormat]) -> list[QuantisedWeight]:
     """Return one weight for parts of one format, else one for each part, which are then not gated."""
     if len(set(formats)) == 1:
-        return [BlockWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
+        return [QuantisedWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
     parts = zip(formats, spec.rank_outs, strict=True)
-    return [BlockWeight(block_format, out, spec.rank_inputs, build.device) for block_format, out in parts]
+    return [QuantisedWeight(block_format, out, spec.rank_inputs, build.device) for block_format, out in parts]
 
 
-class BlockMethod(PackedMethod):
+class QuantisedMethod(PackedMethod):
     """Weights in blocks, one or one for each part. A tied weight is loaded by the embedding.
 
     A part that is not in blocks in the checkpoint is quantised as it arrives. Checkpoints store blocks as [out, in]
@@ -52,7 +52,7 @@ class BlockMethod(PackedMethod):
     """
 
     def __init__(
-        self, spec: LinearSpec, build: BuildContext, weights: Sequence[BlockWeight], *, tied: bool = False
+        self, spec: LinearSpec, build: BuildContext, weights: Sequence[QuantisedWeight], *, tied: bool = False
     ) -> None:
         self.spec, self.weights, self.tied = spec, weights, tied
         self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
@@ -74,7 +74,7 @@ class BlockMethod(PackedMethod):
             if spec.bias:
                 yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, parts))
 
-    def _place(self, part: int) -> tuple[BlockWeight, int]:
+    def _place(self, part: int) -> tuple[QuantisedWeight, int]:
         """Return the weight of a part, and the part's first output in it."""
         if len(self.weights) > 1:
             return self.weights[part], 0
@@ -88,17 +88,17 @@ class BlockMethod(PackedMethod):
             yield part, range(first + outputs.start, first + outputs.stop)
             first += self.spec.outs[part]
 
-    def _load(self, name: str, parts: range, quantises: bool, tensor: Tensor | BlockTensor) -> None:
-        self._set_order(name, tensor.order if isinstance(tensor, BlockTensor) else None)
+    def _load(self, name: str, parts: range, quantises: bool, tensor: Tensor | QuantisedTensor) -> None:
+        self._set_order(name, tensor.order if isinstance(tensor, QuantisedTensor) else None)
         if isinstance(tensor, Tensor):
             tensor = tensor.t() if self.spec.transposed else tensor
         for part, rows in self._rank_rows(parts):
             weight, output = self._place(part)
-            if isinstance(tensor, BlockTensor):
+            if isinstance(tensor, QuantisedTensor):
                 blocks = self.spec.shard.cut_inputs(
                     tensor.rows[rows.start : rows.stop], tensor.format.num_values, tensor.format.num_bytes
                 )
-                load_blocks(name, weight, BlockTensor(tensor.format, blocks.contiguous()), output, rows.start)
+                load_blocks(name, weight, QuantisedTensor(tensor.format, blocks.contiguous()), output, rows.start)
             else:
                 values = self.spec.shard.cut_inputs(tensor[rows.start : rows.stop])
                 _load_quantised(name, weight, values, output, rows.start)
@@ -136,7 +136,7 @@ class BlockMethod(PackedMethod):
         return x if self.order is None else x.index_select(-1, self.order)
 
     def pack(self) -> None:
-        native = native_blocks(self.weights, self.bias)
+        native = native_quantised(self.weights, self.bias)
         self.packed = PackedWeight(native.out_features, native.in_features, bias=self.bias, native=native)
 
     def weights_bytes(self) -> int:
@@ -151,7 +151,9 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def load_blocks(name: str, weight: BlockWeight, tensor: BlockTensor, output: int = 0, first_row: int = 0) -> None:
+def load_blocks(
+    name: str, weight: QuantisedWeight, tensor: QuantisedTensor, output: int = 0, first_row: int = 0
+) -> None:
     """Load rows of a checkpoint's tensor from `first_row` as outputs from `output`."""
     bad_row = weight.load(output, tensor)
     if bad_row is not None:
@@ -161,7 +163,7 @@ def load_blocks(name: str, weight: BlockWeight, tensor: BlockTensor, output: int
         )
 
 
-def _load_quantised(name: str, weight: BlockWeight, tensor: Tensor, output: int, first_row: int) -> None:
+def _load_quantised(name: str, weight: QuantisedWeight, tensor: Tensor, output: int, first_row: int) -> None:
     for start, rows in quantised_slices(tensor, weight.format):
         bad_row = weight.load(output + start, rows)
         if bad_row is not None:

@@ -14,7 +14,7 @@ from octavo_engine.devices.memory import size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod
 from octavo_engine.models.model import Model
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, kernels_expand_blocks
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedFormat, kernels_expand_blocks
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.weights.loader import StoredTensor
 from octavo_engine.wire.errors import StartupError
@@ -22,20 +22,22 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 
 #: Value of `--quantization` -> format to which linear layers are quantised while they load.
-LOADED_FORMATS = {"int8": BLOCK_FORMATS["Q8_0"], "int4": BLOCK_FORMATS["Q4_1"]}
+LOADED_FORMATS = {"int8": QUANTISED_FORMATS["Q8_0"], "int4": QUANTISED_FORMATS["Q4_1"]}
 
 #: A checkpoint's tensors by Hugging Face's names.
 StoredTensors = Mapping[str, StoredTensor]
 
 
-def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, BlockFormat]:
+def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, QuantisedFormat]:
     """Return the formats of the tensors that this device can multiply in blocks; a model may keep fewer of them."""
     if not device.packs_weights or not kernels_expand_blocks(dtype):
         return {}
-    return {name: BLOCK_FORMATS[info.type.name] for name, info in stored.items() if info.type.name in BLOCK_FORMATS}
+    return {
+        name: QUANTISED_FORMATS[info.type.name] for name, info in stored.items() if info.type.name in QUANTISED_FORMATS
+    }
 
 
-def loaded_format(config: EngineConfig, device: Device) -> BlockFormat | None:
+def loaded_format(config: EngineConfig, device: Device) -> QuantisedFormat | None:
     """Return the format of `--quantization int8` or `int4`. Raises StartupError where no kernel multiplies it."""
     block_format = LOADED_FORMATS.get(config.quantization or "")
     if block_format is None:
@@ -53,7 +55,7 @@ def loaded_format(config: EngineConfig, device: Device) -> BlockFormat | None:
     return block_format
 
 
-def log_quantised(model: Model, block_format: BlockFormat | None) -> None:
+def log_quantised(model: Model, block_format: QuantisedFormat | None) -> None:
     """Log how many tensors were quantised while they were loaded, and which linear layers could not be."""
     if block_format is None:
         return
@@ -90,8 +92,8 @@ def _reason(expanded: StoredTensors, device: Device, type_name: str) -> str:
         return f"the kernels for quantised weights compute in bfloat16; --dtype {type_name} expands them"
     if not kernels_expand_blocks(torch.bfloat16):
         return "the native kernels are not available"
-    types = sorted({info.type.name for info in expanded.values()} - BLOCK_FORMATS.keys())
+    types = sorted({info.type.name for info in expanded.values()} - QUANTISED_FORMATS.keys())
     reasons = [f"the kernels do not support {', '.join(types)}"] if types else []
-    if any(info.type.name in BLOCK_FORMATS for info in expanded.values()):
+    if any(info.type.name in QUANTISED_FORMATS for info in expanded.values()):
         reasons.append("another part of a fused weight is not in blocks, or a tensor belongs to no linear layer")
     return "; ".join(reasons)

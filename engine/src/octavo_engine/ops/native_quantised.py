@@ -1,4 +1,4 @@
-"""Weights in blocks, as GGUF stores them, for the linear kernels, which expand them in the CPU's cache.
+"""Quantised weights, in blocks as GGUF stores them, for the linear kernels, which expand them in the CPU's cache.
 
 An output has the bits that it has with a bf16 weight of the same values: see `native/expand.h`. The memory of a weight
 is allocated once, and tensors are packed into it as they are read.
@@ -21,7 +21,7 @@ PANEL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat:
+class QuantisedFormat:
     """A block is `num_bytes` for `num_values` of a row. `kernel_format`: `enum Format` of the kernels.
 
     `unpacked_bytes`: added in memory, where each 6-bit number takes a byte.
@@ -35,29 +35,29 @@ class BlockFormat:
 
 
 #: The formats that the kernels expand, by the names of GGUF's types.
-BLOCK_FORMATS = {
+QUANTISED_FORMATS = {
     block_format.name: block_format
     for block_format in (
-        BlockFormat("Q8_0", 1, 34),
-        BlockFormat("Q4_0", 2, 18),
-        BlockFormat("Q4_1", 3, 20),
-        BlockFormat("Q5_0", 4, 22),
-        BlockFormat("Q5_1", 5, 24),
-        BlockFormat("Q4_K", 6, 144, num_values=256, unpacked_bytes=4),
-        BlockFormat("Q5_K", 7, 176, num_values=256, unpacked_bytes=4),
-        BlockFormat("Q6_K", 8, 210, num_values=256),
+        QuantisedFormat("Q8_0", 1, 34),
+        QuantisedFormat("Q4_0", 2, 18),
+        QuantisedFormat("Q4_1", 3, 20),
+        QuantisedFormat("Q5_0", 4, 22),
+        QuantisedFormat("Q5_1", 5, 24),
+        QuantisedFormat("Q4_K", 6, 144, num_values=256, unpacked_bytes=4),
+        QuantisedFormat("Q5_K", 7, 176, num_values=256, unpacked_bytes=4),
+        QuantisedFormat("Q6_K", 8, 210, num_values=256),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTensor:
+class QuantisedTensor:
     """A tensor [*, in] in a format: the bytes of the blocks of each row.
 
     `order`: the numbers of the inputs in the order in which the rows have them; None: as they are numbered.
     """
 
-    format: BlockFormat
+    format: QuantisedFormat
     rows: UInt8[Tensor, "*rows row_bytes"]
     order: Int[Tensor, " in_features"] | None = None
 
@@ -66,12 +66,12 @@ class BlockTensor:
         return (*self.rows.shape[:-1], self.rows.shape[-1] // self.format.num_bytes * self.format.num_values)
 
 
-class BlockWeight:
+class QuantisedWeight:
     """A weight [out, in] in panels of blocks. Outputs that were not loaded, and those of padding, are zero."""
 
     def __init__(
         self,
-        block_format: BlockFormat,
+        block_format: QuantisedFormat,
         out_features: int,
         in_features: int,
         device: torch.device,
@@ -88,7 +88,7 @@ class BlockWeight:
         self.panels = Panels(memory, self.shape, self.gated, block_format.kernel_format)
         self.nbytes = memory.nbytes
 
-    def load(self, first: int, tensor: BlockTensor) -> int | None:
+    def load(self, first: int, tensor: QuantisedTensor) -> int | None:
         """Pack a tensor's rows as outputs from `first`; return the first row with an infinite or NaN scale, if any."""
         assert tensor.format == self.format
         assert tensor.rows.is_contiguous()
@@ -102,7 +102,7 @@ class BlockWeight:
         return None if bad_row.value == len(tensor.rows) else bad_row.value
 
 
-def native_blocks(weights: Sequence[BlockWeight], bias: Tensor | None = None) -> NativeWeight:
+def native_quantised(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> NativeWeight:
     """Return the weight for `native_linear`, of parts whose outputs follow each other, once all of them are loaded."""
     library = native_library()
     assert library is not None, "`kernels_expand_blocks` must be checked first"

@@ -1,4 +1,4 @@
-"""Reads the packed layers of quantised checkpoints: as blocks of GGUF's types without any rounding, or expanded.
+"""Reads the layers of quantised checkpoints: as blocks of GGUF's types without any rounding, or expanded.
 
 A weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give signed
 numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If groups mix
@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float16, Int8, UInt8
 from torch import Tensor
 
-from octavo_engine.ops.native_blocks import BLOCK_FORMATS, BlockFormat, BlockTensor
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedFormat, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGMLType
-from octavo_engine.sources.packed_config import PackedConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.awq import AWQ
 from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZED
@@ -36,11 +36,11 @@ _OUTPUTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLayer:
+class QuantisedLayer:
     """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name."""
 
     name: str
-    config: PackedConfig
+    config: QuantisedConfig
     shape: tuple[int, int]
     parts: frozenset[str]
     num_bytes: int
@@ -61,10 +61,10 @@ class PackedLayer:
         if name is None or self.group_size % _BLOCK:
             method, zeros = self.config.method, "" if symmetric else " with zero points"
             return GGMLType(-1, f"{method} of {bits} bits in groups of {self.group_size}{zeros}", _BLOCK, 0)
-        return GGMLType(-1, name, _BLOCK, BLOCK_FORMATS[name].num_bytes)
+        return GGMLType(-1, name, _BLOCK, QUANTISED_FORMATS[name].num_bytes)
 
 
-def packed_layers(config: PackedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, PackedLayer]:
+def quantised_layers(config: QuantisedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, QuantisedLayer]:
     """Return the layers by the names of their weights. Raises StartupError for missing parts and wrong shapes."""
     layer_format = FORMATS[config.layout]
     layers: dict[str, dict[str, SafeTensor]] = {}
@@ -72,11 +72,11 @@ def packed_layers(config: PackedConfig, headers: Mapping[str, SafeTensor]) -> di
         layer, _, part = name.rpartition(".")
         if part in layer_format.types:
             layers.setdefault(layer, {})[part] = tensor
-    packed = {name: parts for name, parts in layers.items() if parts.keys() != {"weight"}}
-    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in packed.items()}
+    quantised = {name: parts for name, parts in layers.items() if parts.keys() != {"weight"}}
+    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in quantised.items()}
 
 
-def log_settings(config: PackedConfig, names: Iterable[str]) -> None:
+def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
     """Warn if the list of layers that are not quantised names none of the checkpoint's, and log other activations."""
     known = [*names, "lm_head."]  # a tied head has no tensor
     if config.ignored and not any(_names(part, name) for part in config.ignored for name in known):
@@ -93,7 +93,7 @@ def _names(pattern: str, name: str) -> bool:
     return bool(re.match(pattern[3:], layer)) if pattern.startswith("re:") else pattern in layer
 
 
-def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[str, SafeTensor]) -> PackedLayer:
+def _checked(name: str, config: QuantisedConfig, layer: LayerFormat, parts: dict[str, SafeTensor]) -> QuantisedLayer:
     for part in layer.types:
         needs_zeros = part == layer.zeros and not config.symmetric
         if part not in parts and (needs_zeros or part not in layer.optional):
@@ -112,16 +112,16 @@ def _checked(name: str, config: PackedConfig, layer: LayerFormat, parts: dict[st
                 f"{' or '.join(layer.types[part])}: download the checkpoint again."
             )
     num_bytes = sum(tensor.num_bytes for tensor in parts.values())
-    return PackedLayer(name=name, config=config, shape=(out, size), parts=frozenset(parts), num_bytes=num_bytes)
+    return QuantisedLayer(name=name, config=config, shape=(out, size), parts=frozenset(parts), num_bytes=num_bytes)
 
 
-def iter_packed(
-    layers: Mapping[str, PackedLayer],
+def iter_quantised(
+    layers: Mapping[str, QuantisedLayer],
     tensors: Iterable[tuple[str, Tensor]],
     *,
     dtype: torch.dtype | None,
     blocks: Container[str],
-) -> Iterator[tuple[str, Tensor | BlockTensor]]:
+) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """Yield each layer's weight once all of its parts were read, as blocks if its name is in `blocks`."""
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
@@ -143,7 +143,7 @@ def iter_packed(
 class _Unpacked:
     """A layer, of which a slice of outputs is unpacked at a time."""
 
-    def __init__(self, layer: PackedLayer, parts: Mapping[str, Tensor]) -> None:
+    def __init__(self, layer: QuantisedLayer, parts: Mapping[str, Tensor]) -> None:
         self.layer = layer
         self.format = FORMATS[layer.config.layout]
         self.tensors = self.format.read(layer.config, parts)
@@ -160,9 +160,9 @@ class _Unpacked:
                 self.format.scales, f"output {row} has an infinite or NaN scale", "download the checkpoint again"
             )
 
-    def blocks(self) -> BlockTensor:
+    def blocks(self) -> QuantisedTensor:
         layer = self.layer
-        block_format = BLOCK_FORMATS[layer.type.name]
+        block_format = QUANTISED_FORMATS[layer.type.name]
         order = self._order()
         groups = (self.groups if order is None else self.groups[order])[::_BLOCK]
         self._check_zeros()
@@ -175,7 +175,7 @@ class _Unpacked:
                 codes = codes if order is None else codes[:, order]
                 signed = codes.reshape(len(codes), -1, _BLOCK) - self.zeros[part, groups].unsqueeze(-1)
                 rows[part] = signed_blocks(signed.to(torch.int8), scales[part, groups], block_format)
-        return BlockTensor(block_format, rows, order)
+        return QuantisedTensor(block_format, rows, order)
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
         out = fresh_tensor(self.layer.shape, dtype)
@@ -227,7 +227,7 @@ class _Unpacked:
 
 
 def signed_blocks(
-    values: Int8[Tensor, "out blocks 32"], scales: Float16[Tensor, "out blocks"], block_format: BlockFormat
+    values: Int8[Tensor, "out blocks 32"], scales: Float16[Tensor, "out blocks"], block_format: QuantisedFormat
 ) -> UInt8[Tensor, "out row_bytes"]:
     """Return rows of blocks. Values are in [-8, 7] for Q4_0, in [-16, 15] for Q5_0."""
     parts = [scales.contiguous().view(torch.uint8).view(*scales.shape, 2)]

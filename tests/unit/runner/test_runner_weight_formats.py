@@ -8,10 +8,10 @@ import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
-from octavo_engine.runner import kept_blocks
-from octavo_engine.runner.kept_blocks import kept_formats, log_expanded
+from octavo_engine.runner import weight_formats
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
+from octavo_engine.runner.weight_formats import kept_formats, log_expanded
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.model_config import load_model_config
@@ -101,7 +101,7 @@ def test_parts_beside_a_part_without_blocks_are_expanded(tmp_path: Path, caplog:
     model = loaded(files, plan)
     fused = {q.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")}
     assert formats.keys() - model.block_tensors() == fused - {q}
-    with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_expanded(stored, model.block_tensors(), DEVICE, plan.dtype)
     assert "3 quantised tensors are expanded to bfloat16" in caplog.text
     assert "another part of a fused weight" in caplog.text
@@ -116,7 +116,7 @@ def test_one_line_names_the_cause_of_an_expansion(
     assert not plan.block_formats or qtype == "Q8_0"
     kept = loaded(files, plan).block_tensors()
     caplog.clear()  # planning logs lines of its own if an earlier test has raised the level of all loggers
-    with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_expanded(stored_tensors(files), kept, DEVICE, plan.dtype)
     (message,) = caplog.messages
     assert "15 quantised tensors" in message
@@ -127,14 +127,14 @@ def test_nothing_is_logged_if_nothing_is_expanded(tmp_path: Path, caplog: pytest
     files = write(tmp_path)
     kept = loaded(files, planned(files)).block_tensors()
     caplog.clear()  # as above
-    with caplog.at_level(logging.INFO, logger=kept_blocks.__name__):
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_expanded(stored_tensors(files), kept, DEVICE, torch.bfloat16)
     assert not caplog.messages
 
 
 def test_without_kernels_all_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path)
-    monkeypatch.setattr(kept_blocks, "kernels_expand_blocks", lambda dtype: False)
+    monkeypatch.setattr(weight_formats, "kernels_expand_blocks", lambda dtype: False)
     assert not planned(files, dtype="bfloat16").block_formats
 
 
