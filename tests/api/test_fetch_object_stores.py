@@ -1,17 +1,21 @@
 """Object stores: real clients of S3, Google Cloud Storage and Azure, with loopback servers that verify requests."""
 
 import json
+import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from octavo_engine.sources.download_dir import fetched_revision
 from octavo_engine.sources.resolve import fetch_model, locate_adapter, resolve_model
 from octavo_engine.wire.errors import StartupError
+from octavo_operator.metrics_api.certificates import make_authority, make_server_certificate
+from octavo_testing.file_server import FileServer, Handler
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
-from octavo_testing.local_bucket import LocalBucket, ObjectServer
+from octavo_testing.local_bucket import KEY, KEY_ID, REGION, LocalBucket, ObjectServer
 from octavo_testing.local_cloud_buckets import ACCOUNT_KEY, LocalContainer, LocalGCSBucket, service_account_key
 from octavo_testing.serve_command import free_port
 
@@ -24,6 +28,7 @@ class Store:
     """A server with a model at `uri`; this process is its client."""
 
     server: ObjectServer
+    address: str
     uri: str
 
     @property
@@ -40,7 +45,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        yield Store(server, f"{request.param}://models/tiny")
+        yield Store(server, address, f"{request.param}://models/tiny")
 
 
 def test_model_is_found_under_its_uri(store: Store, tmp_path: Path) -> None:
@@ -175,17 +180,147 @@ def test_missing_client_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
         fetch_model("gs://models/tiny")
 
 
-@pytest.mark.parametrize("store", ["s3"], indirect=True)
-def test_keys_of_s3_come_from_a_profile(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    keys = store.server.environment("")
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "credentials").write_text(
-        f"[work]\naws_access_key_id={keys['AWS_ACCESS_KEY_ID']}\naws_secret_access_key={keys['AWS_SECRET_ACCESS_KEY']}\n"
-    )
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+@pytest.fixture
+def profiles(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return the file of AWS profiles; the environment has neither credentials, nor endpoint, nor region."""
+    for name in store.server.environment(""):
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_PROFILE", "work")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    (tmp_path / ".aws").mkdir()
+    return tmp_path / ".aws" / "config"
+
+
+JSON_KEYS = json.dumps({"Version": 1, "AccessKeyId": KEY_ID, "SecretAccessKey": KEY})
+PROFILES = {
+    "keys": f"aws_access_key_id = {KEY_ID}\naws_secret_access_key = {KEY}\n",
+    "process": f"credential_process = echo '{JSON_KEYS}'\n",
+    "role": "role_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = nobody\n",
+    "failed": "credential_process = false\n",
+    "empty": "output = json\n",
+}
+
+
+def write_profiles(path: Path, endpoint: str) -> None:
+    shared = f"region = {REGION}\nendpoint_url = {endpoint}\n"
+    path.write_text("".join(f"[profile {name}]\n{lines}{shared}" for name, lines in PROFILES.items()))
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+@pytest.mark.parametrize("name", ["keys", "process"])
+def test_s3_uses_credentials_region_and_endpoint_of_a_profile(
+    store: Store, profiles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    write_profiles(profiles, store.address)
+    monkeypatch.setenv("AWS_PROFILE", name)
     assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_region_and_endpoint_of_the_environment_replace_those_of_a_profile(
+    store: Store, profiles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_profiles(profiles, "http://nobody.invalid")
+    profiles.write_text(profiles.read_text().replace(REGION, "eu-west-1"))
+    for variable, value in {"AWS_PROFILE": "keys", "AWS_ENDPOINT_URL": store.address, "AWS_REGION": REGION}.items():
+        monkeypatch.setenv(variable, value)
+    assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nobody", "could not be found"),
+        ("empty", "get_credentials"),
+        ("role", '"nobody" referenced in the profile "role" does not exist'),
+        ("failed", "custom-process"),
+        ("unreadable", "Unable to parse config file"),
+    ],
+)
+def test_profiles_without_credentials_are_reported(
+    store: Store, profiles: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
+) -> None:
+    write_profiles(profiles, store.address)
+    if name == "unreadable":
+        profiles.write_text("no section")
+    monkeypatch.setenv("AWS_PROFILE", name)
+    with pytest.raises(StartupError) as caught:
+        fetch_model(store.uri)
+    message = str(caught.value)
+    assert message.startswith(f"AWS_PROFILE={name}: boto3 found no credentials: ")
+    assert why in message
+    assert f"aws configure export-credentials --profile {name} --format env" in message
+    assert len(message.splitlines()) == 1
+    assert store.server.requests == []
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_boto3_is_needed_only_for_a_profile(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("boto3", "botocore", "botocore.session", "botocore.exceptions", "obstore.auth.boto3"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+    monkeypatch.setenv("AWS_PROFILE", "keys")
+    assert fetch_model(store.uri, to=tmp_path / "m2") == tmp_path / "m2"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(StartupError, match=r"^AWS_PROFILE=keys: .* pip install boto3, or ") as caught:
+        fetch_model(store.uri, to=tmp_path / "m3")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+class _Roles(Handler):
+    """Responds as a container's credential endpoint (GET) and as AWS' token service (POST) do."""
+
+    def answer(self) -> None:
+        keys = {"AccessKeyId": KEY_ID, "SecretAccessKey": KEY, "Expiration": "2099-01-01T00:00:00Z"}
+        if self.command == "GET":
+            self.send_whole(200, json.dumps(keys | {"Token": "session"}).encode())
+            return
+        body = "".join(f"<{name}>{value}</{name}>" for name, value in (keys | {"SessionToken": "session"}).items())
+        for name in ("Credentials", "AssumeRoleWithWebIdentityResult", "AssumeRoleWithWebIdentityResponse"):
+            body = f"<{name}>{body}</{name}>"
+        self.send_whole(200, body.encode(), Content_Type="text/xml")
+
+
+class RoleServer(FileServer):
+    handler_class = _Roles
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+@pytest.mark.parametrize("kind", ["web identity", "container"])
+@pytest.mark.parametrize("profile", ["", "keys"])
+def test_roles_of_s3_need_no_profile(
+    store: Store, profiles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, profile: str
+) -> None:
+    profiles.write_text("no section")
+    token = tmp_path / "token"
+    token.write_text("signed by the cluster")
+    variables = {"AWS_ENDPOINT_URL": store.address, "AWS_REGION": REGION, "AWS_PROFILE": profile}
+    roles = RoleServer()
+    if kind == "web identity":
+        roles.tls, variables["AWS_CA_BUNDLE"] = tls_of_localhost(tmp_path)
+    with roles.running() as address:
+        if kind == "web identity":
+            variables |= {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/m"}
+            variables["AWS_ENDPOINT_URL_STS"] = address.replace("http://127.0.0.1", "https://localhost")
+        else:
+            variables["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = f"{address}/role"
+            variables["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = str(token)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+    assert roles.requests
+
+
+def tls_of_localhost(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Return the context of a server on localhost, and the file of the authority that a client must trust."""
+    authority, now = make_authority(datetime.now(UTC)), datetime.now(UTC)
+    (folder / "server.pem").write_bytes(make_server_certificate(authority, "localhost", now))
+    (folder / "ca.pem").write_bytes(authority.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context, str(folder / "ca.pem")
 
 
 @pytest.mark.parametrize("store", ["gs"], indirect=True)

@@ -4,6 +4,7 @@ A test can inject faults: a status instead of the file, a response that is cut o
 """
 
 import hashlib
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ class FileServer:
         self.held: dict[str, int] = {}  # end of a path -> bytes after which its responses wait for `released`
         self.released = threading.Event()
         self.reached = threading.Event()
+        self.tls: ssl.SSLContext | None = None  # the server speaks HTTPS if this is set
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -36,6 +38,8 @@ class FileServer:
         handler = type("BoundHandler", (self.handler_class,), {"site": self})
         with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True
+            if self.tls:
+                server.socket = self.tls.wrap_socket(server.socket, server_side=True)
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
             thread.start()
             try:
@@ -64,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         self._serve()
 
     def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
         self._serve()
 
     def answer(self) -> None:

@@ -1,9 +1,8 @@
-"""Parsing of model names, AWS profiles, and retries."""
+"""Parsing of model names, and retries."""
 
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.aws_profile import profile_options
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.retries import MAX_TRIES, Interrupted, Unreachable, pause_after, with_retries
 from octavo_engine.wire.errors import StartupError
@@ -49,33 +48,6 @@ def test_each_uri_has_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(folders) == 4
     assert {folder.parent for folder in folders} == {Path("/cache/octavo/models")}
     assert max(len(folder.name) for folder in folders) < 100
-
-
-CREDENTIALS = "[default]\naws_access_key_id = A\naws_secret_access_key = B\n[work]\naws_access_key_id = C\n"
-CONFIG = "[default]\nregion = eu-west-1\n[profile work]\nendpoint_url = https://minio\n[profile sso]\nsso_session = x\n"
-
-
-@pytest.fixture
-def aws_home(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "credentials").write_text(CREDENTIALS)
-    (tmp_path / ".aws" / "config").write_text(CONFIG)
-    return {"HOME": str(tmp_path)}
-
-
-def test_aws_profiles_are_read(aws_home: dict[str, str], tmp_path: Path) -> None:
-    assert profile_options({}) == {}
-    assert profile_options(aws_home) == {"access_key_id": "A", "secret_access_key": "B", "region": "eu-west-1"}
-    assert profile_options(aws_home | {"AWS_PROFILE": "work"}) == {"access_key_id": "C", "endpoint": "https://minio"}
-    assert profile_options(aws_home | {"AWS_ACCESS_KEY_ID": "Z"}) == {"region": "eu-west-1"}
-    assert profile_options(aws_home | {"AWS_ACCESS_KEY_ID": "Z", "AWS_REGION": "us-west-2"}) == {}
-    with pytest.raises(StartupError, match="AWS_PROFILE=sso: the profile has no static keys"):
-        profile_options(aws_home | {"AWS_PROFILE": "sso"})
-    with pytest.raises(StartupError, match="AWS_PROFILE=nobody: the profile is in neither"):
-        profile_options(aws_home | {"AWS_PROFILE": "nobody"})
-    (tmp_path / ".aws" / "credentials").write_text("no section")
-    with pytest.raises(StartupError, match="credentials: cannot be read"):
-        profile_options(aws_home)
 
 
 def test_attempts_are_counted_since_the_last_progress() -> None:

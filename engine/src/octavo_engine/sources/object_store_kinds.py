@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.aws_profile import profile_options
 from octavo_engine.wire.errors import StartupError, first_line
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class StoreKind:
     client: str  # name of the class in obstore.store
     bucket: str  # its users' word for a bucket
     endpoint: str  # name of the client's option for the endpoint
-    options: Callable[[Mapping[str, str]], dict[str, str]]
+    options: Callable[[Mapping[str, str]], dict[str, Any]]
     ca_bundle: str | None = None  # name of the variable with the path of additional certificates
     credentials: str  # the usual variables with credentials
     anonymous: str  # name of the variable that turns credentials off
@@ -40,7 +39,7 @@ class StoreKind:
         )
 
     def connect(self, uri: str, bucket: str, env: Mapping[str, str]) -> "ObjectStore":
-        """Return the client of a bucket; it sends no request. Raises StartupError for settings that cannot be used."""
+        """Return the client of a bucket; it sends the bucket no request. Raises StartupError for unusable settings."""
         try:
             import obstore.store
             from obstore.exceptions import BaseError
@@ -77,8 +76,49 @@ def store_kind(uri: str) -> StoreKind | None:
 _PREFIX = re.compile("^Generic [A-Za-z0-9]+ error: ")
 
 
-def _s3_options(env: Mapping[str, str]) -> dict[str, str]:
-    return profile_options(env) | _given(env, endpoint=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))
+#: If one of these variables is set, a profile is not read.
+_AWS_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+
+
+def _s3_options(env: Mapping[str, str]) -> dict[str, Any]:
+    profile = env.get("AWS_PROFILE")
+    has_credentials = any(env.get(name) for name in _AWS_CREDENTIALS)
+    return (_profile_options(profile) if profile and not has_credentials else {}) | _given(
+        env,
+        endpoint=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        region=("AWS_REGION", "AWS_DEFAULT_REGION"),
+    )
+
+
+def _profile_options(profile: str) -> dict[str, Any]:
+    """Return the credentials, region and endpoint of a profile of AWS, which boto3 reads. Raises StartupError."""
+    remedy = f'eval "$(aws configure export-credentials --profile {profile} --format env)"'
+    try:
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.session import Session
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError as error:
+        raise StartupError(
+            f"AWS_PROFILE={profile}: boto3, which reads profiles, is missing: pip install boto3, or {remedy}"
+        ) from error
+    session = Session(profile=profile)
+    try:
+        settings = session.get_scoped_config()
+        provider = Boto3CredentialProvider(session)
+        provider()  # reports an expired login now, and not as a failed request that is repeated
+    except (BotoCoreError, ClientError, ValueError) as error:
+        what = first_line(error)
+        raise StartupError(
+            f"AWS_PROFILE={profile}: boto3 found no credentials: {what}. Mend it, or {remedy}"
+        ) from error
+    given = {"endpoint": settings.get("endpoint_url"), "region": settings.get("region")}
+    return {"credential_provider": provider} | {option: value for option, value in given.items() if value}
 
 
 def _gcs_options(env: Mapping[str, str]) -> dict[str, str]:
