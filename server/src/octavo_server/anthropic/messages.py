@@ -14,6 +14,7 @@ from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.errors import ThreadNotFound
 from octavo_server.openai.fields import INT32_MAX, LenientModel
+from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.unsupported import refuse_unsupported
 from octavo_server.output_parsing.reasoning_formats import SWITCH
 
@@ -111,8 +112,8 @@ class CountTokensRequest(LenientModel):
                 raise InvalidRequest(f"{name} is not supported: leave it out.", param=name)
 
     def as_chat(self) -> ChatCompletionRequest:
-        """The same request for the chat API. Raises InvalidRequest, which names the field of the Messages API."""
-        chat = ChatCompletionRequest.model_validate(self._chat_fields())
+        """Convert this request to a chat request. Raises InvalidRequest, which names the field of the Messages API."""
+        chat = validate_request(self._chat_fields(), ChatCompletionRequest)
         chat.name_tools([f"tools[{i}].input_schema" for i in range(len(self.tools or ()))])
         return chat
 

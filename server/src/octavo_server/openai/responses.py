@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo_server.openai.chat import ChatCompletionRequest, ReasoningEffort
 from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.fields import SamplingFields
+from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses_input import InputItem, conversation, flat_name
 from octavo_server.openai.structured import StructuredOutputsBody
 
@@ -207,7 +208,7 @@ class ResponsesRequest(SamplingFields):
             values["verbosity"] = self.text.verbosity
         if self.wants_logprobs:
             values |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        chat = ChatCompletionRequest.model_validate(values)
+        chat = validate_request(values, ChatCompletionRequest)
         chat.name_tools([f"{tool.place}.parameters" for tool in self._offered()])
         chat.name_format("text.format.schema")
         return chat

@@ -5,7 +5,6 @@ from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +21,6 @@ from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.errors import malformed
 
 router = APIRouter()
 
@@ -75,10 +73,7 @@ def _parse(context: ApiContext, kind: type[Body], raw: bytes) -> ChatCompletionR
     body = parse_body(context, kind, raw)
     context.resolve_model_name(body.model)
     body.check()
-    try:
-        chat = body.as_chat()
-    except ValidationError as error:
-        raise malformed(error) from None
+    chat = body.as_chat()
     chat.check()
     return chat
 

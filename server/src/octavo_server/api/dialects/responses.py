@@ -4,7 +4,6 @@ import time
 from functools import partial
 
 from fastapi import APIRouter
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.errors import NotCompacted, NotStored, malformed
+from octavo_server.openai.errors import NotCompacted, NotStored
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.openai.responses_answer import InputTokens, ResponseObject
 from octavo_server.openai.unsupported import refuse_unsupported
@@ -64,16 +63,9 @@ def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompl
     context.resolve_model_name(body.model)
     refuse_unsupported(body)
     body.check()
-    return body, _as_chat(body)
-
-
-def _as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
-    try:
-        chat = body.as_chat()
-    except ValidationError as error:
-        raise malformed(error) from None
+    chat = body.as_chat()
     chat.check()
-    return chat
+    return body, chat
 
 
 class ResponseStream(SSEResponse):
