@@ -6,6 +6,7 @@ The engines are scripted and step only as the test lets them, so every stream is
 import asyncio
 import json
 import signal
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -71,6 +72,20 @@ class LoadedRouter:
     async def ask(self, number, **fields):
         return await self.http.post(TEXT, json=body_of(number, max_tokens=2, **fields))
 
+    async def ask_later(self):
+        """Return the answers to 30 new requests, after all streams have ended."""
+        answers = await asyncio.gather(*(self.ask(f"later {i}") for i in range(30)))
+        await asyncio.gather(*self.tasks)
+        return answers
+
+
+@asynccontextmanager
+async def loaded_router(route, replicas):
+    async with client(route) as http:
+        loaded = LoadedRouter(http)
+        await loaded.begin(replicas)
+        yield loaded
+
 
 def client(route):
     return httpx.AsyncClient(base_url=route.url, timeout=240, limits=httpx.Limits(max_connections=None))
@@ -104,17 +119,14 @@ def test_a_killed_replica_ends_only_its_own_streams(three_replicas, what):
     (killed, *others), route = three_replicas
 
     async def run():
-        async with client(route) as http:
-            loaded = LoadedRouter(http)
-            await loaded.begin([killed, *others])
+        async with loaded_router(route, [killed, *others]) as loaded:
             killed.serving.core.kill() if what == "core" else killed.kill()
             racing = [asyncio.create_task(loaded.ask(f"racing {i}")) for i in range(20)]
             await until(lambda: all(stream.is_over for stream in loaded.on(killed)))
             await asyncio.to_thread(route.wait_until, lambda found: not found[killed.url]["admitted"])
             for replica in others:
                 replica.valve.open()
-            later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
-            await asyncio.gather(*loaded.tasks)
+            later = await loaded.ask_later()
             return loaded, await asyncio.gather(*racing), later
 
     loaded, racing, later = asyncio.run(run())
@@ -153,17 +165,14 @@ def test_a_hung_replica_gets_no_requests_and_its_streams_end(three_replicas):
     (hung, *others), route = three_replicas
 
     async def run():
-        async with client(route) as http:
-            loaded = LoadedRouter(http)
-            await loaded.begin([hung, *others])
+        async with loaded_router(route, [hung, *others]) as loaded:
             hung.signal(signal.SIGSTOP)
             try:
                 racing = [asyncio.create_task(loaded.ask(f"racing {i}")) for i in range(20)]
                 for replica in others:
                     replica.valve.open()
                 await asyncio.to_thread(route.wait_until, lambda found: not found[hung.url]["admitted"])
-                later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
-                await asyncio.gather(*loaded.tasks)
+                later = await loaded.ask_later()
                 return loaded, await asyncio.gather(*racing), later
             finally:
                 hung.signal(signal.SIGCONT)
@@ -183,16 +192,12 @@ def test_a_replica_that_drains_costs_no_request(three_replicas):
     (leaving, *others), route = three_replicas
 
     async def run():
-        async with client(route) as http:
-            loaded = LoadedRouter(http)
-            await loaded.begin([leaving, *others])
+        async with loaded_router(route, [leaving, *others]) as loaded:
             leaving.signal(signal.SIGTERM)
             await asyncio.to_thread(route.wait_until, lambda found: not found[leaving.url]["admitted"])
             for replica in (leaving, *others):
                 replica.valve.open()
-            later = await asyncio.gather(*(loaded.ask(f"later {i}") for i in range(30)))
-            await asyncio.gather(*loaded.tasks)
-            return loaded, later
+            return loaded, await loaded.ask_later()
 
     loaded, later = asyncio.run(run())
     assert leaving.serving.exit_code() == 0
