@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from octavo_engine.wire.records import ErrorKind, FinishReason, Timing
 from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
 
 OutputKind = Literal["cumulative", "delta", "final"]
+Pooled = TypeVar("Pooled")
 _KINDS: dict[RequestOutputKind, OutputKind] = {
     RequestOutputKind.CUMULATIVE: "cumulative",
     RequestOutputKind.DELTA: "delta",
@@ -99,16 +100,20 @@ class EmbeddingOutput:
 
 
 @dataclass(slots=True, kw_only=True)
-class EmbeddingRequestOutput:
-    """The result of `LLM.embed` for one prompt. With an `error`, the vector is empty."""
-
+class PoolingRequestOutput(Generic[Pooled]):
     request_id: str
-    outputs: EmbeddingOutput
+    outputs: Pooled
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
     error: str | None = None
     error_kind: ErrorKind | None = None
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The result of `LLM.embed` for one prompt. With an `error`, the vector is empty."""
+
+    __slots__ = ()
 
     @classmethod
     def from_request_output(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
@@ -127,16 +132,10 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(slots=True, kw_only=True)
-class ScoringRequestOutput:
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """The result of `LLM.score` for one pair. With an `error`, the score is not a number."""
 
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
-    error: str | None = None
+    __slots__ = ()
 
     @classmethod
     def from_pair(cls, first: EmbeddingRequestOutput, second: EmbeddingRequestOutput) -> "ScoringRequestOutput":
@@ -148,6 +147,7 @@ class ScoringRequestOutput:
             prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
             num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
             error=error,
+            error_kind=first.error_kind or second.error_kind,
         )
 
 
