@@ -17,7 +17,7 @@ from octavo_testing.gguf_checkpoints import write_tiny_gguf
 from octavo_testing.tiny_models import VOCAB, make_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
-#: What `least_share` returns in a test: 0 always drafts, 2 never does.
+#: Values of `least_share`: with 0 a test always drafts, with 2 never.
 Least = Callable[[float], None]
 
 

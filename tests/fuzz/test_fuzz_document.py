@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 #: Requests per operation: 12, with LONG=1 500.
 EXAMPLES = settings.default.max_examples // 4
 UNCHECKED = [negative_data_rejection, positive_data_acceptance]
-#: How long a request may take. Without it schemathesis gives up after 10 s, in which a busy machine may not generate
+#: Time limit of a request. Without it schemathesis gives up after 10 s, in which a busy machine may not generate
 #: all that `n` or a list of prompts asks for. pytest-timeout ends a request that hangs, as it ends any test.
 REQUEST_TIMEOUT_S = 600
 WITH_BODY = (

@@ -10,7 +10,7 @@ from octavo_testing.raw_http import chunks, completion_body, request_bytes
 
 SMUGGLED = "smuggled"
 FOREIGN = (b"Connection: upgrade", b"Upgrade: foo")
-#: What the JDK's HttpClient sends to http:// URLs.
+#: Headers that the JDK's HttpClient sends to http:// URLs.
 H2C = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA")
 
 

@@ -69,7 +69,7 @@ DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}),
 }
 CACHE = Path(__file__).parents[3] / "build" / "gpu-kernels"
-#: What a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
+#: Bytes of shared memory that a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
 MAX_SHARED_BYTES = 99 << 10
 
 

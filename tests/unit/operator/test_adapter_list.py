@@ -120,7 +120,7 @@ def test_an_adapter_is_ready_when_all_serving_replicas_have_loaded_the_present_l
 
 
 def test_a_changed_list_leaves_the_rows_of_other_adapters_until_replicas_report() -> None:
-    """So that an adapter that serves stays ready, and a failure is no second event."""
+    """An adapter that serves stays ready, and a failure causes no second event."""
     service, old = _service(*NAMES), _report("old")
     rows = adapter_rows(service, _observed({"p": _report(b="rank 64"), "q": _report()}))
     unread = _observed({"p": old, "q": old}, status={"adapters": rows})

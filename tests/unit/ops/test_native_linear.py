@@ -71,7 +71,7 @@ def test_a_vocabulary_that_is_no_multiple_of_a_panel_is_supported() -> None:
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 176])
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
 def test_gated_outputs_have_the_bits_of_two_separate_steps(threads: int, size: int, name: str) -> None:
-    """So a step may use either way, for any number of rows."""
+    """A step may thus use either way, for any number of rows."""
     weight, bias = random(2 * size, 70, seed=0, scale=0.3), random(2 * size, seed=1)
     made, plain = native(weight, bias, gated=True), native(weight, bias)
     assert made.gated

@@ -80,7 +80,7 @@ def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
 
 
 def test_a_message_to_a_rank_that_is_gone_is_no_error_of_its_own() -> None:
-    """The report of the rank's end is the cause that clients get, whatever is sent to it meanwhile."""
+    """Clients get the cause that the rank reports at its end, even if a message is sent to it meanwhile."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     causes: list[tuple[int, Failed]] = []
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -123,7 +123,7 @@ class Planner:
         return int(len(self._prompts) == 1)  # the first prompt advances, however many sequences decode
 
     def _share_step(self, budget: int, *, admits: bool) -> int:
-        """Divide what the decodes leave between the prompts, running and waiting; return the tokens left."""
+        """Divide the rest of the step after its decodes between the prompts; return the tokens left."""
         prompts, self._prompts = self._prompts, []
         budget += bool(prompts)
         withheld = 0 if self._costs.prefill_token_s else max(budget - UNMEASURED_TOKENS, 0)
@@ -151,7 +151,7 @@ class Planner:
         return self._schedule(seq, want)
 
     def _schedule_first(self, seq: Sequence, shares: PromptShares, budget: int) -> int:
-        """Schedule the first prompt within `budget` and the time that the others leave; return the tokens left."""
+        """Schedule the first prompt within `budget` and the time that other prompts leave; return the tokens left."""
         state = self._state
         self._share_computed(seq)
         delays_others = len(state.running) > 1 or (state.waiting and state.blocked_by == "budget")

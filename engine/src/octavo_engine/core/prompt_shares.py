@@ -1,4 +1,4 @@
-"""`PromptShares`: divides the tokens and the time of one step between its prompts, so that none holds up the others.
+"""`PromptShares`: divides the tokens and the time of one step between its prompts, so that no prompt delays another.
 
 The first prompt, in the order of service, keeps half of the step if it needs that much. A later prompt gets what is
 left if two steps can finish it, and otherwise half of that, so that prompts after it get a share, too. The remainder
@@ -19,7 +19,7 @@ MIN_SHARE_ALONE = 15.0
 
 
 class PromptShares:
-    """The shares of one step. `max_step_s`: the limit on the step. `decodes`: what it computes besides prompts.
+    """The shares of one step. `max_step_s`: the limit on the step. `decodes`: the work beside prompts.
 
     The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`.
     """

@@ -1,6 +1,6 @@
 """`CudaDevice`: one NVIDIA GPU by torch and Triton. No other module names `torch.cuda`.
 
-Decisions are pure functions of figures: `describe_problem` of what a machine has, `step_bytes` of a model's sizes.
+Decisions are pure functions: `describe_problem` reads the figures of a machine, `step_bytes` the sizes of a model.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""`SleepSwitch`: puts an engine core in another process to sleep, and knows from its answers what sleeps."""
+"""`SleepSwitch`: puts an engine core in another process to sleep, and stores which of its memory is released."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The architectures with a class of Octavo, by their names in `config.json`; transformers runs others."""
+"""Architectures with a class of Octavo, by their names in `config.json`; transformers runs all other architectures."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -82,8 +82,8 @@ def record(pool: "Pool", *inputs: Tensor) -> Iterator[Recording]:
 class Pool:
     """Memory for outputs. A piece returns to the pool when the last view of its tensor is gone.
 
-    All recordings share the memory, from its beginning: it grows to what the largest one needs, in pages that are
-    committed on first write. Raises MemoryError if the system refuses more.
+    All recordings share the memory, from its beginning: it grows to the size of the largest one, in pages that
+    are committed on first write. Raises MemoryError if the system refuses more.
     """
 
     def __init__(self) -> None:

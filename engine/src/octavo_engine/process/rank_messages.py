@@ -67,7 +67,7 @@ class Leave(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """A call is done. `error`: why it has changed nothing, for the user; None without an error."""
+    """A call is done. `error`: for the user, the reason for which the call changed nothing; None without an error."""
 
     error: str | None = None
 

@@ -205,7 +205,7 @@ def _pack_term(
 
 
 def content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
-    """Hash everything that the terms depend on: names, scales and tensors, and neither paths nor other settings."""
+    """Hash the inputs of the terms: names, scales and tensors, and neither paths nor other settings."""
     digest = hashlib.sha256(_LABEL)
     for name, module in sorted(files.modules.items()):
         _add(digest, name.encode())

@@ -33,7 +33,7 @@ ANY: Container[Any] = _AnyValue()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmArgument:
-    """`missing` and `remedy`: sentences about refused values. `note`: what the start's line says in parentheses.
+    """`missing` and `remedy`: sentences about refused values. `note`: text in parentheses in the start's line.
 
     `is_switch`, `is_list`, `flags`: form of the flag, and its further spellings. `fields`: arguments in a JSON object.
     """

@@ -1,9 +1,10 @@
 """Builds a `ModelConfig` from a checkpoint's files: fills in defaults and accepts both spellings of each key.
 
 The rules are those of transformers 4 and 5 for the architectures of Octavo's classes; `models.registry` completes the
-config of others, whose keys only transformers knows. head_dim and KV heads default to values from the number of heads,
-`torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. For a multimodal config the
-text part is used. Only values that the engine needs are fields; layers read other values from `hf`, which is flat.
+config of all other architectures, whose keys only transformers knows. head_dim and KV heads default to values from the
+number of heads, `torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. For a
+multimodal config the text part is used. Only values that the engine needs are fields; layers read other values from
+`hf`, which is flat.
 """
 
 import re

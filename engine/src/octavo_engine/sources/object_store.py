@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_AT_ONCE = 8
 CHUNK_BYTES = 2**19
-MIN_CHUNK_BYTES = 1  # whatever has arrived, so that a slow source shows its progress
+MIN_CHUNK_BYTES = 1  # each read returns the bytes that have arrived, so a slow source shows its progress
 DIGEST_CHARS = 12
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")

@@ -1,8 +1,8 @@
 """Finds out whether a model answers with vectors, and how it pools them: from its files and the user's settings.
 
 `modules.json` and `1_Pooling/config.json` are the files of sentence-transformers. A model without them pools its last
-token and normalises, as the decoders do that were trained for embeddings. What the engine cannot compute, such as other
-poolings or dense layers after them, raises StartupError: its vectors would be others than the model's.
+token and normalises, as the decoders do that were trained for embeddings. Other poolings, and dense layers after them,
+raise StartupError: the engine cannot compute them, so its vectors would differ from the model's.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 `meter_tree` adds calls to a parsed template: at each item of a loop, and at each value that is written, joined, sliced
 or listed. `MeteredEnvironment` intercepts operators, calls and filters. All of them take steps and bytes from the
-`Meter` of the rendering: bytes before an operation whose result can be much larger than its operands, and after others.
-Every value that the template makes counts, also after it is freed.
+`Meter` of the rendering: bytes before an operation whose result can be much larger than its operands, and after all
+other operations. Every value that the template makes counts, also after it is freed.
 """
 
 import json

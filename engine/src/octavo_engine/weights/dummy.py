@@ -24,7 +24,7 @@ POOL_SIZE = 1_048_573
 def dummy_weights(
     named_shapes: Iterable[tuple[str, tuple[int, ...]]], *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights. Equal (seed, name, shape) always give equal values, whatever other weights are requested."""
+    """Yield weights. Equal (seed, name, shape) always give equal values, independent of the other weights."""
     pool = torch.randn(POOL_SIZE, generator=torch.Generator().manual_seed(seed))
     sources: dict[tuple[float, float], Tensor] = {}  # few, as experts have many tensors of one shape
     for name, shape in named_shapes:

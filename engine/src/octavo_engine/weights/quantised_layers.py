@@ -55,7 +55,7 @@ class QuantisedLayer:
 
     @property
     def type(self) -> GGMLType:
-        """The blocks in which the layer can stay, or a name of what has none."""
+        """The blocks in which the layer can stay, or the name of a format without blocks."""
         bits, symmetric = self.config.bits, self.config.symmetric
         name = {(4, True): "Q4_0", (4, False): "Q5_0", (8, True): "Q8_0"}.get((bits, symmetric))
         if name is None or self.group_size % _BLOCK:

@@ -18,7 +18,7 @@ ErrorKind = Literal["invalid_request", "internal"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """Why a sequence ended with finish_reason "error"."""
+    """The cause of finish_reason "error"."""
 
     message: str
     kind: ErrorKind = "internal"

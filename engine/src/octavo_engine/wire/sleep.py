@@ -39,7 +39,7 @@ def tags_to_wake(tags: Iterable[str] | None) -> list[MemoryTag]:
 
 
 def check_mode(mode: str) -> SleepMode:
-    """Check what happens to running requests. Raises InvalidRequest."""
+    """Check the mode, which decides about running requests. Raises InvalidRequest."""
     for known in _MODES:
         if mode == known:
             return known

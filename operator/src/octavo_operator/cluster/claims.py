@@ -1,4 +1,4 @@
-"""`Claim`: what one service claims among all services, by its spec."""
+"""`Claim`: the names and the router that one service claims among all services, by its spec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ Key = tuple[str, str]  # namespace, name
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The router that serves a service, and what only this service may have: the host with path, and each name of a
-    model or adapter behind its router. `adapters`: those of the names that are adapters. `allow_from`: names of the
-    services that may use its own router; None: all."""
+    """The router of a service, and names that no other service may have: the host with path, and each name of a model
+    or adapter behind its router. `adapters`: those of the names that are adapters. `allow_from`: names of the services
+    that may use its own router; None: all."""
 
     router: Key | None = None
     host: tuple[str, str] | None = None

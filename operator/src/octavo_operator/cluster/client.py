@@ -209,8 +209,8 @@ class Cluster:
         await self._merge(path_of(KIND, namespace, name) + "/scale", body)
 
     async def set_replicas(self, namespace: str, deployment: str, uid: str, replicas: int) -> Raw:
-        """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of what was
-        applied is replaced: with the next accepted spec, the number is no user's change that must be repaired."""
+        """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of the
+        manifest is replaced: with the next accepted spec, the number is no user's change that must be repaired."""
         metadata = {"uid": uid, "annotations": {APPLIED: f"replicas-{replicas}"}}
         body = {"metadata": metadata, "spec": {"replicas": replicas}}
         return await self.patch("Deployment", namespace, deployment, body)

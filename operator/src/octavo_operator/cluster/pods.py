@@ -39,7 +39,7 @@ Raw = Mapping[str, Any]
 
 
 class Failure(NamedTuple):
-    """Why a container failed. `code`: code in its termination message, such as OutOfMemory; empty if it has none."""
+    """The cause of a container's failure. `code`: code in its termination message, such as OutOfMemory, or empty."""
 
     trouble: Trouble
     message: str

@@ -4,7 +4,7 @@ There is one connection per router pod, and nothing is polled. `on_change` is ca
 load has changed, which varies constantly, at most every `LOAD_EVERY_S` seconds.
 
 Tenants choose the images of routers, so a router may send anything. It gets a limited share of the operator's event
-loop, reconciles and memory, and what it sends about pods that are not behind it is ignored.
+loop, reconciles and memory, and its figures of pods that are not behind it are ignored.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]  # namespace, name of a pod
 Address = tuple[str, int]  # IP, port
-#: What an event changed: `numbers` if only figures that vary constantly did.
+#: The kind of an event's changes: `numbers` if only figures that vary constantly have changed.
 Change = Literal["held", "replicas", "numbers"]
 SILENCE_S = 5.0  # a stream without data for so long has failed: routers send a heartbeat every second
 RETRY_S, LAST_RETRY_S = 1.0, 60.0  # the delay doubles while a router sends what it should not
@@ -49,7 +49,7 @@ FRESH_S = 3.0  # a router that was silent for longer may have missed changes: it
 
 
 def router_session() -> aiohttp.ClientSession:
-    """Make the session for `RouterReports`: it has a connection for each router, and decompresses nothing."""
+    """Make the session for `RouterReports`: it has a connection for each router, and leaves data compressed."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
 
 
@@ -239,7 +239,7 @@ class _AdapterFile(msgspec.Struct):
 
 
 class _ReplicaState(msgspec.Struct):
-    """`load`, `model`, `revision`, `startup_s`, `adapter_file`: the router passes on what the engine reports, even
+    """`load`, `model`, `revision`, `startup_s`, `adapter_file`: the router passes on the engine's report, also
     impossible figures.
 
     Unknown fields of all structs are ignored, so that routers can be newer.
@@ -308,7 +308,7 @@ class RouterState:
         self._names: Set[str] = frozenset()
 
     def update(self, data: bytes, now_s: float) -> Change | None:
-        """Apply an event and return what it changed.
+        """Apply an event and return the kind of its changes.
 
         `now_s`: monotonic time. Raises ValueError for an unknown format, as of a router of another version.
         """
@@ -331,7 +331,7 @@ class RouterState:
         return self._report
 
     def _apply(self, figures: _Figures, now_s: float) -> Change:
-        """Store figures; return what has changed."""
+        """Store figures; return the kind of the changes."""
         self._report = None
         are_other = [self._update_replica(replica, now_s) for replica in figures.replicas]
         if len(self._replicas) > MAX_NAMES:
@@ -342,7 +342,7 @@ class RouterState:
         return "held" if holds_others else "replicas" if any(are_other) else "numbers"
 
     def _update_replica(self, state: _ReplicaState, now_s: float) -> bool:
-        """Store the state of a replica; return whether anything but its load has changed."""
+        """Store the state of a replica; return whether a value beside its load has changed."""
         new, before = _replica_of(state, now_s), self._replicas.get(state.name)
         if before is not None and (new.load, new.received) == (before.load, before.received):
             new = new._replace(load_s=before.load_s)
@@ -408,7 +408,7 @@ def _are_counts(figures: _EngineLoad | _EngineModel) -> bool:
 
 
 def _startup_of(given: dict[str, float | None]) -> dict[str, float]:
-    """The phases that the status has fields for: an engine of another version may report others, or nonsense."""
+    """The phases that the status has fields for: an engine of another version may report other phases, or nonsense."""
     numbers = {phase: seconds for phase in ENGINE_PHASES if (seconds := given.get(phase)) is not None}
     return {phase: seconds for phase, seconds in numbers.items() if 0 <= seconds <= MOST_STARTUP_S}
 

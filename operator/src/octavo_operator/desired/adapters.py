@@ -1,4 +1,4 @@
-"""The adapters of a service: a ConfigMap with the file that its engines follow, and what mounts it in their pods.
+"""The adapters of a service: a ConfigMap with the file that its engines follow, and its mount in their pods.
 
 A change of the list changes the ConfigMap only. The kubelet updates the mounted file, and each engine then loads and
 unloads adapters. Services without `spec.adapters` have none of this.

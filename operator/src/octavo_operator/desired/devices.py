@@ -1,4 +1,4 @@
-"""The device on which a service's engines compute, the accelerators that its pods request, and what these need."""
+"""The device on which a service's engines compute, the accelerators that its pods request, and their settings."""
 
 import math
 import re
@@ -97,7 +97,7 @@ def _gets_nvidia(service: InferenceService) -> bool:
 
 
 def _requested(service: InferenceService) -> dict[str, str | int]:
-    """Requested resources, without those of which nothing is requested."""
+    """Requested resources, without those whose amount is 0."""
     resources = service.spec.resources
     amounts = {} if resources is None else resources.requests | resources.limits
     return {name: amount for name, amount in amounts.items() if parse_quantity(amount)}

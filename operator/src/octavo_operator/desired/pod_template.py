@@ -41,7 +41,7 @@ def with_template(pod: Manifest, template: PodTemplate | None) -> Manifest:
 
 
 def conflicts(pod: Manifest, template: PodTemplate | None) -> list[str]:
-    """Paths of the fields by which `template` would replace what the operator needs in `pod`."""
+    """Paths of the fields by which `template` would replace the operator's own parts of `pod`."""
     if template is None:
         return []
     spec: Manifest = template.manifest().get("spec", {})

@@ -1,5 +1,5 @@
 """`ClusterReader`: reads the cluster for an explanation, with the user's kubeconfig or the pod's account. It writes
-only what `octavo rollout` changes in a service.
+only the fields that `octavo rollout` changes in a service.
 
 Data that the user has no right to read is left out with a note; only the InferenceServices must be readable.
 """

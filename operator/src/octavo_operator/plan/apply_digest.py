@@ -28,7 +28,7 @@ def matches(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
 
 
 def is_as_returned(wanted: Mapping[str, Any], returned: Mapping[str, Any] | None, live: Mapping[str, Any]) -> bool:
-    """Return whether the live object is what an earlier write of `wanted` came back as.
+    """Return whether the live object equals the answer to an earlier write of `wanted`.
 
     An admission webhook may change each object that is written, such as the registry of its images. A repair would be
     changed again. Only fields of `wanted` are compared, and lists that the webhook has made longer or shorter.

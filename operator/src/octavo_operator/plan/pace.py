@@ -1,7 +1,7 @@
 """`pace_of`: the pace of a rollout: with a surge or in place, paused, or stopped at its deadline.
 
-A rollout that waits for room is not at fault: only a pod that has its node runs against the deadline. What must outlast
-the pods that showed it is in the status: the field `rollout.inPlace`, until all replicas serve or another revision is
+A rollout that waits for room is not at fault: only a pod that has its node runs against the deadline. Facts that must
+outlast their pods are in the status: the field `rollout.inPlace`, until all replicas serve or another revision is
 wanted, and the reason DeadlineExceeded of the condition Progressing, until another revision is wanted.
 """
 

@@ -44,7 +44,7 @@ KEPT = (CLAIM, "RoleBinding")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`actions`: in the order of execution. `status`: new status of the service. `events`: report its transitions from
-    the old status. `again_s`: seconds until the next plan, if nothing else makes one; None if only changes do."""
+    the old status. `again_s`: seconds until the next plan, unless a change causes one; None if only changes do."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
@@ -227,7 +227,7 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
 
 def _startup(observed: Observed) -> dict[str, Any]:
     """The status field `startup`, of the newest pod that serves. The times of a pod's status change when it is unready
-    for a while, so what was found first stays."""
+    for a while, so the first times stay."""
     startups = [(pod.startup.created, pod.name, pod.startup) for pod in observed.pods if pod.serves and pod.startup]
     before: dict[str, Any] = observed.status.get("startup") or {}
     if not startups or max(startups)[1] == before.get("pod"):
@@ -264,10 +264,10 @@ def _load(observed: Observed) -> dict[str, Any]:
 
 
 def _keep_running(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:
-    """The actions for a spec that can be read but is not accepted: running pods are scaled and admitted, nothing else
-    changes. The spec may have been edited, or the cluster may have changed around it: another operator's version, a
-    router or an API that is gone. Neither may turn the next lost node into an outage. The rollout of a revision that
-    exists already continues, for its template was accepted before."""
+    """The actions for a spec that can be read but is not accepted: running pods are scaled and admitted, and no other
+    object changes. The spec may have been edited, or the cluster may have changed around it: another operator's
+    version, a router or an API that is gone. Neither may turn the next lost node into an outage. The rollout of a
+    revision that exists already continues, for its template was accepted before."""
     if engine_revision(service, settings, live=observed.revisions) in observed.revisions:
         steps = rollout(service, observed, settings, pace, now=now)
     else:

@@ -32,15 +32,15 @@ class Revision:
 
     @property
     def lasting(self) -> int:
-        """Serving pods that stay: the others are beyond the Deployment's replicas, and are removed at any moment."""
+        """Serving pods that stay: further ones exceed the Deployment's replicas, and may be removed at any moment."""
         return min(self.serving, self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """`ending`: terminating pods that still hold a node; without older revisions, only those of others than `wanted`.
-    `in_place`: there is no room for a surge, so an old replica goes first. `paused`: the wanted revision gets no
-    further replicas."""
+    """`ending`: terminating pods that still hold a node; without older revisions, only those of revisions
+    beside `wanted`. `in_place`: there is no room for a surge, so an old replica goes first. `paused`: the wanted
+    revision gets no further replicas."""
 
     desired: int
     wanted: Revision

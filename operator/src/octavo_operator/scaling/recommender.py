@@ -3,7 +3,7 @@
 The source is pkg/controller/podautoscaler/horizontal.go of Kubernetes 1.34, for metrics of type Object with a target of
 type AverageValue and an HPA that has a `behavior`. Each sync:
 
-1. The load proposes a count (`proposal`). Nothing changes and nothing is remembered if it is not known well enough.
+1. The load proposes a count (`proposal`). A load that is not known well enough changes no count, and is not remembered.
 2. The window of each direction stabilizes the proposal: the count grows at most to the lowest proposal of the scale-up
    window, and shrinks at most to the highest of the scale-down window.
 3. The policies limit the change since the start of their periods; minimum and maximum bound the count.

@@ -37,7 +37,7 @@ class Seen:
 
 
 class IdleTime:
-    """How long a service has had no request, by counters that only grow.
+    """The time for which a service has had no request, by counters that only grow.
 
     Samples of running requests would miss short ones. So each router counts the requests of a service since its
     start, and a gap in the reports does not matter if the same starts of the routers report the same counts after it.

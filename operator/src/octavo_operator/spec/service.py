@@ -68,7 +68,7 @@ Adapters = Annotated[tuple[Adapter, ...], Field(max_length=32)]
 
 
 class Rollout(SpecPart):
-    """How a new revision replaces the old one."""
+    """The way in which a new revision replaces the old one."""
 
     strategy: Literal["Auto", "Surge", "InPlace"] | None = None
     max_surge: Annotated[int, Field(ge=1, le=1000)] | None = None

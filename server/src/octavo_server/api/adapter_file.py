@@ -46,7 +46,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class ListedAdapters:
     """Content of the file. `digest`: the first characters of its SHA-256. `uris`: of the valid entries, by name.
-    `faults`: name, or position, of each other entry -> what is wrong with it.
+    `faults`: name, or position, of each invalid entry -> its fault.
     """
 
     digest: str
@@ -119,7 +119,7 @@ class AdapterFileFollower:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def update(self) -> None:
-        """Read the file if it has changed; then unload what is due, and load it, all adapters at once."""
+        """Read the file if it has changed; then unload and load the adapters that are due, all at once."""
         if self._watch.has_changed():
             self._read_again()
         for name in [name for name in self._loaded if name not in self._listed]:

@@ -1,4 +1,4 @@
-"""`octavo serve --dry-run`: reports the memory that the model needs, what fits, and which flags change that."""
+"""`octavo serve --dry-run`: reports a model's memory, the length and load that fit, and the flags that change them."""
 
 import argparse
 import json

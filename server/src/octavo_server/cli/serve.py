@@ -124,7 +124,7 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
 
 
 def check_keys(config: ServerConfig) -> None:
-    """Check keys, secrets and flags that need others before the model is loaded. Raises StartupError."""
+    """Check keys, secrets and dependent flags before the model is loaded. Raises StartupError."""
     if config.enable_log_outputs and not config.enable_log_requests:
         raise StartupError("--enable-log-outputs needs --enable-log-requests: add it.")
     ApiKeys(config.api_keys, config.api_key_files)

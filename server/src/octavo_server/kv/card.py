@@ -1,7 +1,7 @@
 """`KVModelCard`: all data that a router needs to compute the block hashes which this replica would store for a request.
 
 The card is self-contained: a router has no model volume, so the card holds the tokenizer and the chat template in use,
-whatever files and flags they came from. Replicas with equal fingerprints compute the same hashes of a request.
+also if they come from other files or flags. Replicas with equal fingerprints compute the same hashes of a request.
 """
 
 from hashlib import sha256

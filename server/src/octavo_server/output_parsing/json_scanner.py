@@ -15,7 +15,7 @@ _OTHER_RUN = re.compile(r'[^"{}\[\]]+')
 _ESCAPABLE = frozenset('"\\/bfnrtu')
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-#: What precedes the input in a custom tool's arguments. Some models write only the text.
+#: Text before the input in a custom tool's arguments. Some models write only the text.
 _OPENING = re.compile(r'\s*(?:\{\s*"input"\s*:\s*)?"')
 _OPENINGS = ('{"input":"', '"')
 #: Most characters of an opening; longer ones are white space without end.

@@ -25,7 +25,7 @@ class ReasoningStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """`always`: answers start with reasoning whatever the prompt. `has_switch`: `enable_thinking` in
+    """`always`: answers to all prompts start with reasoning. `has_switch`: `enable_thinking` in
     `chat_template_kwargs` may turn reasoning off."""
 
     always: bool = False

@@ -218,7 +218,7 @@ class Router:
 
 
 def _without_prefix(scope: Scope, prefix: str) -> Scope:
-    """Remove the prefix from the path, if it is there: proxies with a rule for a path send it, others don't."""
+    """Remove the prefix from the path, if it is there: proxies with a rule for a path send it, other proxies don't."""
     raw = prefix.encode()
     if not scope["path"].startswith(f"{prefix}/") or not scope["raw_path"].startswith(raw + b"/"):
         return scope
@@ -230,7 +230,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 class RouterServer(DrainingServer):
-    """During the shutdown delay new requests are served: nothing in front of a router would send them elsewhere."""
+    """During the shutdown delay new requests are served: no proxy in front of a router would send them elsewhere."""
 
     accepts_during_delay = True
 

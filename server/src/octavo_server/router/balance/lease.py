@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from octavo_server.router.upstream.pool import ConnectionPool
 
 MIN_PREDICTED_S = 1.0
-#: How long a polled replica is predicted to hold the blocks of a request that was sent to it.
+#: Time for which a polled replica is predicted to hold the blocks of a request that was sent to it.
 POLLED_S = 120.0
-#: How long a failed request still counts as load.
+#: Time for which a failed request still counts as load.
 FAILED_LOAD_S = 5.0
 
 Outcome = Literal["ok", "failed", "unknown"]

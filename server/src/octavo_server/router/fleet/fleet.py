@@ -20,9 +20,9 @@ from octavo_server.supervise import cancel_tasks, supervised
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
-#: How long after the first replica is routable the router waits for more than half of them before it is ready.
+#: After the first replica is routable, the router waits up to this long for more than half of them, and is then ready.
 FEW_S = 2.0
-#: How long requests for a model may still wait after its last replica left discovery, as a rollout may bring another.
+#: Time for which requests wait after a model's last replica left discovery, as a rollout may bring another.
 DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]

@@ -5,7 +5,7 @@ Rules, in this order:
 - Before any replica has reported a name, every request is pending: the first replicas still load.
 - Any other name is pending while a replica that hasn't reported its models may still serve it. A replica that has not
   answered for `MAX_AWAY_S` no longer counts. Otherwise the name is unknown: a 404.
-- A request without a name gets the first model if all replicas serve the same models, whatever their adapters; else it
+- A request without a name gets the first model if all replicas serve the same models, even with other adapters; else it
   is ambiguous.
 - With a list of the router's services, nothing is pending: their names are known, even without a replica, and names
   that neither the list nor a replica has are unknown at once.

@@ -52,7 +52,7 @@ REASONS = (
     (Overloaded, "overloaded"),
     (Unavailable, "unavailable"),
 )
-#: Where the router checks API keys or sends its own key, the client's key is not forwarded.
+#: A router that checks API keys, or sends its own key, does not forward the client's key.
 NOT_FORWARDED_KEYED = NOT_FORWARDED | {b"authorization", b"x-api-key"}
 
 

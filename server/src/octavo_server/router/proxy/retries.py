@@ -1,7 +1,7 @@
 """`Retries` decides whether a failed attempt of one request is retried on another replica.
 
 A retry requires that no byte of a response has reached the client, and that the retry budget allows it.
-- A request has at most `1 + --max-retries` attempts, whatever the failure.
+- A request has at most `1 + --max-retries` attempts, for all kinds of failures.
 - A request that two replicas lost after reading it is not retried: the request itself may have crashed them.
 - 429, 502, 503 and 504 are retried while there is another replica. Without one, a 503 with `Connection: close` (the
   replica is shutting down) is retried after a short pause: a new replica may be about to start.
