@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 WORDS = "tell tells telling told hear hears hearing heard whoever anew poke pokes poked news believed nobody somebody"
 FORBIDDEN = re.compile(rf"(?<![\w-])({'|'.join(WORDS.split())}|goes on|go on|went on)(?![\w-])", re.IGNORECASE)
 IN_A_NAME = frozenset(WORDS.split())
-NO_FIRST_WORD = frozenset({"of", "with", "and", "but", "what", "who", "whoever", "that", "whether", "as"})
+NO_FIRST_WORD = frozenset(
+    {"of", "with", "and", "but", "what", "who", "whoever", "that", "which", "whether", "how", "why", "as", "so"}
+)
 TEXT = frozenset(
     {".md", ".yaml", ".yml", ".toml", ".txt", ".sh", ".tpl", ".cpp", ".h", ".html", ".js", ".json", ".cfg"}
 )
