@@ -60,9 +60,8 @@ class IncrementalDetokenizer:
         """Return the position in the text at which a token would begin now; of a part of a character, the beginning of
         the character."""
         data = b"" if token_id in self._hidden else self._token_bytes(token_id)[:1]
-        text, num_used = codecs.utf_8_decode(self._pending + data, "replace", False)
-        continues = num_used == 0 or (len(text) == 1 and num_used > len(self._pending))
-        return self.num_chars if continues else self.num_chars + 1  # after U+FFFD for the pending bytes
+        text = (self._pending + data).decode("utf-8", "replace")
+        return self.num_chars + max(len(text) - 1, 0)
 
     def flush(self) -> str:
         pending, self._pending = self._pending, b""
