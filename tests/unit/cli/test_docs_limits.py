@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from octavo_engine.text import template, template_meter
 from octavo_engine.wire import sampling
-from octavo_operator.cluster import reports
+from octavo_operator.cluster import reports, router_state
 from octavo_server.api.admission import TENANT_FRACTION as QUEUE_FRACTION
 from octavo_server.cli.limit_flags import LIMIT_HELP, QUEUE_HELP
 from octavo_server.config import HttpSettings, QueueLimits, RequestLimits
@@ -128,7 +128,7 @@ ROUTER_ROWS = [
 OPERATOR_ROWS = [
     ("bytes of an event", number(reports.LONGEST_EVENT)),
     ("events a second; a large event counts as several", number(reports.MAX_EVENTS_S)),
-    ("names of pods and models", number(reports.MAX_NAMES)),
+    ("names of pods and models", number(router_state.MAX_NAMES)),
     ("seconds of silence", number(reports.SILENCE_S)),
 ]
 TABLES = {

@@ -18,18 +18,15 @@ from octavo_operator.cluster.reports import (
     FRESH_S,
     LAST_RETRY_S,
     LOAD_EVERY_S,
-    LONGEST_TEXT,
     MAX_EVENTS_S,
-    MAX_MISSING,
-    MAX_NAMES,
     RETRY_S,
     EventBudget,
     Key,
     RouterReports,
-    RouterState,
     router_session,
     split_events,
 )
+from octavo_operator.cluster.router_state import LONGEST_TEXT, MAX_MISSING, MAX_NAMES, RouterState
 from octavo_operator.observed import AdapterReport
 from octavo_server.kv.frames import AdapterFile, ReplicaLoad
 from octavo_server.router.observe.state import ModelSize, ReplicaState

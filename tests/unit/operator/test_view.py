@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.cluster.pods import missing_secrets, pod_of, router_trouble
-from octavo_operator.cluster.reports import RouterState
+from octavo_operator.cluster.router_state import RouterState
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_EPOCH, ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import Load, ModelSize, Observed, RouterReport, ServiceBehind
