@@ -1,23 +1,80 @@
-"""Every make target, script and link that the documents name exists."""
+"""Every make target, link, path and module that the documents name exists, and docstrings name existing paths."""
 
+import fnmatch
 import re
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = ("engine", "server", "operator")
 DOCUMENTS = [
     path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/**/*.md", "e2e/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+    for pattern in (
+        *("*.md", "docs/**/*.md", "e2e/*.md", "examples/**/*.md", "benchmarks/**/*.md"),
+        *(f"{name}/*.md" for name in DISTRIBUTIONS),
+    )
     for path in ROOT.glob(pattern)
 ]
 TARGET = re.compile(r"^([a-z0-9-]+):", re.MULTILINE)
 MAKE_COMMAND = re.compile(r"(?:`|^|make\S* )make ([a-z0-9-]+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
-SOURCE = re.compile(r"`([\w/.-]+\.(?:py|cpp))`")
-FOLDERS = ("engine", "server", "operator", "tests", "e2e", "benchmarks", "examples", "tools", "docs")
-SCRIPT = re.compile(r"`?((?:benchmarks|examples|tools)/[\w/]+\.(?:py|sh))`?")
+FOLDERS = (*DISTRIBUTIONS, "benchmarks", "charts", "crds", "docs", "e2e", "examples", "images", "tests", "tools")
+#: A path from the root, anywhere in a text. It may be a pattern.
+ROOT_PATH = re.compile(rf"(?<![\w/.:~$@{{}}-])(?:{'|'.join(FOLDERS)})/[\w./*-]*[\w*]")
+SPAN = re.compile(r"`([^`\n]+)`")
+NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+SOURCE = re.compile(r"\.(?:py|cpp|cu|sh|md)$")
+MODULE = re.compile(r"\boctavo_(?:engine|server|operator)(?:\.[a-zA-Z_]\w*)+")
+GENERATED = frozenset({"build", "dist", "results"})
+
+
+@cache
+def tree() -> frozenset[str]:
+    """Return the paths of all files and of the folders that have one."""
+    files = [path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files = [path for path in files if not {"__pycache__", "_build"} & {*path.parts}]
+    files += [path.relative_to(ROOT) for path in ROOT.glob("*") if path.is_file()]
+    return frozenset(str(part) for path in files for part in (path, *path.parents))
+
+
+@cache
+def path_ends() -> frozenset[str]:
+    """A document may give the end of a path: `core/planner.py`."""
+    parts = [path.split("/") for path in tree()]
+    return frozenset("/".join(path[start:]) for path in parts for start in range(len(path)))
+
+
+@cache
+def folder_names() -> frozenset[str]:
+    return frozenset(name for path in tree() for name in path.split("/")[:-1])
+
+
+def missing_paths(text: str) -> Iterator[str]:
+    """Yield the paths in a text that do not exist. In backticks, words with a slash are paths if the tree has a folder
+    of the first name, or if a slash ends them.
+    """
+    for path in ROOT_PATH.findall(text):
+        if not fnmatch.filter(tree(), path) if "*" in path else path not in tree():
+            yield path
+    for word in (word for span in SPAN.findall(text) for word in span.split() if NAME.fullmatch(word)):
+        first, slash, _ = word.partition("/")
+        is_folder = slash and (first in folder_names() or word.endswith("/")) and first not in GENERATED
+        if (is_folder or SOURCE.search(word)) and word.rstrip("/") not in path_ends():
+            yield word
+
+
+def missing_modules(text: str) -> Iterator[str]:
+    for name in MODULE.findall(text):
+        module = f"{name.split('_')[1].split('.')[0]}/src/{name.replace('.', '/')}"
+        parent, _, member = module.rpartition("/")
+        files = [path for path in (f"{parent}.py", f"{parent}/__init__.py") if path in tree()]
+        is_member = any(re.search(rf"\b{member}\b", (ROOT / path).read_text()) for path in files)
+        if not {module, f"{module}.py"} & tree() and not is_member:
+            yield name
 
 
 def targets() -> set[str]:
@@ -35,10 +92,9 @@ def test_make_lists_every_target() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_a_document_names_existing_targets_scripts_and_links(document: Path) -> None:
+def test_a_document_names_existing_targets_and_links(document: Path) -> None:
     text = (ROOT / document).read_text()
     assert set(MAKE_COMMAND.findall(text)) <= targets()
-    assert [script for script in SCRIPT.findall(text) if not (ROOT / script).exists()] == []
     for target, anchor in LINK.findall(text):
         linked = (ROOT / document).parent / target if target else ROOT / document
         assert linked.exists(), f"{document} links to {target}"
@@ -48,11 +104,65 @@ def test_a_document_names_existing_targets_scripts_and_links(document: Path) -> 
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_source_files_that_a_document_names_exist(document: Path) -> None:
-    """A document gives the end of a path: `core/planner.py`."""
-    named = set(SOURCE.findall((ROOT / document).read_text()))
-    paths = [f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.[pc]*")]
-    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths)] == []
+def test_paths_and_modules_that_a_document_names_exist(document: Path) -> None:
+    text = (ROOT / document).read_text()
+    assert [*missing_paths(text), *missing_modules(text)] == []
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_paths_that_docstrings_and_comments_name_exist(distribution: str) -> None:
+    sources = [path for path in (ROOT / distribution / "src").rglob("*") if path.suffix in {".py", ".cpp", ".h"}]
+    named = {str(path.relative_to(ROOT)): [*missing_paths(path.read_text())] for path in sources}
+    assert {path: missing for path, missing in named.items() if missing} == {}
+    assert len(sources) > 50
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("see `core/none.py`", ["core/none.py"]),
+        ("see `none.py`, `planner.py`", ["none.py"]),
+        ("see `core/planner.py` and `ops/triton/`", []),
+        ("see `ops/none/`", ["ops/none/"]),
+        ("see `none/`", ["none/"]),
+        ("in `core/none`", ["core/none"]),
+        ("python benchmarks/none.py --json results/none.json", ["benchmarks/none.py"]),
+        ("make test TESTS='tests/unit tests/none'", ["tests/none"]),
+        ("tests (`tests/router/test_router_*.py`, `tests/router/test_none_*.py`)", ["tests/router/test_none_*.py"]),
+        ("`pods/status`, `nvidia.com/gpu`, `/v1/models`, `results/`, `tokenizer.json`, `org/name`", []),
+    ],
+)
+def test_a_missing_path_is_found(text: str, missing: list[str]) -> None:
+    assert sorted(set(missing_paths(text))) == missing
+
+
+@pytest.mark.parametrize(
+    ("name", "exists"),
+    [
+        ("octavo_engine.core", True),
+        ("octavo_engine.core.planner", True),
+        ("octavo_engine.LLM", True),
+        ("octavo_server.router.balance.score", True),
+        ("octavo_engine.core.planner.NoSuchName", False),
+        ("octavo_engine.none", False),
+        ("octavo_operator.cluster.none", False),
+    ],
+)
+def test_a_missing_module_is_found(name: str, exists: bool) -> None:
+    assert [*missing_modules(f"see `{name}`.")] == ([] if exists else [name])
+
+
+MAP = re.compile(r"^\| `(octavo_[\w.]+)` \| .*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
+
+
+def test_the_map_names_every_package() -> None:
+    tables = dict(MAP.findall((ROOT / "ARCHITECTURE.md").read_text()))
+    assert {"octavo_engine", "octavo_server", "octavo_server.router", "octavo_operator"} == tables.keys()
+    for name, rows in tables.items():
+        folder = ROOT / name.split("_")[1].split(".")[0] / "src" / name.replace(".", "/")
+        named = {word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])}
+        packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+        assert named == packages - {table.rpartition(".")[2] for table in tables}
 
 
 def test_readme_fits_one_screen_and_names_the_commands() -> None:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-#: RoPE tables, which `sources/gguf_rope.py` adds to the config.
+#: RoPE tables, which `sources/gguf_config.py` adds to the config.
 _IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
 #: A layer's tensor; the second number is that of an expert.
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(\d+))?\.(weight|bias)")
