@@ -1,8 +1,10 @@
 """Every make target, link, path and module that the documents name exists, and docstrings name existing paths."""
 
+import ast
 import fnmatch
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -163,6 +165,36 @@ def test_the_map_names_every_package() -> None:
         named = {word for row in rows.splitlines() for word in re.findall(r"`(\w+)`", row.split("|")[1])}
         packages = {path.parent.name for path in folder.glob("*/__init__.py")}
         assert named == packages - {table.rpartition(".")[2] for table in tables}
+
+
+LIBRARIES = re.compile(r"^\| library of `octavo_(\w+)` \| .*\n\|[-|]+\n((?:\|.*\n)+)", re.MULTILINE)
+
+
+def imports(path: Path) -> set[str]:
+    """Return the third-party libraries that a module imports, except for types only."""
+    tree = ast.parse(path.read_text())
+    branches = [
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    for_types = {id(node) for branch in branches for node in ast.walk(branch)}
+    nodes = [node for node in ast.walk(tree) if id(node) not in for_types]
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    libraries = {name.partition(".")[0] for name in named}
+    return {name for name in libraries - sys.stdlib_module_names if not name.startswith("octavo_")}
+
+
+def test_the_table_of_libraries_says_where_each_is_imported() -> None:
+    tables = dict(LIBRARIES.findall((ROOT / "ARCHITECTURE.md").read_text()))
+    assert tables.keys() == set(DISTRIBUTIONS)
+    for distribution, rows in tables.items():
+        root = ROOT / distribution / "src" / f"octavo_{distribution}"
+        used = {(name, str(path.relative_to(root))) for path in root.rglob("*.py") for name in imports(path)}
+        cells = [row.split("|") for row in rows.splitlines()]
+        listed = {(row[1].strip(" `"), place) for row in cells for place in re.findall(r"`([^`]+)`", row[3])}
+        unlisted = {(n, p) for n, p in used if not any(n == m and f"{p}/".startswith(f"{q}/") for m, q in listed)}
+        unused = {(n, p) for n, p in listed if not any(n == m and f"{q}/".startswith(f"{p}/") for m, q in used)}
+        assert (distribution, unlisted, unused) == (distribution, set(), set())
 
 
 def test_readme_fits_one_screen_and_names_the_commands() -> None:
