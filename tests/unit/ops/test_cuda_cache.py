@@ -1,4 +1,7 @@
-"""Swapping on a GPU goes through pinned memory only. The device `meta` stands for the GPU; copies are only watched."""
+"""The GPU's backend without a GPU: swapping goes through pinned memory only, and a shape without a tile is named.
+
+The device `meta` stands for the GPU; copies are only watched.
+"""
 
 from typing import Any
 
@@ -7,8 +10,11 @@ import torch
 from octavo_engine.ops import cuda_backend
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.errors import OutOfResources
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 
@@ -69,3 +75,23 @@ def test_the_bus_refuses_pageable_copies() -> None:
         ):
             with pytest.raises(AssertionError):
                 pageable()
+
+
+@pytest.mark.parametrize("kernel", ["paged_attention", "decode_attention"])
+@pytest.mark.parametrize("dim", [512, 1024])
+def test_a_head_size_that_no_tile_takes_is_named_with_the_limit(
+    kernel: str, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OutOfResources(270336, 232448, "shared memory")
+
+    for name in ("write_kv", "paged_attention", "decode_attention"):
+        monkeypatch.setattr(cuda_backend, name, refuse if name == kernel else lambda *arguments: None)
+    spec = make_spec(heads=6, kv_heads=2, dim=dim)
+    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=1)
+    with pytest.raises(StartupError) as raised:
+        run_history_and_step(backend, spec, [SeqShape(0, 2)], 16, torch.float32)
+    text = str(raised.value)
+    assert "\n" not in text
+    for part in (f"size {dim}", "3 query heads", "float32", "270336", "232448", "shared memory", "--device cpu"):
+        assert part in text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.norm import RMSWeight
@@ -15,6 +16,7 @@ from octavo_engine.ops.triton.decode_attention import decode_attention, decode_p
 from octavo_engine.ops.triton.paged_attention import paged_attention
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_engine.ops.triton.write_qkv import write_qkv
+from octavo_engine.wire.errors import StartupError
 
 _CHUNK_BLOCKS = 256  # blocks copied at a time, which bounds the temporary copies of a layer
 _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
@@ -76,9 +78,17 @@ class CudaBackend:
     def _attend(self, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
         cache = self.caches[spec.layer_idx]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if batch.max_query_len > 1:
-            paged_attention(out, spec, q, cache, batch)
-        decode_attention(out, spec, q, cache, batch, batch.private, self.num_programs)
+        try:
+            if batch.max_query_len > 1:
+                paged_attention(out, spec, q, cache, batch)
+            decode_attention(out, spec, q, cache, batch, batch.private, self.num_programs)
+        except OutOfResources as error:  # the first steps, before the engine is ready, compile all kernels
+            group, dtype = spec.num_heads // spec.kv.num_kv_heads, str(q.dtype).removeprefix("torch.")
+            raise StartupError(
+                f"attention of {group} query heads of size {spec.kv.head_dim} for each KV head, in {dtype}, exceeds "
+                f"the GPU's {error.name}: it needs {error.required}, the limit is {error.limit}. Remedy: --device cpu, "
+                "a narrower --dtype, or a model with smaller heads."
+            ) from error
         return out
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
