@@ -1,4 +1,4 @@
-"""Every flag of every command, with its default, is a contract: `flags.txt` changes only on purpose.
+"""Every flag of every command, with its default, values and help, is a contract: `flags.txt` changes only on purpose.
 
 After adding or changing a flag: pytest tests/unit/cli/test_server_flags.py --update-golden, and commit the diff.
 """
@@ -8,7 +8,7 @@ import argparse
 from octavo_server.cli.main import build_parser
 
 
-def test_flags_and_their_defaults_are_frozen(golden):
+def test_flags_are_frozen(golden):
     golden("flags.txt", "\n".join(sorted(described(build_parser(), ()))) + "\n")
 
 
@@ -20,7 +20,11 @@ def described(parser, command):
         elif not isinstance(action, argparse._HelpAction):
             names = ", ".join(action.option_strings) or action.dest
             choices = "" if action.choices is None else f" of {'|'.join(map(str, action.choices))}"
-            yield " ".join((*command, names, f"= {action.default!r}")) + choices
+            values = "".join(
+                f", {key} {value!r}" for key in ("metavar", "nargs") if (value := getattr(action, key)) is not None
+            )
+            text = "(hidden)" if action.help == argparse.SUPPRESS else action.help
+            yield " ".join((*command, names, f"= {action.default!r}")) + f"{choices}{values}\n    {text}"
 
 
 #: Flags that select an action of one command line; a --no- form would have no use.
