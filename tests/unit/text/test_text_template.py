@@ -168,6 +168,15 @@ class TestContinuing:
         assert caught.value.param == "messages[1].content"
 
 
+@pytest.mark.parametrize("error", [MemoryError, AssertionError, OSError])
+def test_every_error_of_a_rendering_is_a_bad_request(error: type[Exception]) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(InvalidRequest, match="cannot render these messages"):
+        ChatTemplate("{{ fail() }}").render(USER, fail=fail)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -88,6 +88,19 @@ def test_a_lone_surrogate_is_a_bad_request() -> None:
         byte_level_tokenizer().encode("a\ud83d")
 
 
+@pytest.mark.parametrize(
+    "model", [models.WordLevel({"a": 0}), models.WordPiece({"a": 0}), models.Unigram([("a", 0.0)])]
+)
+@pytest.mark.parametrize("repeats", [1, 1000, MANY_CHARS])
+def test_a_text_without_tokens_is_a_bad_request(model: Any, repeats: int) -> None:
+    """The library raises plain `Exception` if the vocabulary has no token for unknown text."""
+    backend = Backend(model)
+    backend.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(backend, bos_token_id=None, eos_token_id=None, origin="x")
+    with pytest.raises(InvalidRequest, match="cannot encode the text"):
+        tokenizer.encode("b" * repeats, add_special_tokens=False)
+
+
 def test_a_lone_surrogate_is_found_at_its_place_in_a_long_text() -> None:
     text = "word " * MANY_CHARS
     with pytest.raises(InvalidRequest, match=f"lone surrogate at position {len(text)},"):

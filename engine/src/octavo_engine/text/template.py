@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text.messages import (
@@ -100,7 +100,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             message = f"The chat template is not valid Jinja: line {error.lineno}: {error.message}"
             raise InvalidRequest(message, param="chat_template") from error
-        except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # of Jinja's parser, or of Python's
+        except Exception as error:  # of Jinja's parser, or of Python's
             reason = f"{error or type(error).__name__}: correct it, or nest its parts less deeply."
             message = f"The chat template cannot be compiled: {reason}"
             raise InvalidRequest(message, param="chat_template") from error
@@ -224,16 +224,7 @@ class ChatTemplate:
                 yield piece
         except RaisedByTemplate as error:
             raise InvalidRequest(f"The chat template rejected these messages: {error}", param="messages") from error
-        except (
-            TemplateError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            NameError,
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ) as error:
+        except Exception as error:
             message = f"The chat template cannot render these messages: {error or type(error).__name__}"
             raise InvalidRequest(message, param="messages") from error
 

@@ -16,15 +16,13 @@ from tokenizers import Tokenizer as Backend
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.text.backend import byte_level_backend, load_backend, put_around, tokens_around
+from octavo_engine.text.backend import byte_level_backend, encode_texts, load_backend, put_around, tokens_around
 from octavo_engine.text.gguf_tokenizer import build_gguf_backend, read_vocab
 from octavo_engine.text.pre_tokenizers import PRE_TOKENIZERS
 from octavo_engine.text.split_points import SafeSplitter
 from octavo_engine.text.token_bytes import alphabet_of
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
-#: Texts that have at most so many characters together are encoded without threads, which is faster.
-FEW_CHARS = 128
 #: Longer texts are encoded in pieces, as the library holds some 150 bytes a character until the whole text is done.
 MANY_CHARS = 64 * 1024
 #: Pieces of a long text in one call of the library, about `LONG_CHARS` characters each.
@@ -75,10 +73,7 @@ class Tokenizer:
     def encode_each(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         for text in texts:
             _check_encodable(text)
-        if sum(map(len, texts)) <= FEW_CHARS:
-            return [self._backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
 
     def special_frame(self) -> tuple[list[int], list[int]] | None:
         """Return the special tokens added before and after each text; None if adding them changes other tokens."""
