@@ -6,15 +6,18 @@ from contextlib import suppress
 import jsonschema
 import pytest
 from octavo_engine.grammar import keywords
+from octavo_engine.grammar.library import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.settings.config import MAX_GRAMMAR_BYTES
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
-from octavo_testing.grammars import BOUNDS, follow, random_output, state_of
+from octavo_testing.grammars import BOUNDS, COMPILER, follow, random_output, state_of
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 NAME = {"type": "string", "maxLength": 3}
+LARGE = SchemaBounds(max_bytes=MAX_GRAMMAR_BYTES, max_depth=64)
 
 
 def closed(**properties):
@@ -133,10 +136,45 @@ def test_an_unenforceable_keyword_is_refused_by_place(schema, place):
     assert caught.value.param == "structured_outputs.json"
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "-1e300", str(-(2**63))])
+@pytest.mark.parametrize("keyword", ["const", "maximum", "default"])
+def test_a_number_that_only_python_reads_is_refused_with_its_place(keyword, number):
+    """The library refuses the first ones as JSON, and overflows its stack at the last two."""
+    text = f'{{"properties": {{"a": {{"type": "integer", "{keyword}": {number}}}}}}}'
+    for schema in (text, json.loads(text)):
+        with pytest.raises(InvalidRequest) as caught:
+            source(schema)
+        assert f"#/properties/a/{keyword}:" in str(caught.value)
+        assert caught.value.param == "structured_outputs.json"
+
+
+@pytest.mark.parametrize("number", [-(2**63) + 1024, 2**63 - 1, 2**64, 10**30, 1.5e308, -5e-324])
+def test_a_number_that_the_library_reads_is_accepted(number):
+    follow(state_of(json={"const": number}), "-" if number < 0 else str(number)[0])
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        lambda target: {"properties": {"a": target}},
+        lambda target: {"items": {"items": target}},
+        lambda target: {"additionalProperties": target},
+        lambda target: {"anyOf": [{"type": "null"}, {"type": "array", "items": target}]},
+        lambda target: {"allOf": [{"items": target}, {"items": target}]},
+    ],
+)
+def test_a_long_chain_of_references_does_not_end_the_process(link):
+    """The library overflowed a stack of 8 MiB at 250 to 1100 references."""
+    chain = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(1500)}
+    with suppress(InvalidRequest, GrammarError):
+        COMPILER.get(source({"$ref": "#/$defs/d0", "$defs": {**chain, "d1500": {}}}, LARGE))
+
+
 @pytest.mark.parametrize("keyword", sorted(keywords.ALL))
 def test_a_value_of_a_wrong_type_is_an_invalid_request(keyword):
-    for value in (None, True, -1, 1.5, "", "#", [], [1], ["a", {}], {}, {"a": 1}, {"a": {}}, 2**70, "\ud800"):
-        for schema in ({keyword: value}, {"type": "object", "properties": {"a": {keyword: value}}, "required": ["a"]}):
+    for value in (None, True, -1, 1.5, "", "#", [], [1], ["a", {}], {}, {"a": 1}, {"a": {}}, 2**70, 1e300, "\ud800"):
+        member = {"type": "object", "properties": {"a": {keyword: value}}, "required": ["a"]}
+        for schema in ({keyword: value}, {"format": "date", keyword: value}, member):
             with suppress(InvalidRequest):
                 source(schema, disable_additional_properties=True)
 

@@ -1,11 +1,15 @@
 """Regexes, choices and grammars: valid shapes are enforced exactly, and invalid shapes are refused with a reason."""
 
+from contextlib import suppress
+
 import pytest
+from octavo_engine.grammar.library import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.settings.config import MAX_GRAMMAR_BYTES
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
-from octavo_testing.grammars import BOUNDS, EOS, allowed, follow, random_output, state_of
+from octavo_testing.grammars import BOUNDS, COMPILER, EOS, allowed, follow, random_output, state_of
 
 AWKWARD = [
     'a"b',
@@ -62,6 +66,40 @@ def test_lark_and_gbnf_grammars_are_accepted(grammar):
     assert EOS in allowed(state_of(grammar=grammar), b"a12")[0]
 
 
+ENTITIES = ("&amp;", "&lt;", "&gt;", "&quot;", "&apos;", "&nbsp;", "&copy;", "&reg;", "&euro;")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= " + " | ".join(f'"{entity}"' for entity in ENTITIES),
+        "start: " + " | ".join(f'"{entity}"' for entity in ENTITIES),
+        "start: " + " | ".join(f"/{entity}/" for entity in ENTITIES),
+        "start: NAME // " + " ".join(ENTITIES) + '\nNAME: "&" /[a-z]+/ ";"',
+        'root ::= "&" [a-z]+ ";"  # ' + " ".join(ENTITIES),
+    ],
+)
+def test_an_ampersand_in_a_literal_is_no_operator(grammar):
+    for entity in ENTITIES:
+        assert EOS in allowed(state_of(grammar=grammar), entity.encode())[0]
+
+
+def test_a_literal_may_hold_the_name_of_a_directive():
+    follow(state_of(grammar='root ::= "%json {"'), "%json {")
+
+
+@pytest.mark.parametrize("rule", ["r", "T"])
+@pytest.mark.parametrize(("num_rules", "num_groups"), [(9000, 0), (2000, 25)])
+def test_a_deep_grammar_does_not_end_the_process(rule, num_rules, num_groups):
+    """The library overflowed a stack of 8 MiB at 3000 rules, or at 500 rules of 20 groups."""
+    opening, closing = "(" * num_groups, ")" * num_groups
+    rules = [f"{rule}{i}: {opening}{rule}{i + 1}{closing}" for i in range(num_rules)]
+    grammar = "\n".join([f"start: {rule}0", *rules, f'{rule}{num_rules}: "a"'])
+    with suppress(InvalidRequest, GrammarError):
+        bounds = SchemaBounds(max_bytes=MAX_GRAMMAR_BYTES, max_depth=8)
+        COMPILER.get(GrammarSource(bounds).grammar_for(StructuredOutputs(grammar=grammar)))
+
+
 def test_json_object_accepts_any_object():
     state = state_of(json_object=True)
     assert allowed(state, b"") == [{ord("{")}]
@@ -75,8 +113,12 @@ def test_json_object_accepts_any_object():
         ({"regex": "(?=a)b"}, "regex", "look-around"),
         ({"regex": r"(a)\1"}, "regex", "backreferences"),
         ({"regex": "a\ud800"}, "regex", "lone surrogate"),
+        ({"json": {}, "whitespace_pattern": "\ud800"}, "json", "lone surrogate"),
         ({"choice": ["a\ud800"]}, "choice", "lone surrogate"),
         ({"grammar": "start: A&A" + "&A" * 9}, "grammar", "the limit is 8"),
+        ({"grammar": 'start: A\nA: B // "\n & B & B & B & B & B & B & B & B & B // "'}, "grammar", "the limit is 8"),
+        ({"grammar": 'start: <">' + " & A" * 9 + ' & <">'}, "grammar", "the limit is 8"),
+        ({"grammar": 'start: /"/' + " & A" * 9 + ' & /"/'}, "grammar", "the limit is 8"),
         ({"regex": "a" * 101}, "regex", "the limit is 100"),
         ({"choice": ["x" * 60, "y" * 60]}, "choice", "the limit is 100"),
         ({"grammar": "root = x"}, "grammar", "neither Lark nor GBNF"),

@@ -8,11 +8,11 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from llguidance import LLMatcher
 
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.library import DeepThreads, Vocabulary
 
 MAX_CACHED = 256
 NUM_THREADS = 2  # a slow grammar does not delay the next grammar
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._max_cached = max_cached
         self._vocabulary: Vocabulary | None = None
         self._loading = threading.Lock()
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._pending: dict[str, Future[CompiledGrammar]] = {}
         self._alive: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()

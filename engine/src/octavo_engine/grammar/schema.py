@@ -7,6 +7,8 @@ strict. The library ignores unknown keywords, formats of numbers, keywords of an
 
 import difflib
 import json
+import reprlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ from octavo_engine.grammar.references import References, refuse
 from octavo_engine.wire.errors import InvalidRequest
 
 Schema = dict[str, Any]
+
+_LOWEST = NUMBER_FORMATS["int64"]["minimum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,7 @@ def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
     depth = _depth(schema)
     if depth > bounds.max_depth:
         raise refuse(f"it is nested {depth} levels deep; the limit is {bounds.max_depth}: flatten it, or use $defs.")
+    _check_numbers(schema, "#")
     return schema
 
 
@@ -50,6 +55,17 @@ def check_size(text: str, bounds: SchemaBounds, subject: str) -> None:
         raise InvalidRequest(f"{subject} holds a lone surrogate, which UTF-8 cannot encode.") from error
     if size > bounds.max_bytes:
         raise InvalidRequest(f"{subject} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes).")
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Raise InvalidRequest for a number that Python reads and the library does not (NaN, infinity, 1e400), or for which
+    the library recurses without end, as it cannot negate the integer."""
+    if isinstance(value, int | float) and not _LOWEST <= value <= sys.float_info.max:
+        message = f"the number {reprlib.repr(value)} is not in [{_LOWEST}, {sys.float_info.max}]: leave it out."
+        raise refuse(message, place)
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        _check_numbers(child, f"{place}/{key}")
 
 
 def _depth(value: Any) -> int:
@@ -149,6 +165,8 @@ def _with_strict_format(schema: Schema, place: str) -> Schema:
         return schema
     if not isinstance(name, str):
         raise refuse("format must be a string.", f"{place}/format")
+    if not isinstance(kinds, str | list):
+        raise refuse("type must be a string or a list of strings.", f"{place}/type")
     if kinds in ("integer", "number") and name in NUMBER_FORMATS:
         bounds = NUMBER_FORMATS[name]
         rest = {key: value for key, value in schema.items() if key != "format"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo_engine.grammar.library import GrammarError, check_grammar
+from octavo_engine.grammar.library import GrammarError, check_grammar, grammar_of_schema
 from octavo_engine.grammar.references import MAX_PATTERNS, refuse, subschemas
 from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema
 from octavo_engine.wire.errors import InvalidRequest
@@ -31,6 +31,8 @@ ESCAPES = '"\\bfnrt'
 #: Rule of the whitespace between JSON's tokens, for grammars with parts.
 _WS, _NO_WS = f"ws: WS?\nWS: /{WHITESPACE}/\n", 'ws: ""\n'
 _SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
+#: Comments, strings, regexes and special tokens of a Lark grammar, as the library's lexer cuts them.
+_LITERALS = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>]+>', re.DOTALL)
 _MAX_SEARCHED = 64  # subschemas that are checked one by one to locate an error
 _CACHED = 256
 
@@ -94,13 +96,12 @@ class GrammarSource:
     def _from_schema(self, shape: StructuredOutputs) -> str:
         schema = read_schema({"type": "object"} if shape.json is None else shape.json, self._bounds)
         strict = StrictSchema(schema, no_additional_properties=shape.disable_additional_properties)
+        check_size(shape.whitespace_pattern or "", self._bounds, "whitespace_pattern")
         options = json_options(shape)
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(strict.rewritten), overrides=options)
         try:
-            check_grammar(grammar)
+            return grammar_of_schema(strict.rewritten, options)
         except GrammarError as error:
             raise refuse(f"{error}.", _place_of(str(error), strict.rewritten, options)) from error
-        return grammar
 
 
 def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
@@ -135,14 +136,16 @@ def _grammars(whole: str, parts: list[str]) -> str:
 
 
 def _lark(text: str) -> str:
-    if re.search(r"%json\s*\{", text):
-        raise InvalidRequest("it cannot hold a schema (%json): send it as json.")
-    if text.count("&") > MAX_PATTERNS:
-        raise InvalidRequest(f"it holds {text.count('&')} '&'; the limit is {MAX_PATTERNS}, as each doubles the work.")
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(text))
+        lark = any_to_lark(text)
     except Exception as error:  # the converter raises plain Exception for a missing rule
         raise InvalidRequest(f"it is neither Lark nor GBNF: {error}") from error
+    operators = _LITERALS.sub(" ", lark)
+    if re.search(r"%json\s*\{", operators):
+        raise InvalidRequest("it cannot hold a schema (%json): send it as json.")
+    if (count := operators.count("&")) > MAX_PATTERNS:
+        raise InvalidRequest(f"it holds {count} '&'; the limit is {MAX_PATTERNS}, as each doubles the work.")
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _with_ascii_digits(regex: str) -> str:
@@ -159,10 +162,10 @@ _WRITERS: dict[str, Callable[[str], str]] = {
 
 def _place_of(message: str, schema: dict[str, Any], options: "JsonCompileOptions") -> str:
     """Return the place of the innermost schema that alone fails with the same message; the root if none is found."""
-    definitions = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
+    definitions: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     for place, part in list(subschemas(schema))[:_MAX_SEARCHED]:
         try:
-            check_grammar(LLMatcher.grammar_from_json_schema(json.dumps({**definitions, **part}), overrides=options))
+            grammar_of_schema({**definitions, **part}, options)
         except GrammarError as error:
             if str(error) == message:
                 return place

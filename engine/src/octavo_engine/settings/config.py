@@ -115,6 +115,7 @@ class SpeculativeConfig:
 
 
 MAX_GRAPH_ROWS = 1024  # of a decode step that runs as a CUDA graph
+MAX_GRAMMAR_BYTES = 1 << 18  # of a schema, regex or grammar; its compiler's stack grows with it
 MAX_LOGITS = 16 << 20  # fp32 values held at a time
 _SMALLER_DEFAULT_SEQS = 256
 

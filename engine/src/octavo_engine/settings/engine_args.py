@@ -12,7 +12,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from octavo_engine.settings.config import MAX_GRAPH_ROWS, EngineConfig, KVEventsConfig, Quantization
+from octavo_engine.settings.config import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAPH_ROWS,
+    EngineConfig,
+    KVEventsConfig,
+    Quantization,
+)
 from octavo_engine.settings.lora import check_lora, lora_modules
 from octavo_engine.settings.pooling import hf_overrides, pooler_config, runner_setting
 from octavo_engine.settings.speculative import check_speculation, speculative_config
@@ -59,7 +65,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_num_batched_tokens": (1, float("inf")),
     "max_num_seqs": (1, float("inf")),
     "max_step_ms": (0, float("inf")),
-    "max_schema_bytes": (2, float("inf")),
+    "max_schema_bytes": (2, MAX_GRAMMAR_BYTES),
     "max_schema_depth": (1, 120),  # the grammar library's JSON parser rejects deeper nesting
     "num_gpu_blocks_override": (1, float("inf")),
     "num_threads": (1, 4096),
