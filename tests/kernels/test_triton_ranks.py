@@ -6,7 +6,7 @@ import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.late_nccl import late_nccl
 from octavo_testing.paged import PagedDriver

@@ -5,7 +5,7 @@ import torch
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.lora_adapters import TARGETS, PeftOracle, make_adapter

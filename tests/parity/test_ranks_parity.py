@@ -11,8 +11,8 @@ import pytest
 import torch
 from octavo_engine.models.registry import ARCHITECTURES
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, kernels_expand_blocks
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_testing.paged import PagedDriver

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Shapes of checkpoints on the hub, where transformers' defaults for the architecture differ. Two layers compile all

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops.group import Group, open_group
+from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.loader import iter_weights

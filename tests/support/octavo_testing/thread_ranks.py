@@ -13,7 +13,7 @@ import torch
 from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
-from octavo_engine.ops.group import Group, open_group
+from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode
 from octavo_engine.runner import model_loading, rank_loading

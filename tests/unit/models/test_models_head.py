@@ -9,9 +9,9 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops import native_linear
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.ops.quantise import quantised_slices
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.recording import Pool, record
 from octavo_testing.onednn import install_other_onednn
 from octavo_testing.ranks import run_ranks

@@ -8,9 +8,9 @@ from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.wire.errors import StartupError
 from torch import Tensor
 from torch.nn import functional as F

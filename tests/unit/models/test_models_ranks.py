@@ -10,8 +10,8 @@ from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.mlp import gated_mlp
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.wire.errors import GroupBroken
 from octavo_testing.late_nccl import late_nccl
 from octavo_testing.ranks import run_ranks

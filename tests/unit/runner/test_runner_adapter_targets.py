@@ -7,8 +7,8 @@ import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.packed_linear import PackedWeight
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapter_weights import AdapterTargets, adapters_bytes, make_terms, read_tensors
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.settings.config import EngineConfig, LoRAModule

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.settings.config import EngineConfig

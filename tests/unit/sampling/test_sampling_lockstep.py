@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, ChosenTokens, SampleRows
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan

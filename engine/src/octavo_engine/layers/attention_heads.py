@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.wire.errors import StartupError
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QuantisedFormat
+from octavo_engine.ops.rank_group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import PANEL
+from octavo_engine.ops.rank_group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """OLMoE: Llama with experts on every layer, and a norm of the whole query and key projections."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.models.experts import moe_spec
+from octavo_engine.models.expert_config import moe_spec
 from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError

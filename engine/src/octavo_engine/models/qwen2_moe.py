@@ -1,7 +1,7 @@
 """Qwen2-MoE, Qwen1.5-MoE: Qwen 2 with experts, one of which computes every row; windows on alternate layers."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
-from octavo_engine.models.experts import moe_spec, qwen_experts
+from octavo_engine.models.expert_config import moe_spec, qwen_experts
 from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 

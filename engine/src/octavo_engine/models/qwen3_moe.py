@@ -1,7 +1,7 @@
 """Qwen3-MoE: Qwen 3 with experts; `use_sliding_window` sets a window on every layer."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.models.experts import moe_spec, qwen_experts
+from octavo_engine.models.expert_config import moe_spec, qwen_experts
 from octavo_engine.settings.config import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 

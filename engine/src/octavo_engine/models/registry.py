@@ -22,8 +22,8 @@ from octavo_engine.models.qwen2 import Qwen2
 from octavo_engine.models.qwen2_moe import Qwen2MoE
 from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QuantisedFormat
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.settings.config import ModelConfig, ModelImpl
 from octavo_engine.wire.errors import StartupError
 
@@ -91,7 +91,7 @@ def complete_config(config: ModelConfig, impl: ModelImpl) -> ModelConfig:
     """
     if _find_class(config, impl) is not None:
         return config
-    completed: ModelConfig = _import(config, "transformers_family").with_dimensions(config)
+    completed: ModelConfig = _import(config, "transformers_support").with_dimensions(config)
     return completed
 
 

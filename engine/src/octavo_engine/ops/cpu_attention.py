@@ -1,8 +1,8 @@
 """Paged attention on a CPU in torch: gathers blocks, then runs SDPA over groups of sequences of similar lengths.
 
-There is no loop over sequences: `begin_step` sorts them into groups (`cpu_groups`), and each layer runs one call per
-group. Query heads that share a KV head become rows of one matrix (decode) or a broadcast dimension (prefill), so K
-and V are never expanded. Soft-capped layers compute their scores explicitly in fp32.
+There is no loop over sequences: `begin_step` sorts them into groups (`cpu_length_groups`), and each layer runs one
+call per group. Query heads that share a KV head become rows of one matrix (decode) or a broadcast dimension (prefill),
+so K and V are never expanded. Soft-capped layers compute their scores explicitly in fp32.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import PagedCache
-from octavo_engine.ops.cpu_groups import AttentionGroup, Lengths, make_groups
+from octavo_engine.ops.cpu_length_groups import AttentionGroup, Lengths, make_groups
 from octavo_engine.ops.scratch import Scratch
 
 _GATHER_BYTES = 32 << 20  # keys that one group may gather, and the same amount of values

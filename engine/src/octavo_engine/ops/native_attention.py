@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import BlockStore
-from octavo_engine.ops.cpu_groups import Ints, Lengths
+from octavo_engine.ops.cpu_length_groups import Ints, Lengths
 from octavo_engine.ops.scratch import Scratch
 
 PART_KEYS = 256

@@ -36,7 +36,7 @@ Report = tuple[int, messages.FromRank | None]
 if TYPE_CHECKING:
     import torch
 
-    from octavo_engine.ops.group import Group
+    from octavo_engine.ops.rank_group import Group
     from octavo_engine.runner.memory_plan import RankPlans
     from octavo_engine.sources.model_files import ModelFiles
     from octavo_engine.wire.plan import StepPlan
@@ -75,7 +75,7 @@ class RankProcesses:
 
     def start(self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None) -> "Group":
         """Start the processes; return the group of all ranks. Raises StartupError if one of them cannot start."""
-        from octavo_engine.ops.group import open_group  # it needs torch, which the rest of this module does not
+        from octavo_engine.ops.rank_group import open_group  # it needs torch, which the rest of this module does not
 
         for rank in range(1, self._size):
             start = messages.RankStart(

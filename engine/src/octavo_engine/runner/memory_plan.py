@@ -19,8 +19,8 @@ from octavo_engine.devices.memory import MemoryInfo, size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
-from octavo_engine.ops.group import Group
 from octavo_engine.ops.native_quantised import QuantisedFormat
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapter_weights import adapters_bytes
 from octavo_engine.runner.draft_source import DraftSource
 from octavo_engine.runner.kv_cache_size import (

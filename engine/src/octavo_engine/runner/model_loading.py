@@ -19,7 +19,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model, complete_config
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.draft_source import DraftSource, find_draft

@@ -8,7 +8,7 @@ from octavo_engine.devices.memory import MemoryInfo
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import complete_config
-from octavo_engine.ops.group import open_group
+from octavo_engine.ops.rank_group import open_group
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory_plan import plan_memory, with_blocks
 from octavo_engine.runner.model_loading import (

@@ -25,7 +25,7 @@ from octavo_engine.devices.recorded_steps import may_replay
 from octavo_engine.devices.step_inputs import RunnableModel, StepInputs
 from octavo_engine.devices.transfers import keep
 from octavo_engine.ops.attention import AttentionBackend
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.sampling.grammar_masks import GrammarRows
 from octavo_engine.sampling.sampler import NO_TOKEN, ChosenTokens, Sampler, SampleRows
 from octavo_engine.wire.plan import StepPlan

@@ -24,8 +24,8 @@ from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
+from octavo_operator.plan.operator_upgrade import upgrade_reason
 from octavo_operator.plan.plan import Plan, plan, plan_unreadable
-from octavo_operator.plan.upgrade import upgrade_reason
 from octavo_operator.service import ServiceIdentity, Settings, read_running_parts, read_service
 from octavo_operator.spec.service import InvalidSpec
 from octavo_operator.timestamps import now_text

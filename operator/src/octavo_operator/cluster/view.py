@@ -29,8 +29,8 @@ from octavo_operator.names import (
 )
 from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, RouterReport, ServiceBehind, Upgrades
 from octavo_operator.plan.apply_digest import matches
+from octavo_operator.plan.operator_upgrade import upgrade_reason
 from octavo_operator.plan.owner import is_ours
-from octavo_operator.plan.upgrade import upgrade_reason
 from octavo_operator.service import ServiceIdentity
 from octavo_operator.spec.service import KIND
 

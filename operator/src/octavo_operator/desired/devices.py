@@ -83,12 +83,15 @@ def container_security(service: InferenceService) -> Manifest:
     return CONTAINER_SECURITY | {"readOnlyRootFilesystem": not _gets_nvidia(service)}
 
 
-def shared_memory_volume(service: InferenceService) -> list[Manifest]:
-    """The volume for /dev/shm; none for the container runtime's own, which has 64 MiB."""
+def shared_memory(service: InferenceService) -> tuple[list[Manifest], list[Manifest]]:
+    """The mounts and volumes for /dev/shm; none for the container runtime's own, which has 64 MiB."""
     has_several = num_gpus(service) > 1 or service.num_ranks > 1
     default = SHARED_MEMORY_OF_SEVERAL if has_several else SHARED_MEMORY
     size = service.spec.shared_memory or (default if _gets_nvidia(service) else None)
-    return [] if size is None else [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+    if size is None:
+        return [], []
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    return [{"name": "shm", "mountPath": "/dev/shm"}], [volume]
 
 
 def _gets_nvidia(service: InferenceService) -> bool:

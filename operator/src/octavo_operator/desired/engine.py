@@ -11,7 +11,7 @@ from itertools import dropwhile, islice, takewhile
 from typing import Any
 
 from octavo_operator.desired.adapters import adapter_flags, adapter_mounts, adapter_volumes
-from octavo_operator.desired.devices import container_security, device_environment, device_of, shared_memory_volume
+from octavo_operator.desired.devices import container_security, device_environment, device_of, shared_memory
 from octavo_operator.desired.objects import (
     TERMINATION_MESSAGE_POLICY,
     Manifest,
@@ -137,7 +137,7 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
         "volumes": [
             *weights.volumes,
             {"name": "tmp", "emptyDir": {}},
-            *shared_memory_volume(service),
+            *shared_memory(service)[1],
             *adapter_volumes(service),
         ],
     }
@@ -147,8 +147,7 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
 def _container(service: InferenceService, settings: Settings) -> Manifest:
     spec, weights = service.spec, weights_of(service, settings)
     mounts = [*weights.mounts, {"name": "tmp", "mountPath": "/tmp"}]
-    if shared_memory_volume(service):
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    mounts += shared_memory(service)[0]
     mounts += adapter_mounts(service)
     container = {
         "name": ENGINE,

@@ -24,13 +24,13 @@ from octavo_operator.plan.cache_claim import live_claim, with_fixed_fields
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.conditions import with_transition_times
 from octavo_operator.plan.events import ServiceEvent, condition_events
+from octavo_operator.plan.operator_upgrade import HELD_EVERY_S, held_pace, is_upgrade
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
-from octavo_operator.plan.pace import STEADY, Pace, pace_of
 from octavo_operator.plan.readiness_gates import gate_actions
 from octavo_operator.plan.rollout import Steps, last_served, rollout, scale_current
-from octavo_operator.plan.scaling import scaling_status
+from octavo_operator.plan.rollout_pace import STEADY, Pace, pace_of
+from octavo_operator.plan.scaling_condition import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
-from octavo_operator.plan.upgrade import HELD_EVERY_S, held_pace, is_upgrade
 from octavo_operator.service import InferenceService, Settings, UnreadableService
 
 #: Numbers of running requests change too often to make a plan for each.

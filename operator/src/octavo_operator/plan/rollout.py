@@ -12,8 +12,8 @@ from octavo_operator.plan.actions import Action, Delete, SetReplicas
 from octavo_operator.plan.apply_digest import with_digest
 from octavo_operator.plan.child_actions import child_actions
 from octavo_operator.plan.drain import DrainStep, drain
-from octavo_operator.plan.pace import Pace
-from octavo_operator.plan.replica_targets import Revision, Situation, replica_targets
+from octavo_operator.plan.rollout_pace import Pace
+from octavo_operator.plan.rollout_targets import Revision, Situation, replica_targets
 from octavo_operator.service import DEFAULT_PLANNED_DRAIN_S, InferenceService, Settings
 
 

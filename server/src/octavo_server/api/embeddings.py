@@ -1,7 +1,6 @@
 """`POST /v1/embeddings`: a vector for each text of an embedding model."""
 
 import time
-from base64 import b64encode
 from functools import partial
 
 from fastapi import APIRouter
@@ -10,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.context import ApiContext, ResponseMeta, context_of
+from octavo_server.api.embedding_request import NamedText, VectorAnswer, prepare
 from octavo_server.api.generation import Generation
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_vectors, read_body
-from octavo_server.api.vectors import NamedText, VectorAnswer, prepare
 from octavo_server.http.responses import CancellableJSONResponse
-from octavo_server.openai.embedding import Embedding, EmbeddingList, EmbeddingRequest
+from octavo_server.openai.embedding import Embedding, EmbeddingList, EmbeddingRequest, to_base64
 
 router = APIRouter()
 
@@ -44,11 +43,7 @@ class EmbeddingAnswer(VectorAnswer):
         self._as_base64 = as_base64
 
     def response(self, vectors: list[bytes]) -> EmbeddingList:
-        write = _base64 if self._as_base64 else unpack_floats
+        write = to_base64 if self._as_base64 else unpack_floats
         data = [Embedding(index=index, embedding=write(vector)) for index, vector in enumerate(vectors)]
         meta = self.meta
         return EmbeddingList(id=meta.id, created=meta.created, model=meta.model, data=data, usage=self.usage())
-
-
-def _base64(vector: bytes) -> str:
-    return b64encode(vector).decode()

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo_server.api.context import ApiContext, ResponseMeta, context_of
+from octavo_server.api.embedding_request import NamedText, VectorAnswer, prepare
 from octavo_server.api.generation import Generation
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_vectors, read_body
-from octavo_server.api.vectors import NamedText, VectorAnswer, prepare
 from octavo_server.http.responses import CancellableJSONResponse
 from octavo_server.openai.scoring import (
     Ranked,

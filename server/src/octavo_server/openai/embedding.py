@@ -1,5 +1,6 @@
 """Bodies of `/v1/embeddings`, and the fields that all routes of embedding models share."""
 
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -69,6 +70,10 @@ def named_texts(field: str, texts: Sequence[Prompt]) -> list[tuple[str, Prompt]]
         if not text:
             raise InvalidRequest(f"{name} is empty: send at least one token, or leave it out.", param=name)
     return named
+
+
+def to_base64(vector: bytes) -> str:
+    return b64encode(vector).decode()
 
 
 class Embedding(Struct, kw_only=True):

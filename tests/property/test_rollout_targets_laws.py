@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_operator.plan.replica_targets import Revision, Situation, replica_targets
+from octavo_operator.plan.rollout_targets import Revision, Situation, replica_targets
 
 
 @st.composite

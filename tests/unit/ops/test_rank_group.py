@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from octavo_engine.ops.group import Group
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.recording import Pool, record
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_testing.ranks import run_ranks
