@@ -302,7 +302,7 @@ REFUSED = (
     Case("path without a slash", {"exposure": {"ingress": {"host": "a.b", "path": "v1"}}, "auth": OPEN}, "path"),
     Case("no gateway", {"exposure": {"gateway": {"parentRefs": []}}, "auth": OPEN}, "parentRefs"),
     Case("adapter twice", {"adapters": [SUPPORT, SUPPORT]}, "adapters"),
-    Case("adapter with a path", {"adapters": [{"name": "a", "uri": "/adapters/a"}]}, "uri"),
+    Case("adapter with a path", {"adapters": [{"name": "a", "uri": "/adapters/a"}]}, "must be hf://ORG/NAME"),
     Case("adapter without a uri", {"adapters": [{"name": "a"}]}, "uri"),
     Case("adapter without a name", {"adapters": [{"name": "", "uri": "hf://team/a"}]}, "name"),
     Case("adapter with a flag for a name", {"adapters": [{"name": "-a", "uri": "hf://team/a"}]}, "name"),
