@@ -202,6 +202,49 @@ async def test_a_body_that_turns_invalid_gets_no_second_response():
         assert await connection.answers() == [(200, b"/a|")]
 
 
+async def test_a_response_before_the_end_of_the_body_ends_the_connection():
+    async with connected() as connection:
+        connection.app.answers_first = True
+        head, _ = post(b"/a", b"x" * 100)
+        await connection.send(head + b"x")
+        assert b"connection: close" in await connection.reader.readuntil(b"\r\n\r\n")
+        (protocol,) = connection.server.server_state.connections
+        assert await connection.reader.read() == b"/a|"
+        await connection.send(b"x" * 99 + BEHIND)
+        assert len(connection.app.seen) == 1
+        assert connection.server.server_state.connections == {protocol}, "unread bytes would reset the connection"
+        connection.writer.close()
+        while connection.server.server_state.connections:
+            await asyncio.sleep(0)
+
+
+async def test_the_refusal_of_an_invalid_body_is_not_reset():
+    async with connected() as connection:
+        head, _ = post(b"/a", b"1", is_chunked=True)
+        await connection.send(head, b"no chunk\r\n")
+        assert [status for status, _ in await connection.answers()] == [400]
+        assert connection.server.server_state.connections
+
+
+async def test_a_body_that_never_comes_does_not_keep_an_answered_connection_open(monkeypatch):
+    monkeypatch.setattr("octavo_server.http.protocol.LINGER_S", 0.0)
+    async with connected() as connection:
+        connection.app.answers_first = True
+        await connection.send(post(b"/a", b"x" * 100)[0])
+        while connection.server.server_state.connections:
+            await asyncio.sleep(0)
+        assert b"connection: close" in await connection.reader.read()
+
+
+async def test_a_response_after_the_body_leaves_the_connection_open():
+    async with connected() as connection:
+        head, body = post(b"/a", b"x" * 100)
+        await connection.send(head, body[:50], body[50:])
+        assert b"connection: close" not in await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.send(BEHIND)
+        assert (await connection.reader.read()).endswith(b"/behind|")
+
+
 async def test_a_bad_request_waits_for_the_response_before_it():
     async with connected() as connection:
         await connection.send(b"GET /held HTTP/1.1\r\n\r\nNO HTTP\r\n\r\n")

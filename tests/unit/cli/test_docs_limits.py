@@ -56,6 +56,11 @@ FIXED_ROWS = [
     ("headers", number(request_framing.MAX_HEADERS), "431"),
     ("bytes of trailers", number(request_framing.MAX_TRAILER_BYTES), "400"),
     ("seconds for the headers; `--request-timeout` if that is less", number(protocol.HEAD_TIMEOUT_S), CLOSED),
+    (
+        "seconds in which a connection waits for the rest of a body that is answered already",
+        number(protocol.LINGER_S),
+        "`Connection: close`",
+    ),
     ("fields of a body", number(limits.MAX_FIELDS), "400"),
     (
         "`logprobs`, or entries of `logprob_token_ids`, times sequences times output tokens, "

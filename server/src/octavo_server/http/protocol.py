@@ -2,6 +2,8 @@
 
 - The head of a request must be complete in time, counted from the opening of the connection or the request's first
   byte, and then its body. The application answers a late body itself (408); otherwise the connection is closed here.
+- A response before the end of its request's body ends the connection, in two steps: closing it with unread bytes would
+  reset it, and the client would lose the response. So first only the sending direction is closed (RFC 9112, 9.6).
 - Beyond `max_connections` a new connection closes the one that has been without a request for longest, so that clients
   without a key can't take all memory. A connection with a request in progress is never closed for that.
 - The connection of a client that doesn't read its response is aborted. Meanwhile no memory grows: uvicorn pauses a
@@ -35,6 +37,8 @@ BEGUN_S = "begun_s"
 HEAD_TIMEOUT_S = 10.0
 #: Added to the application's own limit for a late body, so that the application responds first.
 BODY_GRACE_S = 5.0
+#: Most time between closing the sending direction and closing the connection, while the client may still send a body.
+LINGER_S = 5.0
 #: A client that reads less than this within the timeout counts as not reading.
 MIN_PROGRESS_BYTES = 16 * 1024
 
@@ -51,11 +55,12 @@ class TimeoutProtocol(RequestFraming):
     _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
     _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
     _unread_bytes = 0
+    _keeps_alive = False  # after the response to the latest request, if its body is complete before
     _begun_s = 0.0  # when the first byte of the latest request arrived
     _on_disconnect: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
+        super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop, self._begin_linger)))
         detect_dead_peer(transport.get_extra_info("socket"), idle_s=60, interval_s=15)
         if len(self.connections) > self.max_connections and self.idle:
             self._close_longest_idle()
@@ -94,11 +99,14 @@ class TimeoutProtocol(RequestFraming):
     def begin_request(self) -> None:
         self.idle.pop(self, None)
         super().begin_request()
+        self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until `end_request`
         self.scope["state"].update({CONNECTION: self, BEGUN_S: self._begun_s})
         self._set_sender_timer(self.request_timeout_s + BODY_GRACE_S)
 
     def end_request(self) -> None:
         self._set_sender_timer(None)
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps_alive
         super().end_request()
 
     def on_response_complete(self) -> None:
@@ -114,6 +122,16 @@ class TimeoutProtocol(RequestFraming):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._set_reader_timer(None)
+
+    def _begin_linger(self) -> bool:
+        """Return True if the client may still send the body of an answered request. Those bytes are ignored."""
+        if not self._is_in_body or not self.cycle.response_complete:
+            return False
+        self._ignores_input = True
+        self.flow.resume_reading()
+        self.idle[self] = None
+        self._set_sender_timer(LINGER_S)
+        return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         is_old = cycle.scope["http_version"] == "1.0"
@@ -201,13 +219,19 @@ class Cork:
     costs more than building the whole head.
 
     Attributes that are not defined here are those of the transport that it wraps.
+
+    If `begin_linger` returns True, the first `close` closes only the sending direction, and a second one the rest.
     """
 
-    __slots__ = ("_loop", "_parts", "_transport")
+    __slots__ = ("_begin_linger", "_is_lingering", "_loop", "_parts", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, begin_linger: Callable[[], bool]
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._begin_linger = begin_linger
+        self._is_lingering = False
         self._parts: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -225,7 +249,15 @@ class Cork:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if self.is_closing() or not self._begin_linger():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        if self._transport.can_write_eof():  # TLS can't
+            self._transport.write_eof()
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
 
     def abort(self) -> None:
         self._parts.clear()

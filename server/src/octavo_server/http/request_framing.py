@@ -180,7 +180,7 @@ class RequestFraming(HttpToolsProtocol):
         is_idle = cycle is None or cycle.response_complete
         if self._is_in_body:
             if not self.pipeline and not cycle.response_started:
-                cycle.disconnected = True
+                cycle.disconnected = cycle.response_complete = True
                 cycle.message_event.set()
                 self._write_refusal(error)
             self.transport.close()
