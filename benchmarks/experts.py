@@ -7,12 +7,11 @@ every stream decodes; the steps that compute prompts do not count.
 import argparse
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
-from gpu.dummy_models import open_engine
+from gpu.dummy_models import SHAPES, open_engine, start_decoding, step
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.wire.records import EngineRequest
-from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, number, print_table, save_json
 
 PROMPT_TOKENS = 8
@@ -21,24 +20,11 @@ EXPERTS, DENSE = "8-layers-32-experts", "8-layers-dense"
 
 def decode(core: EngineCore, streams: int, num_tokens: int) -> float:
     """Return the tokens per second of `streams` requests once all have their first token."""
-    core.call("reset_prefix_cache")
-    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for i in range(streams):
-        prompt = [10 + 7 * i + j for j in range(PROMPT_TOKENS)]
-        core.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params))
-    started: set[str] = set()
-    began, decoded = 0.0, 0
+    start_decoding(core, [(PROMPT_TOKENS, num_tokens)] * streams, SHAPES[EXPERTS]["vocab_size"])
+    began, outputs = time.perf_counter(), defaultdict[str, list[int]](list)
     while core.has_work():
-        outputs = core.step().outputs
-        errors = [output.error for output in outputs if output.error is not None]
-        if errors:
-            raise RuntimeError(errors[0].message)
-        if len(started) == streams:
-            decoded += sum(len(output.token_ids) for output in outputs)
-        else:
-            started |= {output.request_id for output in outputs if output.token_ids}
-            began = time.perf_counter()
-    return decoded / (time.perf_counter() - began)
+        step(core, outputs)
+    return sum(map(len, outputs.values())) / (time.perf_counter() - began)
 
 
 def main() -> None:

@@ -6,13 +6,11 @@ compare figures of one run only. Run as a script, this module prints the present
 
 import os
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from gpu.timing import median_s
 
 BANDWIDTH_BYTES = 512 << 20  # far beyond any cache
 GEMM_SIZE = 2048
@@ -50,7 +48,7 @@ def measure_limits() -> Limits:
     torch.set_num_threads(cores())
     source = torch.rand(BANDWIDTH_BYTES // 4)
     target = torch.empty_like(source)
-    read_s, copy_s = _median_s(source.sum), _median_s(lambda: target.copy_(source))
+    read_s, copy_s = (median_s(work, "cpu", least=9) for work in (source.sum, lambda: target.copy_(source)))
     return Limits(
         read_gb_s=source.nbytes / read_s / 1e9,
         copy_gb_s=2 * source.nbytes / copy_s / 1e9,
@@ -61,17 +59,7 @@ def measure_limits() -> Limits:
 
 def _gemm_gflop_s(dtype: torch.dtype) -> float:
     square = torch.randn(GEMM_SIZE, GEMM_SIZE).to(dtype)
-    return 2 * GEMM_SIZE**3 / _median_s(lambda: square @ square) / 1e9
-
-
-def _median_s(work: Callable[[], object], times: int = 9) -> float:
-    work()
-    samples = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return 2 * GEMM_SIZE**3 / median_s(lambda: square @ square, "cpu", least=9) / 1e9
 
 
 def describe(before: Limits, after: Limits) -> dict[str, object]:

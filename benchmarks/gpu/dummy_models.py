@@ -96,11 +96,16 @@ def step(core: EngineCore, outputs: dict[str, list[int]]) -> None:
         outputs[out.request_id] += out.token_ids
 
 
-def generate(core: EngineCore, sizes: list[tuple[int, int]], vocab: int) -> tuple[list[list[int]], float]:
-    """Generate greedily for (prompt tokens, output tokens) pairs at once; return the outputs and the seconds."""
-    outputs: dict[str, list[int]] = {request_id: [] for request_id in add_requests(core, sizes, vocab)}
+def generate(
+    core: EngineCore, sizes: list[tuple[int, int]], vocab: int, *, most_s: float = float("inf"), **sampling: Any
+) -> tuple[list[list[int]], float]:
+    """Generate for (prompt tokens, output tokens) pairs at once; return the outputs and the seconds.
+
+    After `most_s` seconds the core still has work.
+    """
+    outputs: dict[str, list[int]] = {request_id: [] for request_id in add_requests(core, sizes, vocab, **sampling)}
     began = time.perf_counter()
-    while core.has_work():
+    while core.has_work() and time.perf_counter() - began < most_s:
         step(core, outputs)
     return list(outputs.values()), time.perf_counter() - began
 

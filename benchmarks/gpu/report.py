@@ -1,4 +1,4 @@
-"""Lines of results: `ok`, `FAIL` or `figure`, the step, a name, a value, its unit and a note; and their summary."""
+"""Lines of results, each with a status, the step, a name, a value, its unit and a note; and their summary."""
 
 import json
 from collections import Counter
@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from table import number
+
 STEPS = ("machine", "kernels", "tokens", "serve", "speed", "ranks")  # in the order of their worth
 MANY = ("machine", "kernels")  # steps whose `ok` lines are printed last
-MOST_PRINTED, MOST_OF_STATUS = 120, {"FAIL": 50, "figure": 60, "ok": 40}
+MOST_PRINTED, MOST_OF_STATUS = 120, {"FAIL": 50, "skip": 10, "figure": 50, "ok": 40}
 LINES, SUMMARY, LOG = "lines.jsonl", "summary.txt", "log.txt"
 
 
@@ -22,11 +24,7 @@ class Line:
     note: str = ""
 
     def text(self, width: int) -> str:
-        shown = (
-            f"{self.value:{'.0f' if abs(self.value) >= 1000 else '.3g'}}"
-            if isinstance(self.value, float)
-            else self.value
-        )
+        shown = number(self.value) if isinstance(self.value, float) else self.value
         value = "" if self.value is None else f" = {shown} {self.unit}".rstrip()
         note = f": {self.note}" if self.note else ""
         return f"{self.status:6} {self.step:7} {self.name}{value}{note}"[:width]

@@ -40,23 +40,25 @@ class Step:
         return self.ends - time.monotonic()
 
     def check(self, name: str, passed: bool, value: Any = None, unit: str = "", note: str = "") -> None:
-        self._append(Line(self.name, name, "ok" if passed else "FAIL", value, unit, note))
+        self.report("ok" if passed else "FAIL", name, note, value, unit)
 
     def figure(self, name: str, value: Any = None, unit: str = "", note: str = "") -> None:
-        self._append(Line(self.name, name, "figure", value, unit, note))
+        self.report("figure", name, note, value, unit)
 
-    def fail(self, name: str, cause: BaseException | str) -> None:
-        self._append(Line(self.name, name, "FAIL", note=cause if isinstance(cause, str) else _describe(cause)))
+    def report(self, status: str, name: str, note: str, value: Any = None, unit: str = "") -> None:
+        line = Line(self.name, name, status, value, unit, note)
+        for folder in (self.folder, self.work):
+            append_line(folder, line)
+        print(line.text(2000), flush=True)
 
     def measured(self, name: str) -> float | None:
         """Return a figure of an earlier step, of this run or else of the last one on this machine."""
         lines = [*read_lines(self.work), *read_lines(self.folder)]
         return next((float(line.value) for line in reversed(lines) if line.name == name and line.value), None)
 
-    def _append(self, line: Line) -> None:
-        for folder in (self.folder, self.work):
-            append_line(folder, line)
-        print(line.text(2000), flush=True)
+
+class LeftOut(Exception):
+    """A case, or the rest of it, can't run here or has too little time."""
 
 
 Case = Callable[[Step], None]
@@ -81,23 +83,28 @@ def parse_step(name: str) -> Step:
 
 
 def run_case(step: Step, name: str, case: Case) -> None:
-    """Run a case, which reports its own lines; an exception is a line `FAIL` with the case's name."""
+    """Run a case, which reports its own lines; an exception is a line with the case's name."""
     try:
         case(step)
         if step.is_gpu:
             import torch
 
             torch.cuda.synchronize()
+    except LeftOut as error:
+        step.report("skip", name, str(error))
     except Exception as error:
         logging.exception("The case %s failed.", name)
-        step.fail(name, error)
+        step.report("FAIL", name, _describe(error))
 
 
 def run_cases(step: Step, cases: Mapping[str, Case], *, workers: int = 1, case_s: float) -> None:
     """Run the cases whose names match, in this order, `workers` beside each other, each at most `case_s` seconds.
 
-    Cases are forked, so this process must not use the GPU, nor torch's threads.
+    Cases are forked, so this process must not use the GPU, nor torch's threads. Raises RuntimeError if it has a
+    context of CUDA, which its children could not use.
     """
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        raise RuntimeError("the process of the step uses CUDA, so its cases can't: import or compute less before them")
     waiting = [name for name in cases if re.search(step.match, name)]
     running: dict[Any, float] = {}  # processes, and when they have to end
     while running or (waiting and step.seconds_left() > 2):
@@ -114,14 +121,15 @@ def run_cases(step: Step, cases: Mapping[str, Case], *, workers: int = 1, case_s
                 continue
             if code is None:
                 process.kill()
-                cause = "no time was left" if ends == step.ends else f"it hangs: no answer within {case_s:.0f} s"
-                step.fail(process.name, cause)
+                is_late = ends == step.ends
+                note = "stopped, as no time was left" if is_late else f"it hangs: no answer within {case_s:.0f} s"
+                step.report("skip" if is_late else "FAIL", process.name, note)
             elif code:
-                step.fail(process.name, f"its process ended with {code}: see log.txt")
+                step.report("FAIL", process.name, f"its process ended with {code}: see log.txt")
             process.join()
             del running[process]
     if waiting:
-        step.fail(f"{len(waiting)} cases not run", "no time was left: " + ", ".join(waiting)[:300])
+        step.report("skip", f"{len(waiting)} cases", "no time was left: " + ", ".join(waiting)[:300])
 
 
 def _run(step: Step, name: str, case: Case, is_crowded: bool) -> None:

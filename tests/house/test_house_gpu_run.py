@@ -19,7 +19,7 @@ SOURCES = (
     "engine/src",
     "server/src",
     "tests/support",
-    "benchmarks/gpu",
+    "benchmarks",
     "engine/pyproject.toml",
     "server/pyproject.toml",
 )

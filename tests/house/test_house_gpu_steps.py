@@ -1,5 +1,7 @@
-"""Parts of the steps of `benchmarks/gpu`: how tokens are compared, and torch's attention by versions of its API."""
+"""Parts of the steps of `benchmarks/gpu`: what they import, how tokens are compared, and torch's attention."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +31,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
     return attend(*heads_first, is_causal=True, **more)[0].transpose(0, 1)
 
 
-def torch_2_10(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, n: int, m: int, is_causal: bool = False
-) -> Tensor:
-    assert is_causal
-    return causal(q, k, v)
-
-
 def torch_2_11(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, n: int, m: int, *, window_size: tuple[int, int] = (-1, -1)
 ) -> Tensor:
@@ -50,7 +45,7 @@ def torch_2_13(
     return causal(q, k, v, enable_gqa=enable_gqa)
 
 
-@pytest.mark.parametrize("varlen", [torch_2_10, torch_2_11, torch_2_13, None], ids=str)
+@pytest.mark.parametrize("varlen", [torch_2_11, torch_2_13, None], ids=str)
 def test_attention_of_each_version_of_torch_is_causal_over_shared_heads(varlen: Callable[..., Tensor] | None) -> None:
     from gpu.steps.speed import HEAD_DIM, HEADS, KV_HEADS, peer_attention
 
@@ -82,3 +77,42 @@ def test_the_first_token_that_differs_decides(found: list[int], wanted: Any, gap
 
     difference = first_gap(output(found), wanted)
     assert (None if difference is None else difference[0]) == (gap if gap is None else pytest.approx(gap))
+
+
+#: Runs a step's module as the driver does, without its cases. The calls of torch and Triton that start CUDA raise.
+TRAPPED = """
+import runpy, sys, torch
+from triton.runtime import driver
+
+def boom(*arguments, **options):
+    raise RuntimeError("the process of the step has started CUDA")
+
+torch.cuda._is_compiled = lambda: True
+torch.cuda._lazy_init = torch._C._cuda_getDeviceCount = torch.cuda._device_count_nvml = boom
+type(driver).active = property(boom)
+runpy.run_module(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def run_trapped(module: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    root = BENCHMARKS.parent
+    paths = (BENCHMARKS, root / "engine/src", root / "server/src", root / "tests/support", folder)
+    env = os.environ | {"PYTHONPATH": ":".join(map(str, paths)), "OCTAVO_GPU_WORK": str(folder)}
+    command = [sys.executable, "-c", TRAPPED, module, str(folder), "--device", "cuda", "--match", "^$"]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("step", ["machine", "kernels", "tokens", "serve", "speed", "ranks"])
+def test_the_process_of_a_step_starts_no_cuda_before_it_forks(step: str, tmp_path: Path) -> None:
+    done = run_trapped(f"gpu.steps.{step}", tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "fault", ["torch.cuda.is_available()", "torch.zeros(1, device='cuda')", "triton.runtime.driver.active.get_device()"]
+)
+def test_a_step_that_starts_cuda_is_noticed(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "faulty_step.py").write_text(f"import torch, triton\n{fault}\n")
+    done = run_trapped("faulty_step", tmp_path)
+    assert done.returncode == 1
+    assert "has started CUDA" in done.stderr

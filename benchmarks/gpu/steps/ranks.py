@@ -3,53 +3,41 @@
 from typing import Any
 
 import torch
-from gpu import dummy_models
-from gpu.step import Step, parse_step, run_cases
-from gpu.steps.speed import MODEL, SETTINGS, generate, loads_of
+from gpu.dummy_models import SHAPES, generate, open_engine
+from gpu.step import LeftOut, Step, parse_step, run_cases
+from gpu.steps.speed import MODEL, SETTINGS, loads_of
 
 TINY: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 100, "max_model_len": 256}
-LENGTHS = (3, 40, 100)  # of prompts
 
 
-def has_gpus(step: Step) -> bool:
-    """Return whether each rank has a GPU; report that the case is left out if not."""
-    if not step.is_gpu or torch.cuda.device_count() > 1:
-        return True
-    step.figure("left out, as it needs two GPUs; GPUs", torch.cuda.device_count())
-    return False
+def open_ranks(step: Step, name: str, ranks: int, settings: dict[str, Any]) -> Any:
+    if step.is_gpu and torch.cuda.device_count() < 2:
+        raise LeftOut(f"ranks need two GPUs, and here is {torch.cuda.device_count()}")
+    more = {"device": step.device, "tensor_parallel_size": ranks, "num_threads": 2}
+    return open_engine(name, step.work, **{**settings, **more})[0]
 
 
 def tokens(step: Step) -> None:
-    if not has_gpus(step):
-        return
     found = []
     for ranks in (1, 2):
-        more = {"device": step.device, "tensor_parallel_size": ranks, "num_threads": 2}
-        core, _ = dummy_models.open_engine("tiny-llama", step.work, **TINY, **more)
-        found.append(
-            dummy_models.generate(
-                core, [(length, 16) for length in LENGTHS], dummy_models.SHAPES["tiny-llama"]["vocab_size"]
-            )[0]
-        )
+        core = open_ranks(step, "tiny-llama", ranks, TINY)
+        found.append(generate(core, [(3, 16), (40, 16), (100, 16)], SHAPES["tiny-llama"]["vocab_size"])[0])
         core.shutdown()
     equal = sum(one == two for one, two in zip(*found, strict=True))
-    note = "" if equal == len(LENGTHS) else f"{found[1]}, want {found[0]}"
-    step.check(
-        "tiny-llama on 2 ranks = 1", equal == len(LENGTHS), f"{equal} of {len(LENGTHS)}", "outputs equal", note[:300]
-    )
+    note = "" if equal == 3 else f"{found[1]}, want {found[0]}"
+    step.check("tiny-llama on 2 ranks = 1", equal == 3, f"{equal} of 3", "outputs equal", note[:300])
 
 
 def throughput(step: Step) -> None:
-    for name in (MODEL[step.device], *(["Llama-3-8B"] if step.is_gpu else [])) if has_gpus(step) else ():
+    for name in (MODEL[step.device], *(["Llama-3-8B"] if step.is_gpu else [])):
         for ranks in (1, 2):
-            more = {"device": step.device, "tensor_parallel_size": ranks, "num_threads": 2}
-            core, _ = dummy_models.open_engine(name, step.work, **{**SETTINGS[step.device], **more})
+            core, vocab = open_ranks(step, name, ranks, SETTINGS[step.device]), SHAPES[name]["vocab_size"]
             for title, sizes, _ in loads_of(name):
-                if step.seconds_left() < 10:
-                    raise TimeoutError(f"{name} {title}, {ranks} ranks: no time was left")
-                generate(core, sizes[:1], dummy_models.SHAPES[name]["vocab_size"], step.seconds_left() - 5)
-                count, took, _ = generate(core, sizes, dummy_models.SHAPES[name]["vocab_size"], step.seconds_left() - 5)
-                step.figure(f"{name} {title}: {ranks} ranks", count / took, "tok/s")
+                generate(core, sizes[:1], vocab)
+                outputs, took = generate(core, sizes, vocab, most_s=step.seconds_left() - 5)
+                if core.has_work():
+                    raise LeftOut(f"no time was left for {name} {title}, {ranks} ranks")
+                step.figure(f"{name} {title}: {ranks} ranks", sum(map(len, outputs)) / took, "tok/s")
             core.shutdown()
 
 

@@ -1,11 +1,11 @@
 """`octavo serve` with random weights in Qwen3-0.6B's shape: its start, streams, a schema, sleep, a killed engine core.
 
-All cases use one server, so they run in this process, and each of its requests has a limit of time. The first case
-starts it, and a later one again if it has ended.
+All cases use one server, so they run in this process, and end when the step's time is over. The first case starts it,
+and a later one again if it has ended.
 """
 
+import asyncio
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -13,17 +13,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu.step import Step, parse_step, run_case
+from gpu.step import LeftOut, Step, parse_step, run_case
+from octavo_server.client.api import ApiClient, ApiFailure
 
-START_S = {"cuda": 90.0, "cpu": 120.0}
+CASE_S = {"cuda": 60.0, "cpu": 120.0}  # most seconds of a case, with the start of the server
 NUM_STREAMS, NUM_AGAIN, NUM_KILLED = 20, 6, 8
 FLAGS = "--host 127.0.0.1 --load-format dummy --served-model-name m --enable-sleep-mode"
 SAMPLED = {"top_k": 20, "top_p": 0.95, "temperature": 0.8, "seed": 3}
@@ -52,99 +52,75 @@ def write_model(step: Step) -> Path:
 
 @dataclass
 class Stream:
-    """A stream as its client sees it: text, end, and the seconds to the first event and to the end."""
+    """A stream as its client sees it: text, end, and the seconds to the first chunk and to the end."""
 
     text: str = ""
     end: str = ""
     error: str = ""
     first_s: float = float("inf")
     total_s: float = float("inf")
-    is_done: bool = False
 
     @property
     def is_whole(self) -> bool:
-        return self.is_done and self.end == "length" and not self.error
+        return self.end == "length" and not self.error
 
 
 class Server:
     def __init__(self, step: Step) -> None:
-        self.step, self.began = step, time.monotonic()
+        self.step, self.began, self.is_ready = step, time.monotonic(), False
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
-            self.port = int(sock.getsockname()[1])
-        self.log = step.work / f"serve-{self.port}.log"
+            port = int(sock.getsockname()[1])
+        self.url, self.log = f"http://127.0.0.1:{port}", step.work / f"serve-{port}.log"
         sizes = "--max-model-len 2048" if step.is_gpu else "--max-model-len 256 --num-gpu-blocks-override 200"
-        flags = f"{FLAGS} --device {step.device} --port {self.port} {sizes}".split()
+        flags = f"{FLAGS} --device {step.device} --port {port} {sizes}".split()
         command = [sys.executable, "-m", "octavo_server.cli.main", "serve", str(write_model(step)), *flags]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.is_ready = self._wait_ready()
 
-    def _wait_ready(self) -> bool:
-        limit = min(START_S[self.step.device], self.step.seconds_left() - 5)
-        while time.monotonic() - self.began < limit and self.process.poll() is None:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if self.request("GET", "/health", timeout=2.0)[0] == 200:
-                    return True
-            time.sleep(0.1)
-        return False
-
-    def request(self, method: str, path: str, body: Any = None, timeout: float = 60.0) -> tuple[int, bytes]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
-            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-    def stream(self, body: dict[str, Any], found: Stream | None = None) -> Stream:
-        began, found = time.monotonic(), found or Stream()
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            try:
-                payload = json.dumps({**body, "stream": True})
-                connection.request("POST", "/v1/completions", payload, {"Content-Type": "application/json"})
-                for event in _events(connection.getresponse()):
-                    found.first_s = min(found.first_s, time.monotonic() - began)
-                    found.is_done |= event == "[DONE]"
-                    content = {} if event == "[DONE]" else json.loads(event)
-                    found.error = json.dumps(content["error"]) if "error" in content else found.error
-                    for choice in content.get("choices", ()):
-                        found.text += choice["text"]
-                        found.end = choice["finish_reason"] or found.end
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                found.error = f"{type(error).__name__}: {error}"
-        found.total_s = time.monotonic() - began
-        return found
-
-    def streams(self, bodies: list[dict[str, Any]]) -> list[Stream]:
-        with ThreadPoolExecutor(len(bodies)) as pool:
-            return list(pool.map(self.stream, bodies))
+    async def wait_ready(self, api: ApiClient) -> None:
+        """Raises RuntimeError if the server has ended."""
+        while not self.is_ready:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server has ended with {self.process.poll()}: {self.last_lines()}")
+            with contextlib.suppress(ApiFailure):
+                await api.get(f"{self.url}/health")
+                self.is_ready = True
+            await asyncio.sleep(0.1)
 
     def body(self, i: int, **more: Any) -> dict[str, Any]:
         words, count = (20, 64) if self.step.is_gpu else (3, 8)
         prompt = f"text {i} of a story about {'abc ' * words}"
-        return {"model": "m", "prompt": prompt, "max_tokens": count, "ignore_eos": True, "temperature": 0.0, **more}
+        common = {"model": "m", "stream": True, "max_tokens": count, "ignore_eos": True, "temperature": 0.0}
+        return {**common, "prompt": prompt, **more}
 
     def last_lines(self) -> str:
         return " / ".join(self.log.read_text(errors="replace").splitlines()[-4:])[-500:]
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[str]:
-    for line in answer:
-        text = line.decode().strip()
-        if text:
-            yield text.removeprefix("data:").strip()
+async def read_stream(api: ApiClient, body: dict[str, Any], found: Stream) -> Stream:
+    began = time.monotonic()
+    try:
+        async for chunk in api.stream("/v1/completions", body):
+            found.first_s = min(found.first_s, time.monotonic() - began)
+            found.text += chunk.text
+            found.end = chunk.finish_reason or found.end
+    except ApiFailure as error:
+        found.error = str(error)
+    found.total_s = time.monotonic() - began
+    return found
 
 
-_servers: list[Server] = []
+async def read_streams(api: ApiClient, bodies: list[dict[str, Any]]) -> list[Stream]:
+    return list(await asyncio.gather(*(read_stream(api, body, Stream()) for body in bodies)))
 
 
-def server_of(step: Step) -> Server:
-    """Return a server that runs. Raises RuntimeError if it does not start; no later case tries again."""
-    if not _servers or (_servers[-1].is_ready and _servers[-1].process.poll() is not None):
-        _servers.append(Server(step))
-    if not _servers[-1].is_ready:
-        code = _servers[-1].process.poll()
-        raise RuntimeError(f"the server is not ready, exit code {code}: {_servers[-1].last_lines()}")
-    return _servers[-1]
+async def status_of(request: Awaitable[bytes]) -> int | None:
+    try:
+        await request
+    except ApiFailure as error:
+        return error.status
+    return 200
 
 
 def used_gib(step: Step) -> float:
@@ -156,12 +132,10 @@ def used_gib(step: Step) -> float:
     return (total - free) / 2**30
 
 
-def start(step: Step) -> None:
-    before = used_gib(step)
-    server = server_of(step)
+async def start(step: Step, server: Server, api: ApiClient) -> None:
     step.figure("ready after", time.monotonic() - server.began, "s")
-    step.figure("memory of the GPU in use when ready", used_gib(step) - before, "GiB")
-    metrics = server.request("GET", "/metrics")[1].decode().splitlines()
+    step.figure("memory of the GPU in use when ready", used_gib(step), "GiB")
+    metrics = (await api.get(f"{server.url}/metrics")).decode().splitlines()
     step.figure("stages", note="; ".join(x for x in metrics if "startup" in x and not x.startswith("#"))[:500])
     log = server.log.read_text(errors="replace").splitlines()
     for level, most in (("INFO", 14), ("WARNING", 6), ("ERROR", 6)):
@@ -169,76 +143,65 @@ def start(step: Step) -> None:
             step.figure(f"log, {level}", note=text[:260])
 
 
-def streams(step: Step) -> None:
-    server = server_of(step)
-    alone = server.stream(server.body(0))
-    if not alone.is_whole:
-        return step.fail("first request", alone.error or f"it has ended without [DONE], reason {alone.end!r}")
-    step.check("first request", True, alone.total_s, "s", f"first token: {alone.first_s:.3f} s")
+async def streams(step: Step, server: Server, api: ApiClient) -> None:
+    alone = await read_stream(api, server.body(0), Stream())
+    note = f"first token: {alone.first_s:.3f} s; end {alone.end!r} {alone.error}"
+    step.check("first request", alone.is_whole, alone.total_s, "s", note)
     bodies = [server.body(i, **(SAMPLED if i % 2 else {})) for i in range(NUM_STREAMS)]
-    found = server.streams(bodies)
+    found = await read_streams(api, bodies)
     good = sum(each.is_whole for each in found)
     note = "; ".join({each.error for each in found if each.error}) or f"slowest {max(x.total_s for x in found):.2f} s"
     step.check(f"{NUM_STREAMS} streams at once", good == NUM_STREAMS, f"{good} of {NUM_STREAMS}", note=note[:300])
-    again = server.streams(bodies[:NUM_AGAIN])
+    again = await read_streams(api, bodies[:NUM_AGAIN])
     equal = sum(ours.text == first.text and ours.is_whole for ours, first in zip(again, found, strict=False))
     note = "bf16: a batch of another size may round otherwise"
-    return step.figure("the same streams again, fewer at once", f"{equal} of {NUM_AGAIN}", "texts equal", note)
+    step.figure("the same streams again, fewer at once", f"{equal} of {NUM_AGAIN}", "texts equal", note)
 
 
-def schema(step: Step) -> None:
+async def schema(step: Step, server: Server, api: ApiClient) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
     chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 60, "seed": 1}
-    status, data = server_of(step).request("POST", "/v1/chat/completions", {**chat, "response_format": form})
-    choice = json.loads(data)["choices"][0] if status == 200 else {"finish_reason": "", "message": {"content": "{}"}}
-    text = choice["message"]["content"]
-    is_cut = choice["finish_reason"] == "length"  # blanks between the parts may use up all tokens
+    answer = json.loads(await api.post(f"{server.url}/v1/chat/completions", {**chat, "response_format": form}))
+    text = answer["choices"][0]["message"]["content"]
+    is_cut = answer["choices"][0]["finish_reason"] == "length"  # blanks between the parts may use up all tokens
     obeys = text.lstrip().startswith("{") if is_cut else json.loads(text).keys() == {"a", "b"}
-    step.check("JSON schema", obeys, status, note=repr(text[:120] if status == 200 else data[:200]))
+    step.check("JSON schema", obeys, note=repr(text[:120]))
 
 
-def sleep(step: Step) -> None:
-    server = server_of(step)
-    wanted = server.stream(server.body(7)).text
+async def sleep(step: Step, server: Server, api: ApiClient) -> None:
+    wanted = (await read_stream(api, server.body(7), Stream())).text
     for level in (1, 2):
         awake, began = used_gib(step), time.monotonic()
-        slept, _ = server.request("POST", f"/sleep?level={level}")
+        slept = await status_of(api.post(f"{server.url}/sleep?level={level}"))
         slept_s, asleep = time.monotonic() - began, used_gib(step)
-        refused, _ = server.request("POST", "/v1/completions", server.body(1))
+        refused = await status_of(api.post(f"{server.url}/v1/completions", server.body(1, stream=False)))
         began = time.monotonic()
-        woke, _ = server.request("POST", "/wake_up")
-        woke_s, first = time.monotonic() - began, server.stream(server.body(7))
+        woke = await status_of(api.post(f"{server.url}/wake_up"))
+        woke_s, first = time.monotonic() - began, await read_stream(api, server.body(7), Stream())
         good = (slept, refused, woke) == (200, 503, 200) and first.text == wanted
         note = f"{awake - asleep:.2f} GiB freed, {asleep:.2f} kept; slept in {slept_s:.2f} s, woke in {woke_s:.2f} s, "
         note += f"first text after {first.total_s:.2f} s; statuses {slept} {refused} {woke} {first.error}"
         step.check(f"sleep of level {level}, wake-up, equal text", good, note=note)
 
 
-def cores_of(pid: int) -> list[int]:
-    """Return the engine cores that a server has started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == pid and b"octavo_engine.process" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+def core_of(pid: int) -> int:
+    """Return the engine core that a server has started."""
+    texts = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    children = [int(child) for text in texts for child in text.split()]
+    (core,) = (child for child in children if b"octavo_engine.process" in Path(f"/proc/{child}/cmdline").read_bytes())
+    return core
 
 
-def killed_core(step: Step) -> None:
+async def killed_core(step: Step, server: Server, api: ApiClient) -> None:
     """Kill the engine core while all streams have events: each client sees an error soon, and the server ends."""
-    server, found = server_of(step), [Stream() for _ in range(NUM_KILLED)]
+    found = [Stream() for _ in range(NUM_KILLED)]
     bodies = [server.body(i, max_tokens=1500 if step.is_gpu else 200) for i in range(NUM_KILLED)]
-    threads = [threading.Thread(target=server.stream, args=pair) for pair in zip(bodies, found, strict=True)]
-    for thread in threads:
-        thread.start()
-    while any(each.first_s == float("inf") for each in found) and any(thread.is_alive() for thread in threads):
-        time.sleep(0.005)
-    (core,) = cores_of(server.process.pid)
-    os.kill(core, signal.SIGKILL)
+    tasks = [asyncio.create_task(read_stream(api, *pair)) for pair in zip(bodies, found, strict=True)]
+    while any(each.first_s == float("inf") for each in found) and not all(task.done() for task in tasks):
+        await asyncio.sleep(0.005)
+    os.kill(core_of(server.process.pid), signal.SIGKILL)
     began = time.monotonic()
-    for thread in threads:
-        thread.join()
+    await asyncio.gather(*tasks)
     after = f"all ended after {time.monotonic() - began:.2f} s; "
     failed = sum(bool(each.error) for each in found)
     note = after + " | ".join(sorted({each.error or f"no error, end {each.end!r}" for each in found}))[:300]
@@ -251,10 +214,30 @@ def killed_core(step: Step) -> None:
 
 
 CASES = (start, streams, sleep, schema, killed_core)
+_servers: list[Server] = []
+
+
+def run(step: Step, work: Callable[[Step, Server, ApiClient], Awaitable[None]]) -> None:
+    """Run a case with a server that runs. If the last one never was ready, no later case starts another."""
+    if not _servers or (_servers[-1].is_ready and _servers[-1].process.poll() is not None):
+        _servers.append(Server(step))
+    server, limit_s = _servers[-1], CASE_S[step.device]
+
+    async def limited() -> None:
+        async with ApiClient(server.url) as api, asyncio.timeout(min(limit_s, step.seconds_left())):
+            await server.wait_ready(api)
+            await work(step, server, api)
+
+    try:
+        asyncio.run(limited())
+    except TimeoutError:
+        if step.seconds_left() <= 0:
+            raise LeftOut("no time was left to wait for the server") from None
+        raise TimeoutError(f"no answer within {limit_s:.0f} s: {server.last_lines()}") from None
 
 
 if __name__ == "__main__":
     this = parse_step("serve")
     for work in CASES:
         if re.search(this.match, work.__name__):
-            run_case(this, work.__name__, work)
+            run_case(this, work.__name__, partial(run, work=work))

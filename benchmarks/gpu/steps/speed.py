@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu.dummy_models import SHAPES, add_requests, open_engine, start_decoding, write_config
-from gpu.dummy_models import step as run_step
-from gpu.step import Case, Step, parse_step, run_cases
+from gpu.dummy_models import SHAPES, generate, open_engine, start_decoding, write_config
+from gpu.step import Case, LeftOut, Step, parse_step, run_cases
 from gpu.timing import median_s
+from torch.autograd import DeviceType
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity
 
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.95}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "k20 p0.95": SAMPLED}
@@ -34,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 CASE_S, LOAD_S = 190.0, 45.0  # most seconds of a case, and of one load of requests
 HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128  # of Qwen3-0.6B
 PEERS = ("vllm", "sglang")
+HOST_CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 
 Sizes = list[tuple[int, int]]  # prompt and output tokens of requests that start at once
 
@@ -103,16 +106,14 @@ def decode_attention(step: Step) -> None:
 
 
 def prompt_attention(step: Step) -> None:
-    try:
-        from torch.nn.attention.varlen import varlen_attn as varlen
-    except ImportError:  # before torch 2.10
-        varlen = None
+    from torch.nn.attention.varlen import varlen_attn
+
     for length in PROMPTS[step.device]:
         own = own_attention_s(step, 1, length, length)
         rate = 4 * HEADS * HEAD_DIM * length**2 / 2 / own / 1e12
         step.figure(f"prompt attention {length}", 1e3 * own, "ms", f"{rate:.0f} TFLOP/s")
         with torch.inference_mode():
-            peer = replayed_s(peer_attention(varlen if step.is_gpu else None, *random_qkv(step, length)), step)
+            peer = replayed_s(peer_attention(varlen_attn if step.is_gpu else None, *random_qkv(step, length)), step)
         note = f"ours takes {own / peer:.2f} times as long"
         step.figure(f"prompt attention {length} by torch", 1e3 * peer, "ms", note)
 
@@ -120,19 +121,16 @@ def prompt_attention(step: Step) -> None:
 def peer_attention(varlen: Callable[..., Any] | None, q: Any, k: Any, v: Any) -> Callable[[], Any]:
     """Return torch's causal attention of one prompt: `varlen_attn`, or SDPA without it.
 
-    torch 2.10 has `is_causal`, later ones `window_size`. Without `enable_gqa`, which 2.11 lacks, heads are expanded.
+    Without `enable_gqa`, which torch 2.11 lacks, heads are expanded.
     """
-    known = inspect.signature(varlen).parameters if varlen else {}
-    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "enable_gqa" in known:
-        causal["enable_gqa"] = True
-    else:
-        k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
     if varlen is None:
         heads_first = [each.transpose(0, 1)[None] for each in (q, k, v)]
-        return partial(torch.nn.functional.scaled_dot_product_attention, *heads_first, is_causal=True)
+        return partial(F.scaled_dot_product_attention, *heads_first, is_causal=True, enable_gqa=True)
+    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen).parameters else {}
+    if not more:
+        k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
     ends = torch.tensor([0, len(q)], dtype=torch.int32, device=q.device)
-    return partial(varlen, q, k, v, ends, ends, len(q), len(q), **causal)
+    return partial(varlen, q, k, v, ends, ends, len(q), len(q), window_size=(-1, 0), **more)
 
 
 def loads_of(name: str) -> list[tuple[str, Sizes, list[str]]]:
@@ -143,15 +141,6 @@ def loads_of(name: str) -> list[tuple[str, Sizes, list[str]]]:
     crowd = [(draw.randint(100, 1024), draw.randint(100, 1024)) for _ in range(256)]
     streams = [(f"{n} streams of 1024 + 64", [(1024, 64)] * n, [*KINDS][: 2 if n == 32 else 1]) for n in (1, 32, 256)]
     return [*streams, ("256 x U(100, 1024) in and out", crowd, [*KINDS])] if name == "Qwen3-0.6B" else streams[:2]
-
-
-def generate(core: Any, sizes: Sizes, vocab: int, seconds: float, **sampling: Any) -> tuple[int, float, int]:
-    """Return the tokens, seconds and steps of requests that start at once, stopped after `seconds`."""
-    outputs: dict[str, list[int]] = {name: [] for name in add_requests(core, sizes, vocab, **sampling)}
-    first, began = core.stats().steps, time.perf_counter()
-    while core.has_work() and time.perf_counter() - began < seconds:
-        run_step(core, outputs)
-    return sum(map(len, outputs.values())), time.perf_counter() - began, core.stats().steps - first
 
 
 def floor_s(step: Step, name: str, sizes: Sizes, weights_bytes: int) -> float:
@@ -170,16 +159,17 @@ def engine(step: Step, name: str) -> None:
     core, ready = open_engine(name, step.work, device=step.device, **SETTINGS[step.device])
     about = f"{ready.startup_s}; {ready.num_blocks} blocks, max_model_len {ready.max_model_len}"
     step.figure(f"{name}: start without imports", time.perf_counter() - began, "s", about)
-    generate(core, [(8, 4)] * 2, vocab, 20.0, **SAMPLED)
+    generate(core, [(8, 4)] * 2, vocab, **SAMPLED)
     for title, sizes, kinds in loads_of(name):
         floor = sum(num_out for _, num_out in sizes) / floor_s(step, name, sizes, ready.weights_bytes)
         for kind in kinds:
-            if step.seconds_left() < 12:
-                raise TimeoutError(f"{name} {title}, {kind}: no time was left")
-            count, took, steps = generate(core, sizes, vocab, min(LOAD_S, step.seconds_left() - 5), **KINDS[kind])
-            note = f"floor {floor:.0f} tok/s: {100 * count / took / floor:.3g} %; {1e3 * took / steps:.2f} ms a step"
+            first, limit_s = core.stats().steps, min(LOAD_S, step.seconds_left() - 5)
+            outputs, took = generate(core, sizes, vocab, most_s=limit_s, **KINDS[kind])
+            count, steps = sum(map(len, outputs)), core.stats().steps - first
             if core.has_work():
-                raise TimeoutError(f"{name} {title}, {kind}: stopped after {took:.0f} s with {count} tokens; {note}")
+                error = TimeoutError if limit_s == LOAD_S else LeftOut
+                raise error(f"{title}, {kind}: stopped after {took:.0f} s with {count} tokens")
+            note = f"floor {floor:.0f} tok/s: {100 * count / took / floor:.3g} %; {1e3 * took / steps:.2f} ms a step"
             step.figure(f"{name} {title}, {kind}", count / took, "tok/s", note)
     report_memory(step, name, ready)
     core.shutdown()
@@ -203,25 +193,32 @@ def report_memory(step: Step, name: str, ready: Any) -> None:
 
 
 def profile(step: Step) -> None:
-    from gpu.decode_profile import profile_steps
-
-    name, num_in = MODEL[step.device], 512 if step.is_gpu else 20
+    """Measure decode steps, and profile some. Without a GPU, operators of torch stand for its kernels and copies."""
+    name, num_in, num_steps = MODEL[step.device], 512 if step.is_gpu else 20, 15
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if step.is_gpu else [])]
+    kind = DeviceType.CUDA if step.is_gpu else DeviceType.CPU
+    clock = "self_device_time_total" if step.is_gpu else "self_cpu_time_total"
     core, _ = open_engine(name, step.work, device=step.device, **SETTINGS[step.device])
     for streams in (1, 32, 256) if step.is_gpu else (4,):
         start_decoding(core, [(num_in, 64)] * streams, SHAPES[name]["vocab_size"])
-        for _ in range(5):
-            core.step()
         began = time.perf_counter()
-        for _ in range(10):
+        for _ in range(num_steps):
             core.step()
-        took = (time.perf_counter() - began) / 10
-        found = profile_steps(core, step.device, 15)
-        title, work, calls = f"{streams} streams", len(found.work) / found.num_steps, found.num_calls / found.num_steps
-        note = f"{work:.0f} kernels and copies, started by {calls:.0f} calls"
-        step.figure(f"{title}: a decode step", 1e3 * took, "ms", note)
-        step.figure(f"{title}: the GPU idles", 100 * found.idle_share(), "% of a profiled step")
-        for kernel, microseconds in found.longest(6 if streams == 1 else 10):
-            step.figure(f"{title}: {kernel}", microseconds, "us a step")
+        step_us = 1e6 * (time.perf_counter() - began) / num_steps
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(num_steps):
+                core.step()
+        events: Any = profiler.key_averages()
+        work = [each for each in events if each.device_type == kind]
+        took = sorted(((getattr(each, clock) / num_steps, each.key) for each in work), reverse=True)
+        count = sum(each.count for each in work) / num_steps
+        calls = sum(each.count for each in events if each.key.startswith(HOST_CALLS)) / num_steps
+        note = f"{count:.0f} kernels and copies, started by {calls:.0f} calls"
+        step.figure(f"{streams} streams: a decode step", step_us / 1e3, "ms", note)
+        idle = 1 - sum(microseconds for microseconds, _ in took) / step_us
+        step.figure(f"{streams} streams: the GPU idles", 100 * idle, "% of a step")
+        for microseconds, kernel in took[: 6 if streams == 1 else 10]:
+            step.figure(f"{streams} streams: {kernel[:60]}", microseconds, "us a step")
         while core.has_work():
             core.step()
     core.shutdown()
