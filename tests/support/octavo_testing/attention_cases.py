@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.triton.write_kv import write_kv
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -96,7 +95,8 @@ def run_history_and_step(
 ) -> Tensor:
     """Write the earlier KV of each sequence by one prefill, then run the step of `shapes`.
 
-    Nothing reads the output of the prefill, which Triton's interpreter needs a second for: it only writes.
+    Nothing reads the output of the prefill. A cache of the Triton kernels is filled by torch, as the interpreter needs
+    seconds for it; the step itself writes by the kernel.
     """
     batch, num_blocks = make_batch(shapes, block_size, seed=seed)
     backend.allocate(num_blocks)
@@ -105,7 +105,9 @@ def run_history_and_step(
             history = history_batch(batch, i, shape.computed, block_size)
             q, k, v = random_qkv(spec, shape.computed, dtype, seed=1000 + i)
             if isinstance(backend, CudaBackend):
-                write_kv(backend.caches[spec.layer_idx], k, v, history.slots)
+                blocks, places = history.slots // block_size, history.slots % block_size
+                cache = backend.caches[spec.layer_idx]
+                cache[blocks, 0, :, places], cache[blocks, 1, :, places] = k, v
                 continue
             backend.begin_step(history)
             backend.attend(spec, q, k, v, history)
