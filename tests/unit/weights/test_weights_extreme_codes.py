@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
-from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.quantised_layers import iter_quantised, quantised_layers
@@ -89,7 +89,7 @@ def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool) -> Tensor:
         for name, part in parts.items()
     }
     layers = quantised_layers(config, headers)
-    as_blocks = as_blocks and layers["l.weight"].type.name in QUANTISED_FORMATS  # 8 bits with zero points have none
+    as_blocks = as_blocks and layers["l.weight"].type is not None  # 8 bits with zero points have none
     tensors = [(f"l.{name}", part.contiguous()) for name, part in parts.items()]
     ((_, found),) = iter_quantised(layers, tensors, dtype=torch.float32, blocks={"l.weight"} if as_blocks else ())
     assert isinstance(found, QuantisedTensor) == as_blocks

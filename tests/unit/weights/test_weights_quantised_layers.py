@@ -16,7 +16,9 @@ from octavo_engine.models.model import Model
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
+from octavo_engine.runner.weight_formats import log_expanded
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.gguf_header import GGML_TYPES
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model
@@ -139,8 +141,24 @@ def test_biases_of_zeros_for_layers_without_one_are_ignored(tmp_path: Path) -> N
         loaded(changed(tmp_path / "b", {name: torch.ones(64)}))
 
 
-@pytest.mark.parametrize("settings", [{"group_size": 16}, {"bits": 8, "sym": False}])
-def test_what_has_no_blocks_is_expanded(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", UNPACKED)
+def test_types_are_those_of_gguf(name: str) -> None:
+    found = {info.type for info in stored_tensors(resolve_model(str(FOLDER / name))).values()}
+    assert found
+    assert found <= {None, *GGML_TYPES.values()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "format_name"),
+    [
+        ({"group_size": 16}, "gptq of 4 bits in groups of 16"),
+        ({"bits": 8, "sym": False}, "gptq of 8 bits in groups of 32 with zero points"),
+    ],
+    ids=str,
+)
+def test_what_has_no_blocks_is_expanded(
+    tmp_path: Path, settings: dict[str, Any], format_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     name = "eight_bits" if "bits" in settings else "symmetric"
     tensors: dict[str, Tensor | None] = {}
     if name == "symmetric":
@@ -152,6 +170,11 @@ def test_what_has_no_blocks_is_expanded(tmp_path: Path, settings: dict[str, Any]
     files = changed(tmp_path, tensors, name, **settings)
     model = loaded(files, "bfloat16")
     assert not model.block_tensors()
+    stored = stored_tensors(files)
+    assert {info.type for info in stored.values()} == {None}
+    with caplog.at_level(logging.INFO):
+        log_expanded(stored, model.block_tensors(), DEVICE, torch.bfloat16)
+    assert caplog.messages[-1].endswith(f": the kernels do not support {format_name}")
     found = dict(iter_weights(files, dtype=torch.bfloat16))
     assert {key: digest(found[key]) for key in UNPACKED[name]} == UNPACKED[name]
 

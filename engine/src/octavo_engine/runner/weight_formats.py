@@ -32,9 +32,11 @@ def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> d
     """Return the formats of the tensors that this device can multiply in blocks; a model may keep fewer of them."""
     if not device.packs_weights or not kernels_expand_blocks(dtype):
         return {}
-    return {
-        name: QUANTISED_FORMATS[info.type.name] for name, info in stored.items() if info.type.name in QUANTISED_FORMATS
-    }
+    return {name: kept for name, info in stored.items() if (kept := _format(info)) is not None}
+
+
+def _format(info: StoredTensor) -> QuantisedFormat | None:
+    return None if info.type is None else QUANTISED_FORMATS.get(info.type.name)
 
 
 def loaded_format(config: EngineConfig, device: Device) -> QuantisedFormat | None:
@@ -74,7 +76,8 @@ def log_quantised(model: Model, block_format: QuantisedFormat | None) -> None:
 
 def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dtype: torch.dtype) -> None:
     """Log which quantised tensors are expanded, why, and how much memory that takes."""
-    expanded = {name: i for name, i in stored.items() if i.type.block_elements > 1 and name not in kept}
+    quantised = {name: info for name, info in stored.items() if info.type is None or info.type.block_elements > 1}
+    expanded = {name: info for name, info in quantised.items() if name not in kept}
     if not expanded:
         return
     type_name = str(dtype).removeprefix("torch.")
@@ -92,8 +95,8 @@ def _reason(expanded: StoredTensors, device: Device, type_name: str) -> str:
         return f"the kernels for quantised weights compute in bfloat16; --dtype {type_name} expands them"
     if not kernels_expand_blocks(torch.bfloat16):
         return "the native kernels are not available"
-    types = sorted({info.type.name for info in expanded.values()} - QUANTISED_FORMATS.keys())
-    reasons = [f"the kernels do not support {', '.join(types)}"] if types else []
-    if any(info.type.name in QUANTISED_FORMATS for info in expanded.values()):
+    names = sorted({info.format_name for info in expanded.values() if _format(info) is None})
+    reasons = [f"the kernels do not support {', '.join(names)}"] if names else []
+    if any(_format(info) is not None for info in expanded.values()):
         reasons.append("another part of a fused weight is not in blocks, or a tensor belongs to no linear layer")
     return "; ".join(reasons)

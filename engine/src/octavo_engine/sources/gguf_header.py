@@ -89,6 +89,10 @@ class GGUFTensor:
     offset: int
     num_bytes: int
 
+    @property
+    def format_name(self) -> str:
+        return self.type.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFile:

@@ -165,13 +165,16 @@ def loading_bar(*, always: bool = False) -> Iterator[Progress]:
 
 
 class StoredTensor(Protocol):
-    """`type`: of the blocks in which the tensor may stay in memory. `num_bytes`: in the file."""
+    """`type`: of the blocks in which it may stay in memory; None: its format, `format_name`, has to be expanded."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def type(self) -> GGMLType: ...
+    def type(self) -> GGMLType | None: ...
+
+    @property
+    def format_name(self) -> str: ...
 
     @property
     def num_bytes(self) -> int: ...

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedFormat, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
-from octavo_engine.sources.gguf_header import GGMLType
+from octavo_engine.sources.gguf_header import GGML_TYPES, GGMLType
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.awq import AWQ
@@ -30,6 +30,8 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 
 FORMATS = {"gptq": GPTQ, "awq": AWQ, "pack-quantized": PACK_QUANTIZED, "int-quantized": INT_QUANTIZED}
+#: Bits, and whether all zero points are equal -> the type of the blocks that hold such weights.
+_TYPES = {(4, True): GGML_TYPES[2], (4, False): GGML_TYPES[6], (8, True): GGML_TYPES[8]}
 _BLOCK = 32
 #: Outputs that are unpacked at a time; AWQ packs eight of them.
 _OUTPUTS = 64
@@ -54,14 +56,13 @@ class QuantisedLayer:
         return num_groups(self.config, self.shape[1])
 
     @property
-    def type(self) -> GGMLType:
-        """The blocks in which the layer can stay, or the name of a format without blocks."""
-        bits, symmetric = self.config.bits, self.config.symmetric
-        name = {(4, True): "Q4_0", (4, False): "Q5_0", (8, True): "Q8_0"}.get((bits, symmetric))
-        if name is None or self.group_size % _BLOCK:
-            method, zeros = self.config.method, "" if symmetric else " with zero points"
-            return GGMLType(-1, f"{method} of {bits} bits in groups of {self.group_size}{zeros}", _BLOCK, 0)
-        return GGMLType(-1, name, _BLOCK, QUANTISED_FORMATS[name].num_bytes)
+    def type(self) -> GGMLType | None:
+        return None if self.group_size % _BLOCK else _TYPES.get((self.config.bits, self.config.symmetric))
+
+    @property
+    def format_name(self) -> str:
+        zeros = "" if self.config.symmetric else " with zero points"
+        return f"{self.config.method} of {self.config.bits} bits in groups of {self.group_size}{zeros}"
 
 
 def quantised_layers(config: QuantisedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, QuantisedLayer]:
@@ -162,6 +163,7 @@ class _Unpacked:
 
     def blocks(self) -> QuantisedTensor:
         layer = self.layer
+        assert layer.type is not None, "only a layer with a type is asked for its blocks"
         block_format = QUANTISED_FORMATS[layer.type.name]
         order = self._order()
         groups = (self.groups if order is None else self.groups[order])[::_BLOCK]
