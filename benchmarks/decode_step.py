@@ -18,6 +18,7 @@ from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.recording import Recording
+from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
@@ -73,7 +74,7 @@ def make(config: EngineConfig, device: Cpu, model: Model) -> Runner:
     files = resolve_files(config)
     plan = plan_memory(config, device, model.config, stored_tensors(files))
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model.config))
-    return make_runner(config, device, model, plan, compiler, reload_model=lambda: model)[0]
+    return make_runner(config, device, LoadedModel(model, lambda: model), plan, compiler)[0]
 
 
 def run(runner: Runner, plan: StepPlan) -> float:

@@ -12,8 +12,8 @@ import time
 from decode_step import run
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.models.model import Model
 from octavo_engine.ops.cpu_level import usable_levels
+from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, load_vocabulary, make_runner
 from octavo_engine.runner.runner import Runner
@@ -42,11 +42,8 @@ def open_runner(config: EngineConfig, device: CpuDevice, *, in_blocks: bool) -> 
     if in_blocks:
         log_expanded(stored, model.block_tensors(), device, plan.dtype)
 
-    def reload_model() -> Model:
-        return model
-
     compiler = GrammarCompiler(lambda: load_vocabulary(config, files, model_config))
-    return make_runner(config, device, model, plan, compiler, reload_model=reload_model)[0]
+    return make_runner(config, device, LoadedModel(model, lambda: model), plan, compiler)[0]
 
 
 def first_tokens(runner: Runner, prompts: int, tokens: int) -> list[int]:

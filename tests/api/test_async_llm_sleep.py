@@ -31,7 +31,7 @@ async def test_memory_returns_to_the_system_and_answers_stay(scripted_tmp):
         dtype="float32", max_model_len=1024, kv_cache_memory_bytes=48 << 20, max_step_ms=0.0, enable_sleep_mode=True
     )
     fill = {"prompt_token_ids": [i % 1000 + 10 for i in range(1000)]}
-    async with running(config, "octavo_engine.runner.model_loading:load_executor") as llm:
+    async with running(config, "octavo_engine.runner.load:load") as llm:
         process = psutil.Process(llm._core.pid)
         before = await greedy(llm)
         sizes = {1: llm.ready_info.kv_bytes, 2: llm.ready_info.kv_bytes + llm.ready_info.weights_bytes}
@@ -50,7 +50,7 @@ async def test_a_failed_reload_can_be_repeated(tmp_path, scripted_tmp):
     sizes = {"num_threads": 1, "num_gpu_blocks_override": 20, "dtype": "float32"}
     config = EngineConfig(model=str(folder), **sizes, enable_sleep_mode=True)
     (file,) = folder.glob("*.safetensors")
-    async with running(config, "octavo_engine.runner.model_loading:load_executor") as llm:
+    async with running(config, "octavo_engine.runner.load:load") as llm:
         before = await greedy(llm)
         await llm.sleep(2)
         file.rename(tmp_path / "moved")

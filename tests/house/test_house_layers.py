@@ -57,7 +57,7 @@ def engine_files() -> list[Path]:
         ("core", 'run(sys.executable, "-m", "octavo_engine.offline.llm")', ["offline.llm"]),
         ("settings", 'command = f"{python} -m octavo_engine.ops.prebuilt"', ["ops.prebuilt"]),
         ("core", 'import_module("octavo_engine.devices.dtype")', ["devices.dtype"]),
-        ("loop", 'find("octavo_engine.runner.rank_loading:load_rank")', []),
+        ("loop", 'find("octavo_engine.runner.load:load")', []),
         ("process", '("-m", "octavo_engine.process.main")', []),
         ("core", '"""Calls nothing of `octavo_engine.runner.runner`."""', []),
     ],

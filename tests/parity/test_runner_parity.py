@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from octavo_engine.runner.executor import Executor
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
@@ -64,10 +64,10 @@ class Rig:
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    return load(request.param, tmp_path_factory.mktemp("models"))
+    return open_rig(request.param, tmp_path_factory.mktemp("models"))
 
 
-def load(name: str, folder: Path) -> Rig:
+def open_rig(name: str, folder: Path) -> Rig:
     config = EngineConfig(
         model=str(make_tiny(name, folder)),
         dtype="float32",
@@ -77,7 +77,7 @@ def load(name: str, folder: Path) -> Rig:
         max_num_seqs=8,
         num_threads=1,
     )
-    executor, info = load_executor(config)
+    executor, info = load(config)
     return Rig(executor, info, tiny_model(name))
 
 

@@ -19,6 +19,7 @@ from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.runner.model_loading import load_model, make_runner
 from octavo_engine.runner.runner import Runner
@@ -124,7 +125,7 @@ class Side:
             return load_model(device, files, model_config, plan)
 
         compiler = GrammarCompiler(_no_vocabulary)
-        runner, memory = make_runner(config, device, load(), plan, compiler, reload_model=load)
+        runner, memory = make_runner(config, device, LoadedModel(load(), load), plan, compiler)
         assert runner.model.model is not None
         side = Side(runner, memory, device, ShownModel(runner.model.model))
         runner.replace_model(side.model)

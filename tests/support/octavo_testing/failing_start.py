@@ -12,6 +12,7 @@ import torch
 from octavo_engine.devices import device as device_module
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.frontend.async_llm import AsyncLLM
+from octavo_engine.runner import load as loading
 from octavo_engine.runner import model_loading
 from octavo_engine.runner.runner import Runner
 from octavo_engine.settings.config import EngineConfig
@@ -52,7 +53,7 @@ def fail_in_first_step(error: Exception, config: EngineConfig) -> Any:
 
 def load(config: EngineConfig) -> Any:
     device_module.CpuDevice = LateCpu  # type: ignore[misc]
-    return model_loading.load_executor(config)
+    return loading.load(config)
 
 
 def assertion(config: EngineConfig) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -15,8 +14,8 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.process import parallel_executor
-from octavo_engine.process.rank_messages import RunPlan, decode_to_rank, encode
-from octavo_engine.runner import model_loading, rank_loading
+from octavo_engine.process.rank_messages import RankStart, RunPlan, decode_to_rank, encode, meeting_file
+from octavo_engine.runner import load
 from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead
@@ -49,20 +48,25 @@ class ThreadRanks:
         self.ended: list[Future[None]] = []
 
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
-        meeting_file = Path(self._folder.name) / "ranks"
-
         def run(rank: int) -> None:
-            kv = plans.ranks[rank].kv
-            blocks = {"num_blocks": kv.num_blocks, "num_host_blocks": kv.num_host_blocks}
-            executor, weights_bytes = rank_loading.load_rank(
-                plans.config, files, plans.memory, rank, meeting_file, **blocks
+            part = RankStart(
+                rank=rank,
+                config=plans.config,
+                files=files,
+                memory=plans.memory,
+                num_blocks=plans.ranks[rank].kv.num_blocks,
+                num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
+                folder=self._folder.name,
+                parent_pid=0,
+                log_format="text",
             )
-            self._ready.put(weights_bytes)
+            executor, ready = load.load(part.config, part=part)
+            self._ready.put(ready.weights_bytes)
             while (plan := self._plans[rank].get()) is not None:
                 executor.submit(plan).result()
 
         self.ended = [self._pool.submit(run, rank) for rank in range(1, self._size)]
-        return open_group(meeting_file, 0, self._size, self._timeout, gpu=gpu)
+        return open_group(meeting_file(self._folder.name), 0, self._size, self._timeout, gpu=gpu)
 
     def check(self) -> None:
         """Do nothing: a rank that fails is an error of `stop`."""
@@ -102,6 +106,5 @@ def ranks_on_gpu_stand_ins() -> Iterator[None]:
     """Let engines that start meanwhile use such ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel_executor, "RankProcesses", ThreadRanks)
-        for module in (model_loading, rank_loading):
-            patch.setattr(module, "open_device", lambda kind, rank=0: GpuStandIn(rank))
+        patch.setattr(load, "open_device", lambda kind, rank=0: GpuStandIn(rank))
         yield

@@ -15,7 +15,7 @@ SCRIPT = """
 import os, sys
 from octavo_engine.loop.start import find_loader
 assert "torch" not in sys.modules
-find_loader("octavo_engine.runner.model_loading:load_executor")
+find_loader("octavo_engine.runner.load:load")
 assert "torch" in sys.modules
 print(os.environ["GOMP_SPINCOUNT"])
 """

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from octavo_engine.devices import dtype
 from octavo_engine.runner.capacity import plan_capacity
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import TINY, make_tiny
@@ -25,7 +25,7 @@ REPORTED = (
 
 def assert_same_report(config: EngineConfig) -> None:
     planned = plan_capacity(config)
-    executor, ready = load_executor(config)
+    executor, ready = load(config)
     executor.shutdown()
     assert {name: getattr(planned, name) for name in REPORTED} == {name: getattr(ready, name) for name in REPORTED}
 
@@ -77,7 +77,7 @@ def test_a_dry_run_fails_as_the_start_fails(folder: Path) -> None:
         model=str(folder), dtype="float32", num_threads=1, num_gpu_blocks_override=2, max_model_len=64
     )
     errors = []
-    for start in (plan_capacity, load_executor):
+    for start in (plan_capacity, load):
         with pytest.raises(StartupError) as refused:
             start(config)
         errors.append(str(refused.value))

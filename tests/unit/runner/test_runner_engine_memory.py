@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.graphed_model import GraphedModel
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def executor(folder: Path) -> Executor:
     sizes = {"num_threads": 1, "num_gpu_blocks_override": 20, "swap_space": 0.001}
-    return load_executor(EngineConfig(model=str(folder), dtype="float32", **sizes))[0]
+    return load(EngineConfig(model=str(folder), dtype="float32", **sizes))[0]
 
 
 def next_token(executor: Executor, seq_id: int) -> int:
@@ -74,7 +74,7 @@ def test_the_release_of_the_kv_cache_frees_the_graphs_of_both_models(
     monkeypatch.setattr(GraphedModel, "renew_graphs", lambda self: renewed.append(self))
     drafts = SpeculativeConfig(method="draft_model", model=str(folder), num_speculative_tokens=2)
     config = EngineConfig(model=str(folder), dtype="float32", num_gpu_blocks_override=20, speculative_config=drafts)
-    executor = load_executor(config)[0]
+    executor = load(config)[0]
     draft, target = renewed
     executor.release("kv_cache")
     assert renewed[2:] == [target, draft]

@@ -11,7 +11,7 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import MIB, MemoryInfo
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_testing.tiny_models import make_tiny
 
@@ -82,7 +82,7 @@ def test_the_second_engine_of_a_process_gets_an_equal_cache(
     config = EngineConfig(model=str(make_tiny("llama", tmp_path)), dtype="float32", device="cpu", num_threads=1)
     num_blocks = []
     for _ in range(3):
-        executor, ready = load_executor(config)
+        executor, ready = load(config)
         num_blocks.append(ready.num_blocks)
         assert allocator.allocated > TOTAL_BYTES // 2
         if shuts_down:

@@ -19,7 +19,7 @@ from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, Attent
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.kv_cache_size import with_max_num_seqs
-from octavo_engine.runner.model_loading import load_executor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, ReadyInfo, most_seqs, with_ready
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
@@ -181,7 +181,7 @@ def test_all_graphs_are_captured_before_the_engine_is_ready(
 ) -> None:
     sizes = capture_sizes(num_seqs)
     assert sizes[-1] == num_seqs
-    executor, ready = load_executor(EngineConfig(**settings(folder, max_num_seqs=num_seqs, max_num_batched_tokens=128)))
+    executor, ready = load(EngineConfig(**settings(folder, max_num_seqs=num_seqs, max_num_batched_tokens=128)))
     assert (ready.max_num_seqs, ready.num_blocks) == (num_seqs, 33)
     assert (capture.captures, capture.replays) == (len(sizes), 0)
     runner = executor._runner

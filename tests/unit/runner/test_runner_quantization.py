@@ -14,8 +14,9 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.runner import weight_formats
 from octavo_engine.runner.executor import Executor
+from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
-from octavo_engine.runner.model_loading import load_executor, load_model
+from octavo_engine.runner.model_loading import load_model
 from octavo_engine.runner.weight_formats import LOADED_FORMATS, log_expanded, log_quantised
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
@@ -210,7 +211,7 @@ def test_gguf_accepts_gguf_files_only(models: Path) -> None:
 
 def test_quantised_weights_have_a_hash_root_of_their_own(models: Path) -> None:
     files = resolve_model(str(make_tiny("llama", models)))
-    infos = [load_executor(settings(files, each, dtype="bfloat16"))[1] for each in (None, "int8", "int4")]
+    infos = [load(settings(files, each, dtype="bfloat16"))[1] for each in (None, "int8", "int4")]
     assert len({info.hash_root for info in infos}) == 3
     assert all(info.hash_root == root_hash(info.weights_fingerprint, "bfloat16", 16) for info in infos)
     assert infos[0].weights_bytes > infos[1].weights_bytes > infos[2].weights_bytes
@@ -220,7 +221,7 @@ def test_the_name_of_a_ggufs_method_does_not_change_the_hash_root(tmp_path: Path
     path = tmp_path / "m.gguf"
     write_tiny_gguf(path, "qwen2", tiny_model("qwen2"), qtype="Q8_0")
     files = resolve_model(str(path))
-    first, second = (load_executor(settings(files, each))[1] for each in (None, "gguf"))
+    first, second = (load(settings(files, each))[1] for each in (None, "gguf"))
     assert first.hash_root == second.hash_root
 
 
@@ -237,7 +238,7 @@ def first_logprobs(executor: Executor, seq_id: int) -> Any:
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_weights_that_are_loaded_again_have_the_same_bits(models: Path, load_format: str) -> None:
     files = resolve_model(str(make_tiny("llama", models)), load_format=load_format)
-    executor, _ = load_executor(settings(files, "int4"))
+    executor, _ = load(settings(files, "int4"))
     before = first_logprobs(executor, 0)
     executor.release("weights")
     executor.restore("weights")

@@ -8,7 +8,7 @@ import pytest
 from octavo_engine.devices import device
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
-from octavo_engine.runner.draft_source import DraftSource
+from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.sources.model_config import load_model_config
@@ -87,7 +87,7 @@ def test_ranks_that_copy_kv_heads_have_the_blocks_of_a_whole_head(model: tuple[P
 
 @pytest.mark.parametrize("max_model_len", [None, 64])
 def test_rank_0_alone_has_the_draft_model(model: tuple[Path, ModelConfig], max_model_len: int | None) -> None:
-    draft = DraftSource(files=resolve_model(str(model[0])), config=model[1], stored={})
+    draft = Checkpoint(files=resolve_model(str(model[0])), config=model[1], stored={})
     config = settings(2, kv_cache_memory_bytes=MIB, max_model_len=max_model_len)
     plain, drafting = (plan_ranks(config, Host(16 * GIB), model[1], draft=each).ranks for each in (None, draft))
     (whole,) = plan_ranks(settings(1), Host(16 * GIB), model[1]).ranks
@@ -101,7 +101,7 @@ def test_rank_0_alone_has_the_draft_model(model: tuple[Path, ModelConfig], max_m
 
 
 def test_a_length_that_rank_0_cannot_hold_with_its_draft_model_is_shortened(model: tuple[Path, ModelConfig]) -> None:
-    draft = DraftSource(files=resolve_model(str(model[0])), config=model[1], stored={})
+    draft = Checkpoint(files=resolve_model(str(model[0])), config=model[1], stored={})
     config = settings(2, kv_cache_memory_bytes=96 << 10)
     plain, drafting = (plan_ranks(config, Host(16 * GIB), model[1], draft=each) for each in (None, draft))
     assert drafting.config.max_model_len is not None

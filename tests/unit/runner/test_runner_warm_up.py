@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from octavo_engine import LLM
 from octavo_engine.devices import device as device_module
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.runner import load as load_module
 from octavo_engine.runner import model_loading
+from octavo_engine.runner.load import load, warm_up_plans
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
-from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.warm_up import warm_up_plans
 from octavo_engine.settings.config import EngineConfig, most_seqs
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
@@ -99,7 +100,7 @@ def test_an_engine_that_compiles_late_warms_up(
 
     monkeypatch.setattr(Runner, "_start", recorded)
     monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
-    executor, _ = load_executor(config(folder, device="cpu", **limits))
+    executor, _ = load(config(folder, device="cpu", **limits))
     assert ran[-1].dropped_seqs
     executor.shutdown()
 
@@ -125,7 +126,7 @@ def test_memory_that_runs_out_at_the_start_names_the_flag(
     if fields["kv_cache_memory_bytes"] is None:
         monkeypatch.setattr(LateCpu, "attention_backend", lambda *_: NoCache())
     with pytest.raises(StartupError, match=remedy) as raised:
-        load_executor(config(folder, device="cpu", **fields))
+        load(config(folder, device="cpu", **fields))
     assert raised.value.code == "OutOfMemory"
 
 
@@ -150,7 +151,7 @@ def test_a_first_step_that_fails_is_one_line_with_a_remedy(
     monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
     starts: dict[str, Callable[[], object]] = {
         "LLM": lambda: LLM(str(folder), dtype="float32", num_gpu_blocks_override=20, device="cpu"),
-        "executor": lambda: load_executor(config(folder, device="cpu")),
+        "executor": lambda: load(config(folder, device="cpu")),
     }
     with pytest.raises(StartupError, match=cause) as raised:
         starts[start]()
@@ -158,17 +159,30 @@ def test_a_first_step_that_fails_is_one_line_with_a_remedy(
     assert "--device cpu" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["plan_ranks", "load_model", "weights_fingerprint", "make_runner"])
-def test_each_part_of_a_start_fails_with_one_line(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (load_module, "plan_ranks"),
+        (model_loading, "load_model"),
+        (model_loading, "weights_fingerprint"),
+        (load_module, "load_adapters"),
+        (load_module, "make_runner"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_each_part_of_a_start_fails_with_one_line(
+    folder: Path, module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure\nmore") from OSError("the cause\nmore")
 
-    monkeypatch.setattr(model_loading, name, fail)
+    monkeypatch.setattr(module, name, fail)
     with pytest.raises(RuntimeError, match="launch failure"):
-        load_executor(config(folder, device="cpu"))
+        load(config(folder, device="cpu"))
     monkeypatch.setattr(device_module, "CpuDevice", LateCpu)
-    with pytest.raises(StartupError, match=r"RuntimeError at model_loading\.py:\d+\): the cause\. Remedy") as raised:
-        load_executor(config(folder, device="cpu"))
+    place = rf"RuntimeError at {module.__name__.rpartition('.')[2]}\.py:\d+\): the cause\. Remedy"
+    with pytest.raises(StartupError, match=place) as raised:
+        load(config(folder, device="cpu"))
     assert "\n" not in str(raised.value)
 
 

@@ -21,7 +21,7 @@ from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
     from octavo_engine.runner.capacity import Capacity
-    from octavo_engine.runner.executor import Executor, LocalExecutor
+    from octavo_engine.runner.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -33,23 +33,18 @@ CPU_MAX_STEP_MS = 200.0
 
 def find_loader(name: str) -> Loader:
     """Import the loader. Raises StartupError if a package that it needs, such as torch, is not installed."""
-    loader: Loader = _import_compute(name)
-    return loader
-
-
-def find_rank_loader() -> Callable[..., tuple["LocalExecutor", int]]:
-    """Import the function that loads a rank other than rank 0. Raises StartupError as `find_loader` does."""
-    loader: Callable[..., tuple[LocalExecutor, int]] = _import_compute("octavo_engine.runner.rank_loading:load_rank")
+    loader: Loader = import_compute(name)
     return loader
 
 
 def find_capacity(config: EngineConfig) -> "Capacity":
     """Compute the engine's capacity without loading weights. Raises StartupError where a start would raise it."""
-    capacity: Capacity = _import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
+    capacity: Capacity = import_compute("octavo_engine.runner.capacity:plan_capacity")(config)
     return capacity
 
 
-def _import_compute(name: str) -> Any:
+def import_compute(name: str) -> Any:
+    """Import "module:function". Raises StartupError as `find_loader` does."""
     module, _, function = name.partition(":")
     limit_openmp_spin()
     bound_shape_caches()

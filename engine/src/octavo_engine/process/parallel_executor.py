@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
-from octavo_engine.runner import model_loading
 from octavo_engine.runner.adapter_weights import bytes_of_tensors
 from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.runner.load import load
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
@@ -24,10 +24,10 @@ from octavo_engine.wire.sleep import MemoryTag
 def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     """Load the model on `tensor_parallel_size` ranks. Raises StartupError."""
     if config.tensor_parallel_size == 1:
-        return model_loading.load_executor(config)
+        return load(config)
     ranks = RankProcesses(config.tensor_parallel_size, config.distributed_timeout_seconds)
     try:
-        local, ready = model_loading.load_executor(config, other_ranks=ranks)
+        local, ready = load(config, other_ranks=ranks)
     except GroupBroken as error:
         cause = ranks.find_cause(error)
         ranks.stop()

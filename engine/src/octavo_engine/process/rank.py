@@ -15,7 +15,7 @@ import zmq
 
 from octavo_engine.log_format import configure_logging
 from octavo_engine.loop.engine_core import freeze_gc
-from octavo_engine.loop.start import find_rank_loader
+from octavo_engine.loop.start import import_compute
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.main import IGNORED_SIGNALS
@@ -65,20 +65,12 @@ def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") 
         os.write(reports_fd, framed(messages.encode(message)))
 
     try:
-        load = find_rank_loader()
+        load = import_compute("octavo_engine.runner.load:load")
         inbox.connect(messages.inbox_address(start.folder, start.rank))
         report(Hello())
-        executor, weights_bytes = load(
-            start.config,
-            start.files,
-            start.memory,
-            start.rank,
-            messages.meeting_file(start.folder),
-            num_blocks=start.num_blocks,
-            num_host_blocks=start.num_host_blocks,
-        )
+        executor, ready = load(start.config, part=start, progress=lambda done, total: None)
         freeze_gc()
-        report(messages.RankReady(weights_bytes))
+        report(messages.RankReady(ready.weights_bytes))
         serve(executor, inbox, report)
     except GroupBroken:  # the cause is in another rank
         report(messages.Left())

@@ -21,7 +21,7 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
-    """`config`, `memory`: of `RankPlans`. `folder`: has the socket and the file in which the ranks meet."""
+    """A `RankPart` with its settings. `config`, `memory`: of `RankPlans`. `folder`: has the socket of the rank."""
 
     rank: int
     config: EngineConfig
@@ -32,6 +32,10 @@ class RankStart(msgspec.Struct, kw_only=True):
     folder: str
     parent_pid: int
     log_format: LogFormat
+
+    @property
+    def meeting_file(self) -> Path:
+        return meeting_file(self.folder)
 
 
 class RankReady(msgspec.Struct, tag=True):

@@ -4,7 +4,7 @@ The rows of an adapter follow each other in a step (`sort_by_adapter`), so its t
 with such rows set `Linear.adapter`: other steps keep their fused gate and their recordings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -92,9 +92,9 @@ class Adapters:
         self._model = None
         self._loaded = {adapter: replace(loaded, terms={}) for adapter, loaded in self._loaded.items()}
 
-    def reload(self, model: Model) -> None:
-        """Read all adapters for a new model. Raises StartupError if one has changed since it was loaded."""
-        reloaded = {}
+    def reload(self, reload_model: Callable[[], Model]) -> Model:
+        """Load the model again, and all adapters. Raises StartupError if one has changed since it was loaded."""
+        model, reloaded = reload_model(), {}
         for adapter, loaded in self._loaded.items():
             files = read_adapter(loaded.folder)
             tensors = read_tensors(files)
@@ -102,6 +102,7 @@ class Adapters:
                 raise files.error("it has changed since it was loaded: restart the engine.")
             reloaded[adapter] = replace(loaded, terms=make_terms(files, tensors, model, max_rank=self._max_rank))
         self._model, self._loaded = model, reloaded
+        return model
 
     @contextmanager
     def applied(self, rows: Mapping[str, slice]) -> Iterator[None]:

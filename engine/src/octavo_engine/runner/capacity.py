@@ -7,15 +7,12 @@ are read: `config.json`, or the header of a GGUF file.
 from dataclasses import dataclass
 
 from octavo_engine.devices.device import Device, open_device
-from octavo_engine.models.registry import complete_config
-from octavo_engine.runner.draft_source import find_draft
+from octavo_engine.runner.checkpoint import find_draft, read_checkpoint
 from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig, most_seqs
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, with_local_adapters
-from octavo_engine.weights.loader import stored_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +65,22 @@ def plan_capacity(config: EngineConfig) -> Capacity:
 
 
 def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capacity:
-    model_config = complete_config(load_served_model(config, files), config.model_impl)
-    draft = find_draft(config, device, files, model_config)
-    plans = plan_ranks(config, device, model_config, stored_tensors(files), draft)
+    target = read_checkpoint(config, files)
+    draft = find_draft(config, device, target)
+    plans = plan_ranks(config, device, target.config, target.stored, draft)
     ranks, memory = plans.ranks, plans.memory
     plan = ranks[0]
     weights = tuple(each.model.weights_bytes - each.model.adapters_bytes for each in ranks)
     kv = tuple(each.kv.kv_bytes for each in ranks)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
     return Capacity(
-        architecture=model_config.architecture,
+        architecture=target.config.architecture,
         dtype=str(plan.dtype).removeprefix("torch."),
         device=device.name,
         file_bytes=sum(path.stat().st_size for path in weight_files),
         weights_bytes=sum(weights),
         adapters_bytes=plan.model.adapters_bytes,
-        context_length=context_length(model_config),
+        context_length=context_length(target.config),
         max_model_len=plan.max_model_len,
         max_num_seqs=most_seqs(plans.config),
         block_size=config.block_size,

@@ -7,7 +7,7 @@ output depends on its values: a draft is accepted only if the target model would
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.models.model import Model
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
-from octavo_engine.runner.graphed_model import GraphedModel
+from octavo_engine.runner.graphed_model import GraphedModel, LoadedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.settings.config import MAX_LOGITS, EngineConfig, batched_tokens
 from octavo_engine.settings.speculative import MAX_DRAFT_TOKENS
@@ -89,20 +88,12 @@ def _move(source: Ints, target: Ints, pairs: list[tuple[int, int]]) -> None:
     target[list(targets)] = source[list(sources)]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """The draft model. `reload` loads it again after its weights were released; it raises StartupError."""
-
-    model: Model
-    reload: Callable[[], Model]
-
-
 class Drafter:
     """`max_tokens`: most tokens that one pass computes. A sequence that then still lacks some gets no drafts."""
 
     def __init__(
         self,
-        draft: LoadedDraft,
+        draft: LoadedModel,
         cache: DraftCache,
         batch: PersistentBatch,
         device: Device,
@@ -208,7 +199,7 @@ class Drafter:
 
 
 def make_drafter(
-    config: EngineConfig, device: Device, draft: LoadedDraft, plan: MemoryPlan, batch: PersistentBatch
+    config: EngineConfig, device: Device, draft: LoadedModel, plan: MemoryPlan, batch: PersistentBatch
 ) -> Drafter:
     """Allocate the draft model's KV cache and make its `Drafter`."""
     backend = device.attention_backend(draft.model.kv_specs(), config.block_size, plan.dtype)

@@ -1,10 +1,23 @@
 """`GraphedModel`: a model that is replaced when an engine wakes up, and the graphs of its steps."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import RunnableModel, StepInputs, StepLimits
+from octavo_engine.models.model import Model
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`reload` loads the model again after its weights were released, or raises StartupError."""
+
+    model: Model
+    reload: Callable[[], Model]
+    fingerprint: str = ""  # of the weights
 
 
 class GraphedModel:

@@ -22,7 +22,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.adapter_weights import adapters_bytes
-from octavo_engine.runner.draft_source import DraftSource
+from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.kv_cache_size import (
     KVSize,
     ModelMemory,
@@ -63,7 +63,7 @@ def plan_memory(
     device: Device,
     model_config: ModelConfig,
     stored: StoredTensors | None = None,
-    draft: DraftSource | None = None,
+    draft: Checkpoint | None = None,
     *,
     group: Group | None = None,
     memory: MemoryInfo | None = None,
@@ -246,7 +246,7 @@ def plan_ranks(
     device: Device,
     model_config: ModelConfig,
     stored: StoredTensors | None = None,
-    draft: DraftSource | None = None,
+    draft: Checkpoint | None = None,
 ) -> RankPlans:
     """Plan the memory of all ranks, of which rank 0 alone has a draft model.
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import RankPlans
-from octavo_engine.runner.model_loading import load_executor
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
@@ -50,5 +50,5 @@ def test_rank_0_stops_loading_when_another_rank_has_failed(tmp_path: Path, num_c
     )
     rank = FailingRank(num_checks)
     with pytest.raises(StartupError, match="rank 1: it has failed"):
-        load_executor(config, other_ranks=rank)
+        load(config, other_ranks=rank)
     assert rank.num_checks == -1

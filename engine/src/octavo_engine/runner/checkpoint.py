@@ -1,4 +1,4 @@
-"""Finds the draft model of `speculative_config` and checks that it suits the target model."""
+"""Finds the files of the served model and of the draft model, and checks that the draft suits its target."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +8,7 @@ from octavo_engine.runner.weight_formats import StoredTensors
 from octavo_engine.settings.config import EngineConfig, ModelConfig
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.loader import stored_tensors
@@ -19,19 +20,21 @@ _OTHER = "use a draft model of the target's family"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftSource:
-    """`stored`: the tensors of a GGUF checkpoint, which may stay in blocks."""
+class Checkpoint:
+    """`stored`: the tensors of a quantised checkpoint, which may stay in blocks."""
 
     files: ModelFiles
     config: ModelConfig
     stored: StoredTensors
 
 
-def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: ModelConfig) -> DraftSource | None:
-    """Locate the draft model's files; None if the settings have none. Raises StartupError if it does not suit.
+def read_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint:
+    model_config = complete_config(load_served_model(config, files), config.model_impl)
+    return Checkpoint(files=files, config=model_config, stored=stored_tensors(files))
 
-    `files`, `target`: those of the target model.
-    """
+
+def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Checkpoint | None:
+    """Locate the draft model's files; None if the settings have none. Raises StartupError if it does not suit."""
     speculation = config.speculative_config
     if speculation is None or speculation.model is None:
         return None
@@ -50,13 +53,13 @@ def find_draft(config: EngineConfig, device: Device, files: ModelFiles, target: 
         )
     )
     draft_config = complete_config(load_model_config(draft_files), config.model_impl)
-    draft = DraftSource(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
-    _check_length(config, draft, target)
-    _check_vocabulary(config, draft, files, target)
+    draft = Checkpoint(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
+    _check_length(config, draft, target.config)
+    _check_vocabulary(config, draft, target)
     return draft
 
 
-def _check_length(config: EngineConfig, draft: DraftSource, target: ModelConfig) -> None:
+def _check_length(config: EngineConfig, draft: Checkpoint, target: ModelConfig) -> None:
     wanted, longest = config.max_model_len or context_length(target), context_length(draft.config)
     if longest < wanted:
         raise StartupError(
@@ -65,14 +68,14 @@ def _check_length(config: EngineConfig, draft: DraftSource, target: ModelConfig)
         )
 
 
-def _check_vocabulary(config: EngineConfig, draft: DraftSource, files: ModelFiles, target: ModelConfig) -> None:
-    sizes = draft.config.vocab_size, target.vocab_size
+def _check_vocabulary(config: EngineConfig, draft: Checkpoint, target: Checkpoint) -> None:
+    sizes = draft.config.vocab_size, target.config.vocab_size
     if sizes[0] != sizes[1]:
         raise StartupError(
             f"speculative_config.model={draft.files.name!r} has a vocabulary of {sizes[0]} tokens, but the target "
             f"model has {sizes[1]}: {_OTHER}, with an equal vocab_size."
         )
-    samples = _sample(resolve_text_files(config, files)), _sample(draft.files)
+    samples = _sample(resolve_text_files(config, target.files)), _sample(draft.files)
     if None not in samples and samples[0] != samples[1]:
         raise StartupError(
             f"speculative_config.model={draft.files.name!r} has another vocabulary than the target model, whose "

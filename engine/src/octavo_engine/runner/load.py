@@ -1,0 +1,218 @@
+"""`load`: from an `EngineConfig` to an executor with weights and KV cache, ready for its first plan, on every rank.
+
+Rank 0 finds the files, plans the memory of all ranks and runs the first steps. Another rank gets its part of the plan.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from octavo_engine.devices.device import Device, open_device
+from octavo_engine.devices.memory import MemoryInfo, size
+from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.ops.rank_group import Group, open_group
+from octavo_engine.runner.checkpoint import Checkpoint, find_draft, read_checkpoint
+from octavo_engine.runner.executor import LocalExecutor
+from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_memory, plan_ranks, with_blocks
+from octavo_engine.runner.model_loading import (
+    as_failed_start,
+    as_startup_error,
+    check_nothing,
+    load_adapters,
+    load_checkpoint,
+    load_draft,
+    load_vocabulary,
+    make_runner,
+)
+from octavo_engine.settings.config import EngineConfig, ReadyInfo, batched_tokens, most_seqs
+from octavo_engine.sources.download_dir import fetched_revision
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, with_local_adapters
+from octavo_engine.weights.loader import Progress
+from octavo_engine.wire.hashing import root_hash
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.sampling import SamplingParams
+
+_LOGGER = logging.getLogger(__name__)
+_PARAMS = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)  # needs all buffers of the sampler
+
+
+class OtherRanks(Protocol):
+    """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
+
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
+        """Start loading them; return the group of all ranks. `gpu`: rank 0's `Device.group_gpu`."""
+        ...
+
+    def check(self) -> None:
+        """Check that all ranks still run."""
+        ...
+
+    def wait_ready(self) -> int:
+        """Wait until they are loaded; return the bytes of their weights."""
+        ...
+
+    def run(self, plans: list[StepPlan]) -> None:
+        """Start plans on them, which they run in step with rank 0."""
+        ...
+
+
+class RankPart(Protocol):
+    """The part of a rank other than rank 0. `memory`: of `RankPlans`. The ranks meet in `meeting_file`."""
+
+    rank: int
+    files: ModelFiles
+    memory: MemoryInfo
+    num_blocks: int
+    num_host_blocks: int
+
+    @property
+    def meeting_file(self) -> Path: ...
+
+
+def load(
+    config: EngineConfig,
+    *,
+    part: RankPart | None = None,
+    other_ranks: OtherRanks | None = None,
+    progress: Progress | None = None,
+) -> tuple[LocalExecutor, ReadyInfo]:
+    """Load a model, or the part of one rank. Raises StartupError, and GroupBroken if another rank does not connect.
+
+    `part`: that of another rank than rank 0; `config` is then that of `RankPlans`. `other_ranks`: if this is rank 0.
+    `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
+    """
+    device, began_s = open_device(config.device, 0 if part is None else part.rank), time.perf_counter()
+    with as_failed_start(device):
+        # Device
+        config = divide_threads(config, device) if part is None else config
+        device.prepare(config)
+        group = Group() if part is None else _join(config, device, part)
+        prepared_s = time.perf_counter()
+
+        # Files
+        target = read_checkpoint(config, resolve_files(config) if part is None else part.files)
+        config = with_local_adapters(config)
+        draft = find_draft(config, device, target) if part is None else None
+
+        # Plan
+        plans = _plan(config, device, target, draft, part)
+        config, plan = plans.config, plans.ranks[0]
+        if other_ranks is not None:
+            group = other_ranks.start(target.files, plans, device.group_gpu)
+
+        with as_startup_error(config, plan):
+            # Model
+            check = check_nothing if other_ranks is None else other_ranks.check
+            model = load_checkpoint(device, target, plan, group, config.quantization, progress, check)
+            draft_model = None if draft is None else load_draft(device, draft, plan, progress, check)
+
+            # Adapters
+            adapters, hashes = load_adapters(config, model.model)
+            loaded_s = time.perf_counter()
+
+            # Memory
+            compiler = GrammarCompiler(lambda: load_vocabulary(config, target.files, target.config))
+            runner, memory = make_runner(config, device, model, plan, compiler, adapters, draft=draft_model)
+
+            # Warm-up
+            other_bytes = 0 if other_ranks is None else other_ranks.wait_ready()
+            if part is None and device.compiles_late:
+                steps = warm_up_plans(config, plan, num_tokens=batched_tokens(config, device.name))
+                if other_ranks is not None:
+                    other_ranks.run(steps)
+                runner.warm_up(steps)
+    ready = replace(
+        _describe(plans, device, model.fingerprint),
+        weights_bytes=other_bytes + sum(each.model.weights_bytes() for each in (model, draft_model) if each),
+        startup_s={"compile": prepared_s - began_s + time.perf_counter() - loaded_s, "weights": loaded_s - prepared_s},
+        adapters=hashes,
+        revision=fetched_revision(target.files.root),
+    )
+    return LocalExecutor(runner, compiler, memory, adapters), ready
+
+
+def _join(config: EngineConfig, device: Device, part: RankPart) -> Group:
+    timeout = timedelta(seconds=config.distributed_timeout_seconds)
+    return open_group(part.meeting_file, part.rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
+
+
+def _plan(
+    config: EngineConfig, device: Device, target: Checkpoint, draft: Checkpoint | None, part: RankPart | None
+) -> RankPlans:
+    """Plan the memory of all ranks, of which rank 0 is the first, or make the plan of one rank again."""
+    if part is None:
+        plans = plan_ranks(config, device, target.config, target.stored, draft)
+        _log_ranks(plans)
+        return plans
+    group = Group(part.rank, config.tensor_parallel_size)
+    plan = plan_memory(config, device, target.config, target.stored, group=group, memory=part.memory)
+    plan = with_blocks(plan, part.num_blocks, part.num_host_blocks)
+    return RankPlans(config=config, memory=part.memory, ranks=[plan])
+
+
+def _log_ranks(plans: RankPlans) -> None:
+    if len(plans.ranks) > 1:
+        parts = [f"rank {i}: {size(p.model.weights_bytes)}, {size(p.kv.kv_bytes)}" for i, p in enumerate(plans.ranks)]
+        totals = sum(p.model.weights_bytes for p in plans.ranks), sum(p.kv.kv_bytes for p in plans.ranks)
+        _LOGGER.info("weights and KV cache: %s; all: %s, %s", "; ".join(parts), *map(size, totals))
+
+
+def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
+    config, plan = plans.config, plans.ranks[0]
+    dtype = str(plan.dtype).removeprefix("torch.")
+    return ReadyInfo(
+        max_model_len=plan.max_model_len,
+        num_blocks=plan.kv.num_blocks,
+        num_host_blocks=plan.kv.num_host_blocks,
+        block_size=config.block_size,
+        dtype=dtype,
+        kv_dtype=dtype,
+        device=device.name,
+        weights_fingerprint=fingerprint,
+        hash_root=root_hash(fingerprint, dtype, config.block_size),
+        weights_bytes=sum(each.model.weights_bytes for each in plans.ranks),
+        kv_bytes=sum(each.kv.kv_bytes for each in plans.ranks),
+        max_num_seqs=most_seqs(config),
+    )
+
+
+def warm_up_plans(config: EngineConfig, memory: MemoryPlan, *, num_tokens: int) -> list[StepPlan]:
+    """Plan steps that run before the engine is ready, so that no request waits for a kernel to compile.
+
+    They are the largest prefill, the most sequences, a decode step and a step with both. They write to blocks that hold
+    no cache entry yet, so nothing has to be undone, and the last plan drops their sequences. All plans keep within the
+    engine's limits. `num_tokens`: most tokens of a step.
+    """
+    longest = min(num_tokens, memory.max_model_len)
+    most = min(most_seqs(config), num_tokens)
+    share = min(longest, num_tokens // most, max(1, memory.max_model_len - 1))
+    blocks_each = -(-(share + 1) // config.block_size)
+    ids = range(1, 1 + max(1, min(most, memory.kv.num_blocks // blocks_each)))
+    tables = {i: list(range((i - 1) * blocks_each, i * blocks_each)) for i in ids}
+    plans = [
+        _prefill([_new(0, longest)], {0: list(range(-(-longest // config.block_size)))}),
+        _prefill([_new(i, share) for i in ids], tables, dropped=[0]),
+    ]
+    if share < memory.max_model_len:
+        decodes = [SeqStep(seq_id=i, start=share, num_tokens=1, sample=True) for i in ids]
+        again = SeqStep(seq_id=ids[-1], start=0, num_tokens=share, sample=True)
+        plans += [StepPlan(step_id=0, seqs=decodes), StepPlan(step_id=0, seqs=[*decodes[:-1], again])]
+    return [*plans, StepPlan(step_id=0, dropped_seqs=list(ids))]
+
+
+def _new(seq_id: int, num_tokens: int) -> NewSeq:
+    return NewSeq(seq_id=seq_id, token_ids=[0] * num_tokens, num_prompt_tokens=num_tokens, params=_PARAMS)
+
+
+def _prefill(new: list[NewSeq], tables: dict[int, list[int]], dropped: list[int] | None = None) -> StepPlan:
+    steps = [
+        SeqStep(seq_id=n.seq_id, start=0, num_tokens=len(n.token_ids), sample=True, block_ids=[tables[n.seq_id]])
+        for n in new
+    ]
+    return StepPlan(step_id=0, new_seqs=new, seqs=steps, dropped_seqs=dropped or [])
