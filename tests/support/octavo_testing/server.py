@@ -19,7 +19,7 @@ from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
 from octavo_engine.frontend.request_builder import Frontend, ResolvedParams
 from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo
-from octavo_engine.wire.errors import EngineDead, ModelNotFound
+from octavo_engine.wire.errors import AdapterNameTaken, EngineDead, ModelNotFound
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
 from octavo_engine.wire.records import (
@@ -158,6 +158,8 @@ class ScriptedClient:
             self.loading.remove(name)
         if self.adapter_error is not None:
             raise self.adapter_error
+        if name in self.adapters and not in_place:
+            raise AdapterNameTaken(name)
         self.adapters[name] = NamedAdapter(scripted_hash(path), path)
         self._publish_adapters()
 

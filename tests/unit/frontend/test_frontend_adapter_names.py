@@ -145,7 +145,7 @@ async def test_changes_of_one_name_are_made_in_order_and_locks_are_freed() -> No
     await rig.deliver()
     assert len(rig.core.executor.preparing) == 1
     await rig.deliver(reads=True)
-    assert [error_of(each) for each in (first, second, unloaded, third)] == ["", "InvalidRequest", "", ""]
+    assert [error_of(each) for each in (first, second, unloaded, third)] == ["", "AdapterNameTaken", "", ""]
     assert rig.hashes() == {"n0": scripted_hash("x0"), "a": scripted_hash("c")}
     gc.collect()
     assert not rig.names._locks
@@ -189,7 +189,20 @@ async def test_names_that_are_being_loaded_count_for_the_limit() -> None:
     tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_LORAS)]
     await rig.deliver(reads=True)
     assert [error_of(each) for each in tasks] == [""] * (MAX_LORAS - 1) + ["InvalidRequest"]
+    assert f"{MAX_LORAS + 1} adapters exceed the limit of --max-loras {MAX_LORAS}: " in str(tasks[-1].exception())
     assert len(rig.names.by_name) == MAX_LORAS
+
+
+@pytest.mark.asyncio
+async def test_a_name_of_the_limit_may_be_replaced_and_a_longer_name_is_refused() -> None:
+    rig = Rig()
+    tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_LORAS - 1)]
+    await rig.deliver(reads=True)
+    replaced, long = rig.load("a0", "/b"), rig.load("n" * 129, "/b")
+    await rig.deliver(reads=True)
+    assert [error_of(each) for each in (*tasks, replaced)] == [""] * MAX_LORAS
+    assert rig.hashes()["a0"] == scripted_hash("b")
+    assert "129 bytes; the limit is 128" in str(long.exception())
 
 
 NAMES, CONTENTS = st.sampled_from(["n0", "n1", "n2"]), st.sampled_from(["/x0", "/x1", "/x2"])

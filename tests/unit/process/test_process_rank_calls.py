@@ -52,6 +52,7 @@ class Memory:
         self.calls: list[tuple[str, str]] = []
         self.lost = lost
         self.tensors: dict[str, torch.Tensor] = {}
+        self.adapters: set[str] = set()
 
     def release(self, tag: str) -> None:
         self.calls.append(("release", tag))
@@ -75,9 +76,14 @@ class Memory:
         self.tensors = tensors_of_bytes(files, tensors) if tensors else {}
         if self.lost is not None:
             raise self.lost
+        self.adapters.add(adapter)
+
+    def has_adapter(self, adapter: str) -> bool:
+        return adapter in self.adapters
 
     def remove_adapter(self, adapter: str) -> None:
         self.calls.append(("remove", adapter))
+        self.adapters.discard(adapter)
 
 
 class Rank1:
@@ -146,6 +152,13 @@ def test_all_ranks_add_and_remove_an_adapter_once() -> None:
     assert memory.calls == [("load", "/folder hash"), *other.calls]
     ranks.add_adapter(PREPARED)
     assert other.calls[2:] == [("load", "/folder hash")]
+
+
+def test_an_adapter_of_the_start_is_sent_to_no_rank() -> None:
+    memory, other = Memory(), Memory()
+    memory.adapters = {"hash"}
+    assert executor(memory, Rank1(other)).add_adapter(PREPARED) == "hash"
+    assert other.calls == []
 
 
 def test_an_adapter_that_rank_0_cannot_add_reaches_no_rank() -> None:

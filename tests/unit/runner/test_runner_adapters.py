@@ -80,7 +80,7 @@ def test_equal_contents_share_blocks_and_others_do_not(model: Path, tmp_path: Pa
     ]
     assert [output.num_cached_tokens for output in cached] == [0, 0, 19, 0, 19]
     scaled = write_adapter(tmp_path / "scaled", llama_pairs(seed=1), lora_alpha=3)
-    assert "--max-loras 2" in refusal(llm, scaled)
+    assert "3 adapters exceed the limit of --max-loras 2: " in refusal(llm, scaled)
     llm.shutdown()
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 
 import pytest
-from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
+from octavo_engine.wire.errors import AdapterNameTaken, InvalidRequest, StartupError, Unavailable
 from octavo_server.api.adapter_file import LEAST_RETRY_S, MAX_CHARS, MAX_ENTRIES, AdapterFileFollower, read_adapter_file
 from octavo_server.api_keys import CHECK_EVERY_S
 from octavo_testing.clock import Clock
@@ -23,7 +23,7 @@ class Engine:
     async def load_adapter(self, name, path, *, in_place=False):
         self.calls.append(name)
         if name in self.adapters and not in_place:
-            raise InvalidRequest(f"the adapter {name!r} is already loaded: choose another name.")
+            raise AdapterNameTaken(name)
         if path in self.stalled:
             await self.stalled[path].wait()
         if path in self.broken:
@@ -39,7 +39,7 @@ class Followed:
         self.path, self.engine, self.clock, self.states = path, Engine(), Clock(), []
         self.write(entries)
         self.follower = AdapterFileFollower(
-            path, self.engine, taken=("base",), report=self.states.append, clock=self.clock
+            path, self.engine, taken=("base", "other"), report=self.states.append, clock=self.clock
         )
 
     def write(self, entries):

@@ -2,6 +2,7 @@
 
 import pytest
 from octavo_engine.wire.errors import (
+    AdapterNameTaken,
     ContextLengthExceeded,
     EngineDead,
     InvalidRequest,
@@ -26,6 +27,7 @@ from starlette.exceptions import HTTPException
 TABLE = [
     (InvalidRequest("x", param="n"), 400, "BadRequestError", "n"),
     (MalformedRequest("x", param="n"), 400, "Bad Request", "n"),
+    (AdapterNameTaken("a"), 400, "InvalidUserInput", None),
     (ContextLengthExceeded(max_model_len=8, num_requested=4, num_input=6), 400, "BadRequestError", "input_tokens"),
     (Unauthorized("x"), 401, "AuthenticationError", None),
     (Forbidden("x"), 403, "PermissionDeniedError", None),

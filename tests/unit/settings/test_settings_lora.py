@@ -46,7 +46,10 @@ def test_forms_of_lora_modules(value: Any, modules: tuple[LoRAModule, ...]) -> N
         ({"lora_modules": f"{'n' * 129}=x"}, "129 bytes; the limit is 128"),
         ({"lora_modules": "m=x", "served_model_name": ["k", "m"]}, "'m' is the name of the served model"),
         ({"lora_modules": "base=x", "model": "base"}, "'base' is the name of the served model"),
-        ({"lora_modules": ["a=x", "b=y"], "max_loras": 1}, "2 adapters; the limit is --max-loras 1: raise it to 2"),
+        (
+            {"lora_modules": ["a=x", "b=y"], "max_loras": 1},
+            "2 adapters exceed the limit of --max-loras 1: raise it",
+        ),
         ({"lora_modules": "a=x", "enable_lora": False}, "needs --enable-lora"),
         ({"max_loras": 0}, "max_loras must be between 1 and 1024, got 0"),
         ({"max_lora_rank": 0}, "max_lora_rank must be between 1 and 1024, got 0"),

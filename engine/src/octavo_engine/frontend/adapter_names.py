@@ -7,8 +7,8 @@ from weakref import WeakValueDictionary
 
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
-from octavo_engine.settings.lora import MAX_NAME_BYTES
-from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
+from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
+from octavo_engine.wire.errors import AdapterNameTaken, InvalidRequest, ModelNotFound, StartupError
 
 #: Called with the hashes of all adapters, by name.
 OnChange = Callable[[dict[str, str]], None]
@@ -52,8 +52,8 @@ class AdapterNames:
         async with self._lock_of(name):
             old = self.by_name.get(name)
             if old is not None and not in_place:
-                raise InvalidRequest(f"the adapter {name!r} is already loaded: choose another name.", param="lora_name")
-            self._check_new(name, is_new=old is None)
+                raise AdapterNameTaken(name)
+            self._check_new(name)
             self._coming.add(name)
             try:
                 loaded = await self._core.load_adapter(path)
@@ -64,19 +64,12 @@ class AdapterNames:
             if old is not None:
                 await self._core.unload_adapter(old.hash)
 
-    def _check_new(self, name: str, *, is_new: bool) -> None:
-        if (size := len(name.encode())) > MAX_NAME_BYTES:
-            raise InvalidRequest(
-                f"the name of the adapter has {size} bytes; the limit is {MAX_NAME_BYTES}: choose a shorter one.",
-                param="lora_name",
-            )
-        num_names = len(self.by_name.keys() | self._coming)
-        if is_new and num_names >= self._max_loras:
-            raise InvalidRequest(
-                f"{num_names} names of adapters are in use; the limit is --max-loras {self._max_loras}: unload "
-                "one, or raise it.",
-                param="lora_name",
-            )
+    def _check_new(self, name: str) -> None:
+        try:
+            check_adapter_name(name)
+            check_num_adapters(len(self.by_name.keys() | self._coming | {name}), self._max_loras)
+        except StartupError as error:
+            raise InvalidRequest(str(error), param="lora_name") from None
 
     async def unload(self, name: str, *, on_change: OnChange | None) -> None:
         """Remove a name; the core frees the adapter after its last request. Raises ModelNotFound."""

@@ -4,7 +4,7 @@ Every rank gets every plan and computes its part of each layer; rank 0 samples. 
 is idle, ends the engine: `EngineDead` names the rank and the cause.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -35,15 +35,14 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     except BaseException:
         ranks.stop()
         raise
-    return ParallelExecutor(local, ranks, ready.adapters.values()), ready
+    return ParallelExecutor(local, ranks), ready
 
 
 class ParallelExecutor:
-    """`local`: runs rank 0's part of each plan. `adapters`: the hashes of those that all ranks have loaded."""
+    """`local`: runs rank 0's part of each plan, and has the adapters that all ranks have."""
 
-    def __init__(self, local: LocalExecutor, ranks: RankProcesses, adapters: Iterable[str] = ()) -> None:
+    def __init__(self, local: LocalExecutor, ranks: RankProcesses) -> None:
         self._local, self._ranks = local, ranks
-        self._adapters = set(adapters)
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Run a plan on all ranks. Raises EngineDead with the cause if a rank is gone."""
@@ -70,19 +69,18 @@ class ParallelExecutor:
         Raises EngineDead if a rank ends.
         """
         assert isinstance(prepared, PreparedAdapter)
+        is_new = not self._local.has_adapter(prepared.hash)
         adapter = self._local.add_adapter(prepared)
-        if adapter not in self._adapters:
+        if is_new:
             self._ranks.send(AddAdapter(prepared.files, bytes_of_tensors(prepared.tensors), adapter))
             errors = self._ranks.collect_answers(has_limit=True)
             if errors:
                 self.remove_adapter(adapter)
                 raise errors[0]
-            self._adapters.add(adapter)
         return adapter
 
     def remove_adapter(self, adapter: str) -> None:
         """Remove an adapter from all ranks. Raises EngineDead if a rank ends or cannot remove it."""
-        self._adapters.discard(adapter)
         self._ranks.send(RemoveAdapter(adapter))
         self._local.remove_adapter(adapter)
         for error in self._ranks.collect_answers(has_limit=True):

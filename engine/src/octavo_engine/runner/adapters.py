@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.runner.adapter_weights import LayerTerm, Terms, content_hash, make_terms, read_tensors
+from octavo_engine.settings.lora import check_num_adapters
 from octavo_engine.sources.adapter import AdapterFiles, read_adapter
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.resolve import locate_adapter
@@ -47,6 +48,9 @@ class Adapters:
         self._download_dir = download_dir
         self._loaded: dict[str, LoadedAdapter] = {}
 
+    def __contains__(self, adapter: str) -> bool:
+        return adapter in self._loaded
+
     def load(self, location: str) -> str:
         """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed."""
         return self.add(self.prepare(location))
@@ -72,14 +76,9 @@ class Adapters:
 
     def add(self, prepared: PreparedAdapter) -> str:
         """Add an adapter, between two steps; return its hash. If it raises StartupError, nothing has changed."""
-        folder = prepared.loaded.folder
         if prepared.model is not self._model:
-            raise StartupError(f"adapter {folder}: the engine slept while it was read: load it again.")
-        if prepared.hash not in self._loaded and len(self._loaded) >= self._max_loras:
-            raise StartupError(
-                f"adapter {folder}: {len(self._loaded)} adapters are in memory; the limit is --max-loras "
-                f"{self._max_loras}: unload one, or raise it."
-            )
+            raise prepared.files.error("the engine slept while it was read: load it again.")
+        check_num_adapters(len(self._loaded.keys() | {prepared.hash}), self._max_loras)
         self._loaded[prepared.hash] = prepared.loaded
         return prepared.hash
 

@@ -115,6 +115,9 @@ class LocalExecutor:
         assert isinstance(prepared, PreparedAdapter)
         return self._adapters.add(prepared)
 
+    def has_adapter(self, adapter: str) -> bool:
+        return self._adapters is not None and adapter in self._adapters
+
     def add_read_adapter(self, files: AdapterFiles, tensors: Mapping[str, bytearray], adapter: str) -> None:
         """Pack and add the adapter that rank 0 has read, whose hash is `adapter`. Raises StartupError."""
         assert self._adapters is not None, "rank 0 has read an adapter"

@@ -25,21 +25,30 @@ def check_lora(config: EngineConfig) -> None:
     names = [module.name for module in config.lora_modules]
     if names and not config.enable_lora:
         raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
-    if len(names) > config.max_loras:
-        raise StartupError(
-            f"lora_modules names {len(names)} adapters; the limit is --max-loras {config.max_loras}: raise it to "
-            f"{len(names)}, or name fewer."
-        )
+    check_num_adapters(len(names), config.max_loras)
     for index, name in enumerate(names):
-        if len(name.encode()) > MAX_NAME_BYTES:
-            raise StartupError(
-                f"lora_modules: the name {name!r} has {len(name.encode())} bytes; the limit is {MAX_NAME_BYTES}: "
-                "choose a shorter one."
-            )
+        check_adapter_name(name)
         if name in names[:index]:
             raise StartupError(f"lora_modules has the name {name!r} twice: give each adapter a name of its own.")
         if name in (config.served_model_name or (config.model,)):
             raise StartupError(f"lora_modules: {name!r} is the name of the served model: choose another one.")
+
+
+def check_num_adapters(num_adapters: int, max_loras: int) -> None:
+    """Raise StartupError for more adapters than `--max-loras`: of names, as of contents in memory."""
+    if num_adapters > max_loras:
+        raise StartupError(
+            f"{num_adapters} adapters exceed the limit of --max-loras {max_loras}: raise it to {num_adapters}, or use "
+            "fewer of them at a time."
+        )
+
+
+def check_adapter_name(name: str) -> None:
+    """Raise StartupError for a name that is too long."""
+    if (size := len(name.encode())) > MAX_NAME_BYTES:
+        raise StartupError(
+            f"the name {name!r} of an adapter has {size} bytes; the limit is {MAX_NAME_BYTES}: choose a shorter one."
+        )
 
 
 def _read_all(value: Any) -> Iterator[LoRAModule]:

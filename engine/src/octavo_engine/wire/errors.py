@@ -2,7 +2,8 @@
 
 OctavoError
 ├── InvalidRequest(param)          400  the request must be changed
-│   └── ContextLengthExceeded      400  vLLM's wording, which agents parse
+│   ├── ContextLengthExceeded      400  vLLM's wording, which agents parse
+│   └── AdapterNameTaken           400  vLLM's wording
 ├── ModelNotFound                  404
 ├── Overloaded(retry_after_s)      429
 ├── Unavailable(retry_after_s)     503  the server accepts no requests now, or the request waited too long
@@ -39,6 +40,14 @@ class ContextLengthExceeded(InvalidRequest):
         )
         self.max_model_len = max_model_len
         self.num_input = num_input
+
+
+class AdapterNameTaken(InvalidRequest):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+            "'load_inplace' to True."
+        )
 
 
 class ModelNotFound(OctavoError):

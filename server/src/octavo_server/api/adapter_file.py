@@ -94,7 +94,7 @@ def _read_entries(entries: list[Any]) -> Iterator[tuple[str, str, str]]:
 
 
 class AdapterFileFollower:
-    """`taken`: names of the served model. `report`: called with each new state. Raises StartupError."""
+    """`taken`: names that the file may not have. `report`: called with each new state. Raises StartupError."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class AdapterFileFollower:
     async def _load(self, name: str, uri: str) -> None:
         try:
             if name in self._taken:
-                raise InvalidRequest(f"{name!r} is the name of the served model: choose another one.")
+                raise InvalidRequest(f"{name!r} names the model or an adapter of --lora-modules: choose another.")
             await self._client.load_adapter(name, uri, in_place=name in self._loaded)
         except OctavoError as error:
             if self._failures.get(name) != str(error):

@@ -46,11 +46,6 @@ async def load_lora_adapter(request: Request) -> Response:
         raise InvalidAdapterCall("Both 'lora_name' and 'lora_path' must be provided.")
     if name in context.config.served_model_names:
         raise InvalidAdapterCall(f"'{name}' is the name of the served model: choose another one.", param="lora_name")
-    if name in context.adapters and not body.load_inplace:
-        raise InvalidAdapterCall(
-            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
-            "'load_inplace' to True."
-        )
 
     async def load() -> bytes:
         await context.client.load_adapter(name, body.lora_path, in_place=body.load_inplace)

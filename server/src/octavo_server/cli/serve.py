@@ -175,7 +175,7 @@ async def _serve(
                 follower = AdapterFileFollower(
                     config.lora_modules_file,
                     engine,
-                    taken=config.served_model_names,
+                    taken=(*config.served_model_names, *engine.adapters),
                     report=app.state.context.kv.set_adapter_file,
                 )
                 tasks.append(supervised("following --lora-modules-file", follower.run))

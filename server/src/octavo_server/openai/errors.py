@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from octavo_engine.wire.errors import (
+    AdapterNameTaken,
     ContextLengthExceeded,
     EngineDead,
     InvalidRequest,
@@ -79,7 +80,7 @@ class ThreadNotFound(OctavoError):
 
 
 class InvalidAdapterCall(InvalidRequest):
-    """A call about an adapter lacks a field, or names an adapter that is loaded already."""
+    """A call about an adapter lacks a field, or names the served model."""
 
 
 class AdapterNotFound(OctavoError):
@@ -173,6 +174,7 @@ def _too_long(error: ContextLengthExceeded) -> str:
 _TABLE: tuple[Condition, ...] = (
     Condition(MalformedRequest, 400, "Bad Request"),
     Condition(InvalidAdapterCall, 400, "InvalidUserInput"),
+    Condition(AdapterNameTaken, 400, "InvalidUserInput"),
     Condition(ContextLengthExceeded, 400, "BadRequestError", code="context_length_exceeded", messages_words=_too_long),
     Condition(InvalidRequest, 400, "BadRequestError"),
     Condition(Unauthorized, 401, "AuthenticationError", "authentication_error"),
