@@ -1,13 +1,21 @@
-"""Gauges and counters of the engine, computed from the core's running totals (`EngineStats`) at each scrape."""
+"""Collectors of the engine's metrics, which keep a family until its samples change.
 
-from collections.abc import Callable, Iterator, Mapping
+Gauges and counters are computed from the core's running totals (`EngineStats`) at each scrape.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.wire.metrics import Feature, active_metrics
+from octavo_engine.wire.metrics import Metric as EngineMetric
 from octavo_engine.wire.records import EngineStats
 from octavo_engine.wire.sleep import MemoryTag
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from octavo_server.prometheus_text import Histogram
 
 #: One sample: the values of the metric's own labels, and the number.
 Sample = tuple[tuple[str, ...], float]
@@ -20,18 +28,49 @@ class EngineCollector(Collector):
     def __init__(
         self, common: Mapping[str, str], prefix: str, samples: Callable[[], Samples], features: frozenset[Feature]
     ) -> None:
-        self._common, self._prefix, self._samples, self._features = common, prefix, samples, features
+        self._common, self._prefix, self._samples = common, prefix, samples
+        self._metrics = [metric for metric in active_metrics(features) if metric.kind != "histogram"]
+        self._kept: dict[str, tuple[list[Sample], list[Metric]]] = {}
 
     def collect(self) -> Iterator[Metric]:
         samples = self._samples()
-        for metric in active_metrics(self._features):
-            if metric.kind != "histogram":
-                family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                for name in metric.exposed_names(self._prefix):
-                    family = family_class(name, metric.help, labels=[*self._common, *metric.labels])
-                    for labels, value in samples[metric.name]:
-                        family.add_metric([*self._common.values(), *labels], value)
-                    yield family
+        for metric in self._metrics:
+            own = samples[metric.name]
+            if metric.name not in self._kept or self._kept[metric.name][0] != own:
+                self._kept[metric.name] = own, [*self._families(metric, own)]
+            yield from self._kept[metric.name][1]
+
+    def _families(self, metric: EngineMetric, samples: list[Sample]) -> Iterator[Metric]:
+        family_class = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        for name in metric.exposed_names(self._prefix):
+            family = family_class(name, metric.help, labels=[*self._common, *metric.labels])
+            for labels, value in samples:
+                family.add_metric([*self._common.values(), *labels], value)
+            yield family
+
+
+class HistogramCollector(Collector):
+    """Exports one histogram under all its names."""
+
+    def __init__(self, metric: EngineMetric, common: Mapping[str, str], prefix: str, bounds: Sequence[float]) -> None:
+        self._names, self._help, self._common = metric.exposed_names(prefix), metric.help, common
+        self._histogram = Histogram(bounds)
+        self._edges = [*map(floatToGoString, bounds), "+Inf"]
+        self._families: list[Metric] = []
+
+    def observe(self, value: float, times: int) -> None:
+        self._histogram.observe(value, times)
+        self._families = []
+
+    def collect(self) -> list[Metric]:
+        if not self._families:
+            counts, total = self._histogram.snapshot()
+            buckets = [*zip(self._edges, accumulate(counts), strict=True)]
+            for name in self._names:
+                family = HistogramMetricFamily(name, self._help, labels=[*self._common])
+                family.add_metric([*self._common.values()], buckets, total)
+                self._families.append(family)
+        return self._families
 
 
 def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[MemoryTag] = frozenset()) -> Samples:

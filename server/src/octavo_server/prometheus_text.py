@@ -1,18 +1,26 @@
 """Prometheus' text format for the router, whose worker processes send their histograms to the one that is scraped.
 
-Text that doesn't change between two scrapes (names, labels, bounds) is built once. All objects belong to one event
-loop, so there are no locks; observing a value costs a bisection and two additions.
+Text that doesn't change between two scrapes (names, labels, bounds) is kept. All objects belong to one event loop, so
+there are no locks; observing a value costs a bisection and two additions.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Most series whose names and labels are kept as text.
+MAX_SERIES = 10_000
 
 
-def label_text(labels: Mapping[str, str]) -> str:
-    """Format labels as `a="x",b="y"`, escaped."""
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+def _line_start(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Format the start of a sample's line, such as `name{a="x",b="y"} `, with escaped values."""
+    inside = ",".join(f'{label}="{_escape(value)}"' for label, value in zip(labels, values, strict=True))
+    return f"{name}{{{inside}}} " if inside else f"{name} "
+
+
+line_start = lru_cache(MAX_SERIES)(_line_start)
 
 
 def family_head(name: str, kind: str, help: str) -> str:
@@ -21,23 +29,15 @@ def family_head(name: str, kind: str, help: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def bound_text(bound: float) -> str:
-    return repr(float(bound))
-
-
 class Histogram:
-    """One series of a histogram. `names`: all names under which it is exposed; some metrics also have an old name."""
+    """The counts of one series."""
 
-    __slots__ = ("_bounds", "_counts", "_starts", "_sum", "_tails")
+    __slots__ = ("_bounds", "_counts", "_sum")
 
-    def __init__(self, names: Sequence[str], bounds: Sequence[float], labels: str = "") -> None:
-        self._bounds = [float(bound) for bound in bounds]
-        self._counts = [0] * (len(self._bounds) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        edges = [*map(bound_text, self._bounds), "+Inf"]
-        lead, braces = labels + "," if labels else "", f"{{{labels}}}" if labels else ""
-        self._starts = {name: [f'{name}_bucket{{{lead}le="{edge}"}} ' for edge in edges] for name in names}
-        self._tails = {name: (f"{name}_count{braces} ", f"{name}_sum{braces} ") for name in names}
 
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
@@ -51,13 +51,21 @@ class Histogram:
         self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
         self._sum += total
 
-    def text(self, name: str) -> str:
-        lines, total = [], 0
-        for start, count in zip(self._starts[name], self._counts, strict=True):
-            total += count
-            lines.append(f"{start}{total}\n")
-        count_start, sum_start = self._tails[name]
-        return f"{''.join(lines)}{count_start}{total}\n{sum_start}{self._sum}\n"
+    def text(self, name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> str:
+        starts = _histogram_starts(name, tuple(self._bounds), labels, values)
+        up_to = [*accumulate(self._counts)]
+        return "".join(
+            f"{start}{number}\n" for start, number in zip(starts, (*up_to, up_to[-1], self._sum), strict=True)
+        )
+
+
+@lru_cache(MAX_SERIES)
+def _histogram_starts(
+    name: str, bounds: tuple[float, ...], labels: tuple[str, ...], values: tuple[str, ...]
+) -> tuple[str, ...]:
+    edges = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+    buckets = (_line_start(f"{name}_bucket", (*labels, "le"), (*values, edge)) for edge in edges)
+    return *buckets, _line_start(f"{name}_count", labels, values), _line_start(f"{name}_sum", labels, values)
 
 
 def family_text(name: str, kind: str, help: str, series: Iterable[str]) -> str:

@@ -1,11 +1,13 @@
 """Prometheus metrics of one replica, built from the list in `octavo_engine.wire.metrics`.
 
 There are two sources: observations of the front end for each request (latencies, sizes, finish reasons), and the engine
-core's running totals, which are read at each scrape. Each duration is measured by one process's monotonic clock.
+core's running totals, which are read at each scrape. Each duration is measured by one process's monotonic clock. The
+text of a family is kept until its samples change, so that frequent scrapes do not delay the streams of this process.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
@@ -15,14 +17,15 @@ from octavo_engine.wire.sleep import MemoryTag
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from octavo_server.engine_totals import EngineCollector, Samples, cache_labels, engine_samples
+from octavo_server.engine_totals import EngineCollector, HistogramCollector, Samples, cache_labels, engine_samples
 from octavo_server.http_metrics import HttpMetrics
 from octavo_server.request_metrics import RequestMetrics, RequestSummary
 
@@ -60,22 +63,21 @@ class Telemetry:
         self._registry = registry = CollectorRegistry()
         features = _features(config)
         registry.register(EngineCollector(common, prefix, self._samples, features))
-        self._histograms: dict[str, list[Histogram]] = {}
-        for metric in active_metrics(features):
-            if metric.kind == "histogram":
-                bounds = metric.bounds(ready.max_model_len)
-                self._histograms[metric.name] = [
-                    Histogram(name, metric.help, [*common], registry=registry, buckets=bounds).labels(**common)
-                    for name in metric.exposed_names(prefix)
-                ]
+        self._histograms = {
+            metric.name: HistogramCollector(metric, common, prefix, metric.bounds(ready.max_model_len))
+            for metric in active_metrics(features)
+            if metric.kind == "histogram"
+        }
+        for histogram in self._histograms.values():
+            registry.register(histogram)
+        self._texts: dict[str, tuple[Metric, bytes]] = {}
         self.http = HttpMetrics(registry)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         self._num_steps = 0
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
-        for histogram in self._histograms[name] * times:
-            histogram.observe(value)
+        self._histograms[name].observe(value, times)
 
     def count_end(self, reason: str) -> None:
         self.finished[reason] += 1
@@ -101,8 +103,13 @@ class Telemetry:
                 self.observe("kv_block_reuse_gap_seconds", gap_s)
 
     def exposition(self) -> bytes:
-        text: bytes = generate_latest(self._registry)
-        return text
+        return b"".join(map(self._family_text, self._registry.collect()))
+
+    def _family_text(self, family: Metric) -> bytes:
+        kept = self._texts.get(family.name)
+        if kept is None or kept[0] != family:
+            kept = self._texts[family.name] = family, generate_latest(_OneFamily(family))
+        return kept[1]
 
     def _samples(self) -> Samples:
         sleeping = self._sleeping()
@@ -135,6 +142,14 @@ class Telemetry:
             request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
         )
         return RequestMetrics(summary, self)
+
+
+@dataclass(frozen=True, slots=True)
+class _OneFamily(Collector):
+    family: Metric
+
+    def collect(self) -> list[Metric]:
+        return [self.family]
 
 
 def _features(config: EngineConfig) -> frozenset[Feature]:

@@ -121,7 +121,7 @@ class RouterMetrics:
 
 def _histogram(name: str) -> Histogram:
     """Histogram of the metric `name` that only counts; `render.py` adds the name and the labels."""
-    return Histogram((), BY_NAME[name].bounds)
+    return Histogram(BY_NAME[name].bounds)
 
 
 def _series(found: Iterable[tuple[str, Histogram]]) -> list[tuple[Labels, list[int], float]]:

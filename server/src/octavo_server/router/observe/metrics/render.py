@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from octavo_server.prometheus_text import Histogram, family_text, label_text
+from octavo_server.prometheus_text import Histogram, family_text, line_start
 from octavo_server.router.observe.metrics.catalogue import BY_NAME, FAMILIES, PREFIX, Family, Labels, MetricSnapshot
 
 #: Family -> labels -> value, for families whose values are read at the scrape.
@@ -34,22 +34,13 @@ class MetricText:
         series = self._histograms.setdefault(family.name, {})
         histogram = series.get(labels)
         if histogram is None:
-            histogram = series[labels] = Histogram((PREFIX + family.name,), family.bounds, _label_text(family, labels))
+            histogram = series[labels] = Histogram(family.bounds)
         return histogram
 
     def _series(self, family: Family) -> Iterable[str]:
         name = PREFIX + family.name
         if family.kind == "histogram":
-            return (histogram.text(name) for histogram in self._histograms.get(family.name, {}).values())
-        return (
-            f"{name}{_braced(_label_text(family, labels))} {value}\n"
-            for labels, value in self._values.get(family.name, {}).items()
-        )
-
-
-def _label_text(family: Family, labels: Labels) -> str:
-    return label_text(dict(zip(family.labels, labels, strict=True)))
-
-
-def _braced(text: str) -> str:
-    return f"{{{text}}}" if text else ""
+            series = self._histograms.get(family.name, {}).items()
+            return (histogram.text(name, family.labels, values) for values, histogram in series)
+        samples = self._values.get(family.name, {}).items()
+        return (f"{line_start(name, family.labels, values)}{value}\n" for values, value in samples)
