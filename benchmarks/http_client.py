@@ -69,7 +69,8 @@ class Connection:
 
     async def _ask(self, method: str, path: str, body: bytes) -> bytes:
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n"
         )
         self._writer.write(head.encode() + b"\r\n" + body)
         answered = await self._reader.readuntil(b"\r\n\r\n")

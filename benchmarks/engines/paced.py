@@ -7,6 +7,7 @@ process.
 
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import cycle
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any
 
 from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.sources.progress import Advance
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
+from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
+from octavo_engine.wire.sleep import MemoryTag
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
 
@@ -38,11 +42,29 @@ class PacedExecutor:
         future.set_result(StepResult(step_id=plan.step_id, seqs=sampled))
         return future
 
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Do nothing: the executor cannot be lost."""
+
     def prepare(self, grammar: str) -> Future[object]:
         """Return a completed future: this engine ignores grammars."""
         future: Future[object] = Future()
         future.set_result(None)
         return future
+
+    def prepare_adapter(self, location: str, advance: Advance) -> Future[object]:
+        raise StartupError(f"adapter {location}: an engine that computes nothing has no adapters.")
+
+    def add_adapter(self, prepared: object) -> str:
+        raise AssertionError("no adapter was prepared")
+
+    def remove_adapter(self, adapter: str) -> None:
+        raise AssertionError("no adapter was added")
+
+    def release(self, tag: MemoryTag) -> None:
+        """Do nothing: the executor holds no memory."""
+
+    def restore(self, tag: MemoryTag) -> None:
+        """Do nothing: `release` has released nothing."""
 
     def shutdown(self) -> None:
         """Do nothing: the executor holds no resources."""
