@@ -18,7 +18,7 @@ from pathlib import Path
 from http_overhead import CLIENT, Server, served
 from table import Samples, print_table, save_json
 
-GOAL_MS = 10.0
+GOAL_MS = 1.0
 RAMP_UP_S = 1.5
 TOKENS_PER_S = 50  # of a paced stream
 
