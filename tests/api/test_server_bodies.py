@@ -64,7 +64,7 @@ async def test_a_body_of_exactly_the_limit_is_accepted(served):
 
 async def test_a_body_that_never_ends_is_timed_out(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
-    async with serving(engine, limits=RequestLimits(request_timeout_s=0.3)) as served:
+    async with serving(engine, limits=RequestLimits(request_timeout=0.3)) as served:
         reader, writer = await connect(served)
         writer.write(UNFINISHED)
         answer = await reader.read()

@@ -14,7 +14,7 @@ from octavo_testing.server import ScriptedClient, serving
 
 pytestmark = pytest.mark.slow
 
-LIMITS = RequestLimits(request_timeout_s=0.2)
+LIMITS = RequestLimits(request_timeout=0.2)
 MAX_BACKLOG_BYTES = 256 * 1024
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 

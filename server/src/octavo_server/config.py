@@ -5,33 +5,64 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.log_format import LogFormat
+from octavo_engine.settings.arg_types import seconds
+from octavo_engine.settings.declare import setting
 
 from octavo_server.output_parsing.tool_use import ToolSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """Limits of one request, each set by the flag of its name."""
+class BodyLimits:
+    """Limits of one request that the router checks, too."""
 
-    max_request_bytes: int = 4 * 2**20
-    max_json_values: int = 400_000
-    max_json_depth: int = 128
-    max_messages: int = 4096
-    max_content_parts: int = 4096
-    max_tools: int = 4096
-    max_prompts: int = 1024
-    max_prompt_chars: int = 2**21
-    max_n: int = 256
-    max_stop_strings: int = 64
-    max_stop_chars: int = 1024
-    max_stop_strings_chars: int = 2**14
-    max_stop_token_ids: int = 1024
-    max_bad_words: int = 1024
-    max_bad_words_chars: int = 2**14
-    max_logit_bias: int = 4096
-    max_allowed_token_ids: int = 2**17
-    request_timeout_s: float = 60.0
-    min_upload_rate: int = 2**16  # bytes a second
+    max_request_bytes: int = setting(
+        4 * 2**20,
+        "Largest number of bytes of a request body; accepts 32M.",
+        group="limits of one request",
+    )
+    max_json_values: int = setting(
+        400_000,
+        "Largest number of JSON values (numbers, strings, lists, objects) in a request body, and of sequences times "
+        "entries and characters in stop, bad_words, logit_bias and other lists.",
+    )
+    max_json_depth: int = setting(128, "Largest number of nested JSON levels in a request body.")
+    request_timeout: float = setting(
+        60.0,
+        "Seconds that a client has to send the body of a request; for its headers the same time, at most 10 s.",
+        parse=seconds,
+    )
+    min_upload_rate: int = setting(
+        2**16,
+        "Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits(BodyLimits):
+    """Limits of one request."""
+
+    max_messages: int = setting(4096, "Largest number of messages of a chat request.", group="limits of one request")
+    max_content_parts: int = setting(
+        4096, "Largest number of content parts of all messages of a chat request together."
+    )
+    max_tools: int = setting(4096, "Largest number of tools of a request.")
+    max_prompts: int = setting(
+        1024, "Largest number of prompts of a completion request, or of documents of a rerank request."
+    )
+    max_prompt_chars: int = setting(
+        2**21, "Largest number of characters of a text to tokenise, independent of the context length."
+    )
+    max_n: int = setting(256, "Largest n, the number of sequences per prompt.")
+    max_stop_strings: int = setting(64, "Largest number of stop strings of a request.")
+    max_stop_chars: int = setting(1024, "Largest number of characters of a stop string or bad word.")
+    max_stop_strings_chars: int = setting(
+        2**14, "Largest number of characters of all stop strings of a request together."
+    )
+    max_stop_token_ids: int = setting(1024, "Largest number of entries of stop_token_ids.")
+    max_bad_words: int = setting(1024, "Largest number of entries of bad_words.")
+    max_bad_words_chars: int = setting(2**14, "Largest number of characters of all bad words of a request together.")
+    max_logit_bias: int = setting(4096, "Largest number of entries of logit_bias.")
+    max_allowed_token_ids: int = setting(2**17, "Largest number of entries of allowed_token_ids.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +87,7 @@ class HttpSettings:
     api_key_files: tuple[Path, ...] = ()
     router_secrets: tuple[str, ...] = field(default=(), repr=False)
     router_secret_file: Path | None = None
-    limits: RequestLimits = field(default_factory=RequestLimits)
+    limits: BodyLimits = field(default_factory=BodyLimits)
     max_body_memory_bytes: int = 256 * 2**20
     log_format: LogFormat = "text"
     logs_access: bool = True
@@ -91,6 +122,7 @@ class TlsSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(HttpSettings):
     served_model_names: tuple[str, ...]
+    limits: RequestLimits = field(default_factory=RequestLimits)
     uds: Path | None = None  # a Unix socket to listen on, instead of host and port
     tls: TlsSettings = field(default_factory=TlsSettings)
     root_path: str = ""

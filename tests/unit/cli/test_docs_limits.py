@@ -4,11 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from octavo_engine.settings.declare import all_settings
 from octavo_engine.text import template, template_meter
 from octavo_engine.wire import sampling
 from octavo_operator.cluster import reports, router_state
 from octavo_server.api.admission import TENANT_FRACTION as QUEUE_FRACTION
-from octavo_server.cli.limit_flags import LIMIT_HELP, QUEUE_HELP
+from octavo_server.cli.limit_flags import QUEUE_HELP
 from octavo_server.config import HttpSettings, QueueLimits, RequestLimits
 from octavo_server.http import body, protocol, request_framing
 from octavo_server.openai import limits
@@ -17,9 +18,10 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 BEGIN = "written by pytest tests/unit/cli/test_docs_limits.py --update-golden -->\n"
 KIB, MIB = 2**10, 2**20
-REQUEST, HTTP, QUEUE, FORWARD = RequestLimits(), HttpSettings(), QueueLimits(), ForwardLimits()
+HTTP, QUEUE, FORWARD = HttpSettings(), QueueLimits(), ForwardLimits()
 OTHER_NAMES = {"max-queued-requests": "max-queued-reqs", "max-hold": "max-hold-time"}
 CLOSED = "408, and the connection is closed"
+ANSWERS = {"max_request_bytes": "413", "request_timeout": CLOSED, "min_upload_rate": CLOSED}
 
 
 def number(value: float | None) -> str:
@@ -36,20 +38,13 @@ def flag(field: str) -> str:
 
 
 def described(text: str) -> str:
-    return text.rstrip(".").removesuffix("; accepts 32M").removeprefix("Largest number of ").removeprefix("Largest ")
+    text = text.rstrip(".").removesuffix("; accepts 32M").removeprefix("Largest number of ").removeprefix("Largest ")
+    return text[0].lower() + text[1:] if text[1].islower() else text
 
 
 REQUEST_ROWS = [
-    (described(text), flag(name), number(getattr(REQUEST, name)), "413" if name == "max_request_bytes" else "400")
-    for name, text in LIMIT_HELP.items()
-] + [
-    ("seconds for the body", "`--request-timeout`", number(REQUEST.request_timeout_s), CLOSED),
-    (
-        f"bytes a second of a body, over {body.UPLOAD_WINDOW_S:g} s; less is refused",
-        "`--min-upload-rate`",
-        number(REQUEST.min_upload_rate),
-        CLOSED,
-    ),
+    (described(declared.text), flag(declared.name), number(declared.default), ANSWERS.get(declared.name, "400"))
+    for declared in all_settings(RequestLimits)
 ]
 FIXED_ROWS = [
     ("bytes of URL and headers", number(request_framing.MAX_HEAD_BYTES), "431"),
@@ -105,7 +100,7 @@ SERVER_ROWS = [
     ),
     *(
         (
-            described(QUEUE_HELP[name]).replace("Number", "number"),
+            described(QUEUE_HELP[name]),
             flag(name),
             number(getattr(QUEUE, name)),
             f"{QUEUE_FRACTION:g}" if name == "max_num_queued_reqs" else "",

@@ -9,12 +9,12 @@ from dataclasses import fields
 
 import pytest
 from octavo_engine.core.trace import TracingScheduler
+from octavo_engine.settings.arg_types import size, size_or_auto
 from octavo_engine.settings.config import EngineConfig, SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.cli.arg_types import size, size_or_auto
 from octavo_server.cli.flags import ENGINE_HELP
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import engine_config_of, server_config_of

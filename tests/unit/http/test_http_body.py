@@ -9,7 +9,7 @@ from octavo_server.http.body import BodyBudget, ClientDisconnected, UploadTimer,
 from octavo_server.openai.errors import RequestTimeout, RequestTooLarge, describe
 from octavo_testing.clock import Clock
 
-LIMITS = RequestLimits(max_request_bytes=10, request_timeout_s=5.0)
+LIMITS = RequestLimits(max_request_bytes=10, request_timeout=5.0)
 
 
 def request(*chunks, length=None, leaves=False):
@@ -46,7 +46,7 @@ async def test_a_body_that_never_ends_is_timed_out():
     async def never():
         await asyncio.Event().wait()
 
-    limits = RequestLimits(request_timeout_s=0.001)
+    limits = RequestLimits(request_timeout=0.001)
     scope, receive = request(b"a", b"b")
     messages = [receive, never]
     with BodyBudget(100).reserve() as reservation, pytest.raises(RequestTimeout, match=r"0\.001 s"):

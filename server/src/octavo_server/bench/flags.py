@@ -4,8 +4,9 @@ import argparse
 import math
 from typing import Any
 
+from octavo_engine.settings.arg_types import json_object
+
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
-from octavo_server.cli.arg_types import json_object
 from octavo_server.cli.chat_flags import SAMPLING
 from octavo_server.cli.http_flags import port
 

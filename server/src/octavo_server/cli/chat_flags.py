@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from octavo_server.cli.arg_types import json_object
+from octavo_engine.settings.arg_types import json_object
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLES = ("OPENAI_API_KEY", "OCTAVO_API_KEY")

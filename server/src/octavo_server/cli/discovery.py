@@ -3,9 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from octavo_engine.settings.arg_types import positive_seconds
 from octavo_engine.wire.errors import StartupError
-
-from octavo_server.cli.arg_types import positive_seconds
 
 if TYPE_CHECKING:
     from octavo_server.router.fleet.endpoint import Discovery

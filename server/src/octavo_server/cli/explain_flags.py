@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from octavo_server.cli.arg_types import positive_count
+from octavo_engine.settings.arg_types import positive_count
+
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
 from octavo_server.cli.secret_flags import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 

@@ -8,10 +8,10 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from octavo_engine.settings.arg_types import json_object, positive_count, size, size_or_auto
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import LOAD_FORMAT_ALIASES, MODEL_IMPL_ALIASES
 
-from octavo_server.cli.arg_types import json_object, positive_count, size, size_or_auto
 from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
 from octavo_server.cli.limit_flags import add_limit_flags
 from octavo_server.cli.listen_flags import add_listen_flags

@@ -1,15 +1,14 @@
 """Flags that `octavo serve` and `octavo route` share, and the `HttpSettings` that they set."""
 
-import json
 from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from typing import Any, get_args
 
 from octavo_engine.log_format import LogFormat
+from octavo_engine.settings.arg_types import add_seconds, json_list, positive_count, size, whole_seconds
 
-from octavo_server.cli.arg_types import add_seconds, positive_count, size, whole_seconds
 from octavo_server.cli.secret_flags import add_api_key_flags, add_secret_flags, keys_of
 from octavo_server.cli.vllm_environment import KEEP_ALIVE_VARIABLE, seconds_of_environment
-from octavo_server.config import HttpSettings, RequestLimits
+from octavo_server.config import HttpSettings
 
 MAX_PORT = 65535
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -83,16 +82,6 @@ def add_cors_flags(group: Any) -> None:
     )
 
 
-def json_list(text: str) -> list[str]:
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
-        raise ArgumentTypeError(f'{text!r} is not a JSON list of strings, such as ["https://example.org"]')
-    return parsed
-
-
 def port(text: str) -> int:
     if not text.isdecimal() or int(text) > MAX_PORT:
         raise ArgumentTypeError(f"{text!r} is not a port: give 0 to {MAX_PORT}")
@@ -138,25 +127,6 @@ def add_body_memory_flag(group: Any) -> None:
         help="Largest number of bytes of all request bodies in memory, and of answers that are not streamed; a request "
         f"beyond it gets status 503. Default: {default}.",
     )
-
-
-def add_upload_flags(group: Any) -> None:
-    defaults = RequestLimits()
-    text = "Seconds that a client has to send the body of a request; for its headers the same time, at most 10 s."
-    add_seconds(group, "--request-timeout", text, default=defaults.request_timeout_s)
-    group.add_argument(
-        "--min-upload-rate",
-        type=size,
-        default=defaults.min_upload_rate,
-        metavar="N",
-        help="Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit. Default: "
-        f"{defaults.min_upload_rate}.",
-    )
-
-
-def upload_limits_of(args: Namespace) -> dict[str, Any]:
-    """Arguments of `RequestLimits` that the flags of `add_upload_flags` set."""
-    return {"request_timeout_s": args.request_timeout, "min_upload_rate": args.min_upload_rate}
 
 
 def add_connection_flags(parser: Any) -> None:

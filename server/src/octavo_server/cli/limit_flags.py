@@ -3,38 +3,17 @@
 from argparse import BooleanOptionalAction, Namespace
 from typing import Any
 
-from octavo_server.cli.arg_types import add_seconds, size, size_or_auto
+from octavo_engine.settings.arg_types import add_seconds, size_or_auto
+
+from octavo_server.cli.declared_flags import add_flags, record_of
 from octavo_server.cli.http_flags import (
     add_body_memory_flag,
     add_connection_flags,
     add_key_flags,
     add_lifecycle_flags,
-    add_upload_flags,
-    upload_limits_of,
 )
 from octavo_server.config import QueueLimits, RequestLimits
 
-#: Field of RequestLimits -> help.
-LIMIT_HELP = {
-    "max_request_bytes": "Largest number of bytes of a request body; accepts 32M.",
-    "max_json_values": "Largest number of JSON values (numbers, strings, lists, objects) in a request body, and of "
-    "sequences times entries and characters in stop, bad_words, logit_bias and other lists.",
-    "max_json_depth": "Largest number of nested JSON levels in a request body.",
-    "max_messages": "Largest number of messages of a chat request.",
-    "max_content_parts": "Largest number of content parts of all messages of a chat request together.",
-    "max_tools": "Largest number of tools of a request.",
-    "max_prompts": "Largest number of prompts of a completion request, or of documents of a rerank request.",
-    "max_prompt_chars": "Largest number of characters of a text to tokenise, independent of the context length.",
-    "max_n": "Largest n, the number of sequences per prompt.",
-    "max_stop_strings": "Largest number of stop strings of a request.",
-    "max_stop_chars": "Largest number of characters of a stop string or bad word.",
-    "max_stop_strings_chars": "Largest number of characters of all stop strings of a request together.",
-    "max_stop_token_ids": "Largest number of entries of stop_token_ids.",
-    "max_bad_words": "Largest number of entries of bad_words.",
-    "max_bad_words_chars": "Largest number of characters of all bad words of a request together.",
-    "max_logit_bias": "Largest number of entries of logit_bias.",
-    "max_allowed_token_ids": "Largest number of entries of allowed_token_ids.",
-}
 #: Field of QueueLimits -> help.
 QUEUE_HELP = {
     "max_num_queued_reqs": "Largest number of waiting and running sequences of all requests together; -1: no limit.",
@@ -68,7 +47,7 @@ def limits_of(args: Namespace) -> dict[str, Any]:
     return {
         "cache_isolation": args.cache_isolation,
         "max_body_memory_bytes": args.max_body_memory,
-        "limits": RequestLimits(**upload_limits_of(args), **{name: getattr(args, name) for name in LIMIT_HELP}),
+        "limits": record_of(RequestLimits, args),
         "queue": QueueLimits(
             max_queue_time_s=args.max_queue_time, **{name: getattr(args, name) for name in QUEUE_HELP}
         ),
@@ -86,15 +65,8 @@ def _add_isolation_flag(group: Any) -> None:
 
 
 def _add_request_flags(parser: Any) -> None:
-    group = parser.add_argument_group("limits of one request")
-    defaults = RequestLimits()
-    for name, text in LIMIT_HELP.items():
-        default = getattr(defaults, name)
-        group.add_argument(
-            "--" + name.replace("_", "-"), type=size, default=default, metavar="N", help=f"{text} Default: {default}."
-        )
-    add_body_memory_flag(group)
-    add_upload_flags(group)
+    add_body_memory_flag(parser.add_argument_group("limits of one request"))
+    add_flags(parser, RequestLimits)
 
 
 def _add_queue_flags(parser: Any) -> None:

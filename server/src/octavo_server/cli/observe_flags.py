@@ -4,9 +4,9 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
+from octavo_engine.settings.arg_types import add_seconds
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.arg_types import add_seconds
 from octavo_server.cli.http_flags import add_log_flags, add_traces_flag
 from octavo_server.config import HttpSettings, ServerConfig
 

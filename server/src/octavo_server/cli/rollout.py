@@ -3,9 +3,9 @@
 import argparse
 import sys
 
+from octavo_engine.settings.arg_types import add_seconds
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.arg_types import add_seconds
 from octavo_server.cli.explain_flags import add_cluster_flags
 from octavo_server.cli.plugins import operator_plugin
 

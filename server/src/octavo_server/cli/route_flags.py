@@ -4,9 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from octavo_engine.settings.arg_types import positive_count, positive_seconds, seconds, size
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.arg_types import positive_count, positive_seconds, seconds, size
+from octavo_server.cli.declared_flags import add_flags, record_of
 from octavo_server.cli.discovery import add_discovery_flags
 from octavo_server.cli.http_flags import (
     add_address_flags,
@@ -17,18 +18,13 @@ from octavo_server.cli.http_flags import (
     add_lifecycle_flags,
     add_log_flags,
     add_traces_flag,
-    add_upload_flags,
     http_settings_of,
     port,
-    upload_limits_of,
 )
-from octavo_server.cli.limit_flags import LIMIT_HELP
 from octavo_server.cli.secret_flags import add_admin_secret_flag, admin_secrets_of, checked
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
-#: Limits of one request that the router itself checks.
-BODY_LIMITS = ("max_request_bytes", "max_json_values", "max_json_depth")
 #: Field of ForwardLimits -> flag, type, help.
 FORWARD: dict[str, tuple[str, Any, str]] = {
     "connect_timeout_s": ("--connect-timeout", positive_seconds, "Seconds that connecting to a replica may take."),
@@ -99,7 +95,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         services_file=args.services_file,
         replica_key="".join(checked("--replica-key", () if args.replica_key is None else [args.replica_key])),
         max_index_entries=args.max_index_entries,
-        limits=RequestLimits(**upload_limits_of(args), **{name: getattr(args, name) for name in BODY_LIMITS}),
+        limits=record_of(BodyLimits, args),
         max_body_memory_bytes=args.max_body_memory,
         forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
     )
@@ -158,19 +154,15 @@ def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("forwarding of requests")
-    defaults, limits = ForwardLimits(), RequestLimits()
+    defaults = ForwardLimits()
     for name, (flag, kind, text) in FORWARD.items():
         default = getattr(defaults, name)
         shown = "none" if default is None else f"{default:g}"
         group.add_argument(
             *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} Default: {shown}."
         )
-    for name in BODY_LIMITS:
-        flag, default = "--" + name.replace("_", "-"), getattr(limits, name)
-        help_text = f"{LIMIT_HELP[name]} Default: {default}."
-        group.add_argument(flag, type=size, default=default, metavar="N", help=help_text)
     add_body_memory_flag(group)
-    add_upload_flags(group)
+    add_flags(parser, BodyLimits)
     group.add_argument(
         "--routing-headers",
         action=argparse.BooleanOptionalAction,

@@ -3,9 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from octavo_engine.settings.arg_types import json_object
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.arg_types import json_object
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings

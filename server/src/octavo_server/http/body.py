@@ -15,7 +15,7 @@ from types import TracebackType
 from octavo_engine.wire.errors import Overloaded, Unavailable
 from starlette.types import Message, Receive, Scope
 
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 from octavo_server.http.tenant_shares import TenantShares
 from octavo_server.openai.errors import MalformedRequest, RequestTimeout, RequestTooLarge
 
@@ -97,7 +97,7 @@ class BodyReservation:
         self.release()
 
 
-async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reservation: BodyReservation) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, reservation: BodyReservation) -> bytes:
     """Read the body. Raises RequestTooLarge, RequestTimeout, ClientDisconnected, or Unavailable (no budget left).
 
     A body that arrives whole in the first message costs neither a timer nor a copy.
@@ -109,13 +109,13 @@ async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reser
         _add(reservation, len(body), limits.max_request_bytes)
         return body
     loop = asyncio.get_running_loop()
-    end_s = loop.time() + limits.request_timeout_s
+    end_s = loop.time() + limits.request_timeout
     try:
         async with asyncio.timeout_at(end_s) as timer:
             return await _read_rest(message, receive, limits, reservation, UploadTimer(timer, end_s, limits))
     except TimeoutError:
         if loop.time() >= end_s:
-            reason = f"was not complete after {limits.request_timeout_s:g} s (--request-timeout)"
+            reason = f"was not complete after {limits.request_timeout:g} s (--request-timeout)"
         else:
             reason = (
                 f"arrived at less than {limits.min_upload_rate} bytes a second for {UPLOAD_WINDOW_S:g} s "
@@ -127,7 +127,7 @@ async def read_body(scope: Scope, receive: Receive, limits: RequestLimits, reser
 class UploadTimer:
     """Ends a body that arrives too slowly: it moves the deadline each time that the bytes of a window have arrived."""
 
-    def __init__(self, timer: asyncio.Timeout, end_s: float, limits: RequestLimits) -> None:
+    def __init__(self, timer: asyncio.Timeout, end_s: float, limits: BodyLimits) -> None:
         self._timer = timer
         self._end_s = end_s
         self._window_bytes = int(limits.min_upload_rate * UPLOAD_WINDOW_S)
@@ -145,7 +145,7 @@ class UploadTimer:
 
 
 async def _read_rest(
-    message: Message, receive: Receive, limits: RequestLimits, reservation: BodyReservation, timer: UploadTimer
+    message: Message, receive: Receive, limits: BodyLimits, reservation: BodyReservation, timer: UploadTimer
 ) -> bytes:
     body = bytearray()
     while message["type"] != "http.disconnect":

@@ -41,7 +41,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         """`on_refused_head`: see `timeout_protocol`. `more`: further settings of `uvicorn.Config`."""
         http = timeout_protocol(
-            request_timeout_s=settings.limits.request_timeout_s,
+            request_timeout_s=settings.limits.request_timeout,
             slow_client_timeout_s=settings.slow_client_timeout_s,
             max_connections=settings.max_connections,
             on_refused_head=on_refused_head,

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from octavo_engine.wire.errors import InvalidRequest
 
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 
 #: Pattern of a string. An unclosed string extends to the end, so that no body causes repeated backtracking.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"?'
@@ -23,7 +23,7 @@ _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b",[]{}")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as signed bytes: one level down, one level up
 
 
-def check_json(body: bytes, limits: RequestLimits) -> None:
+def check_json(body: bytes, limits: BodyLimits) -> None:
     """Check the number of values and the depth of a body. Raises InvalidRequest."""
     num_open = body.count(b"[") + body.count(b"{")
     if num_open <= limits.max_json_depth and num_open + body.count(b",") <= limits.max_json_values:

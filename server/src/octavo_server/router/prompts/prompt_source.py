@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from pydantic_core import from_json
 
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 from octavo_server.http.request_threads import INLINE_BYTES, RequestThreads
 from octavo_server.openai.json_bounds import check_json
 from octavo_server.router.prompts.prompt import Prompt, RouteKind, estimate, kind_of_body
@@ -48,7 +48,7 @@ class Hashers(Protocol):
 
 
 class PromptSource:
-    def __init__(self, hashers: Hashers, limits: RequestLimits, threads: RequestThreads) -> None:
+    def __init__(self, hashers: Hashers, limits: BodyLimits, threads: RequestThreads) -> None:
         self._hashers = hashers
         self._limits = limits
         self._threads = threads

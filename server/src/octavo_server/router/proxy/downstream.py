@@ -13,7 +13,7 @@ from octavo_engine.wire.errors import OctavoError
 from starlette.types import Receive, Scope, Send
 
 from octavo_server.anthropic.errors import error_body
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.protocol import BEGUN_S, CONNECTION, TimeoutProtocol
@@ -65,7 +65,7 @@ class Downstream:
         path: bytes = self.scope["raw_path"]
         return path + b"?" + query if query else path
 
-    async def read_body(self, limits: RequestLimits, reservation: BodyReservation) -> bytes:
+    async def read_body(self, limits: BodyLimits, reservation: BodyReservation) -> bytes:
         """Read the body. Raises RequestTooLarge, RequestTimeout, ClientLeft, or Unavailable (no memory budget left)."""
         try:
             return await read_body(self.scope, self._receive, limits, reservation)

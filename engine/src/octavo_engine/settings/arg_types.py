@@ -6,6 +6,8 @@ from typing import Any
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+_SWITCH = {"1": True, "true": True, "0": False, "false": False}
+
 
 def size(text: str) -> int:
     factor = _SUFFIXES.get(text[-1:], 1)
@@ -27,6 +29,26 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is not a JSON object, such as {{"top_p": 0.9}}')
     return parsed
+
+
+def json_list(text: str) -> list[str]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, list) or not all(isinstance(item, str) for item in parsed):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list of strings, such as ["https://example.org"]')
+    return parsed
+
+
+def comma_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return _SWITCH[text.lower()]
 
 
 def positive_count(text: str) -> int:

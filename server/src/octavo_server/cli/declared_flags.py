@@ -1,0 +1,114 @@
+"""Flags from the declarations of a record, and the record from the flags that were given."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Container, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from octavo_engine.settings.arg_types import json_list, json_object, seconds, size, size_or_auto, switch, whole_seconds
+from octavo_engine.settings.declare import Setting, all_settings, records_of, settings_of
+from octavo_engine.wire.errors import StartupError
+
+Record = TypeVar("Record")
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {int: size, float: float, Path: Path, bool: switch}
+_METAVARS: dict[Any, str] = {
+    **dict.fromkeys((int, size_or_auto), "N"),
+    **dict.fromkeys((seconds, whole_seconds), "S"),
+    **dict.fromkeys((json_object, json_list), "JSON"),
+    float: "X",
+    Path: "FILE",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
+    """Add a flag for each setting of the record and of the records in it."""
+    groups: dict[str | None, Any] = {group.title: group for group in parser._action_groups}
+    for declared in all_settings(record):
+        title, _, description = declared.group.partition(": ")
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title, description or None)
+        text = f"{declared.text} Default: {declared.default_text}."
+        groups[title].add_argument(_flag(declared), *declared.flags, help=text, **_value_of_flag(declared))
+
+
+def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> Record:
+    """Make the record from its flags, except the fields that are `chosen`. Raises StartupError for a wrong variable."""
+    values: dict[str, Any] = {
+        name: record_of(kind, args) for name, kind in records_of(record).items() if name not in chosen
+    }
+    for declared in settings_of(record):
+        value = getattr(args, declared.name)
+        if value is None and declared.name not in chosen:
+            value = _from_environment(declared)
+        if value is not None or _unset(declared) is not None:
+            values[declared.name] = declared.converted(tuple(value) if isinstance(value, list) else value)
+    return record(**values | chosen)
+
+
+def flags_of(record: type, args: argparse.Namespace, *, but: Container[str] = ()) -> Iterator[str]:
+    """Yield the flags by which another command gets the values of `args`, except those that have their defaults."""
+    for declared in all_settings(record):
+        value, flag = getattr(args, declared.name), _flag(declared)
+        if declared.name in but or value == _unset(declared):
+            continue
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+        elif declared.is_list:
+            yield from (flag, *map(str, value))
+        else:
+            yield f"{flag}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
+
+
+def _flag(declared: Setting) -> str:
+    return "--" + declared.name.replace("_", "-")
+
+
+def _unset(declared: Setting) -> Any:
+    """Return the value of a flag that is not given."""
+    value = None if declared.env else declared.default
+    return list(value) if isinstance(value, tuple) and (value or declared.is_list) else value
+
+
+def _value_of_flag(declared: Setting) -> dict[str, Any]:
+    """Return the parameters of `add_argument` about the value."""
+    values: dict[str, Any] = {"default": _unset(declared)}
+    if declared.kind is bool:
+        return values | {"action": argparse.BooleanOptionalAction}
+    if declared.choices:
+        return values | {"choices": declared.choices, "type": declared.value_type}
+    word = _METAVARS.get(declared.parse or declared.value_type, "TEXT") if declared.metavar == "" else declared.metavar
+    values |= {"type": partial(_parsed, declared), "metavar": word}
+    if declared.is_list:
+        values |= {"nargs": "+", "action": "extend" if declared.repeats else "store"}
+    return values
+
+
+def _parsed(declared: Setting, text: str) -> Any:
+    """Return the value of a text. Raises ArgumentTypeError."""
+    try:
+        value = (declared.parse or _PARSERS.get(declared.value_type, str))(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not declared.allows(value):
+        raise argparse.ArgumentTypeError(f"{text!r} must be {declared.bounds}")
+    return value
+
+
+def _from_environment(declared: Setting) -> Any:
+    for name in declared.env:
+        if text := os.environ.get(name):
+            try:
+                return _parsed(declared, text)
+            except argparse.ArgumentTypeError as error:
+                raise StartupError(f"${name} is {text!r}: {error}. Correct the variable, or unset it.") from None
+    return None
