@@ -75,7 +75,7 @@ def occupied(llm, gate):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_request_that_waits_too_long_gets_a_503(one_place, gate, monkeypatch, stream):
-    async with serving(one_place, queue=queue(max_queue_time_s=0.05)) as served:
+    async with serving(one_place, queue=queue(max_queue_time=0.05)) as served:
         publish_added = one_place.on_add
 
         def open_gate_at_deadline(request):

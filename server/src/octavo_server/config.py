@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.log_format import LogFormat
-from octavo_engine.settings.arg_types import seconds
+from octavo_engine.settings.arg_types import seconds, size_or_auto
 from octavo_engine.settings.declare import setting
 
 from octavo_server.output_parsing.tool_use import ToolSettings
@@ -67,13 +67,27 @@ class RequestLimits(BodyLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """Limits of the engine's queue; None: no limit. `max_num_queued_reqs` and `max_requests_per_key` count waiting and
-    running sequences, `max_num_queued_tokens` the prompt tokens of waiting ones."""
+    """Limits of the engine's queue; None: no limit."""
 
-    max_num_queued_reqs: int | None = 8192
-    max_num_queued_tokens: int | None = None
-    max_requests_per_key: int | None = None
-    max_queue_time_s: float | None = None
+    max_num_queued_reqs: int | None = setting(
+        8192,
+        "Largest number of waiting and running sequences of all requests together; -1: no limit.",
+        group="queue: A request beyond these limits gets status 429 with Retry-After.",
+        parse=size_or_auto,
+    )
+    max_num_queued_tokens: int | None = setting(
+        None,
+        "Number of prompt tokens of waiting requests from which on new requests are rejected.",
+        parse=size_or_auto,
+    )
+    max_requests_per_key: int | None = setting(
+        None,
+        "Number of one API key's waiting and running sequences from which on its new requests are rejected.",
+        parse=size_or_auto,
+    )
+    max_queue_time: float | None = setting(
+        None, "Seconds after which a request that still waits in the queue gets status 503.", parse=seconds
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

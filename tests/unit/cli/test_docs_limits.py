@@ -9,7 +9,6 @@ from octavo_engine.text import template, template_meter
 from octavo_engine.wire import sampling
 from octavo_operator.cluster import reports, router_state
 from octavo_server.api.admission import TENANT_FRACTION as QUEUE_FRACTION
-from octavo_server.cli.limit_flags import QUEUE_HELP
 from octavo_server.config import HttpSettings, QueueLimits, RequestLimits
 from octavo_server.http import body, protocol, request_framing
 from octavo_server.openai import limits
@@ -18,10 +17,16 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 BEGIN = "written by pytest tests/unit/cli/test_docs_limits.py --update-golden -->\n"
 KIB, MIB = 2**10, 2**20
-HTTP, QUEUE, FORWARD = HttpSettings(), QueueLimits(), ForwardLimits()
+HTTP, FORWARD = HttpSettings(), ForwardLimits()
 OTHER_NAMES = {"max-queued-requests": "max-queued-reqs", "max-hold": "max-hold-time"}
 CLOSED = "408, and the connection is closed"
-ANSWERS = {"max_request_bytes": "413", "request_timeout": CLOSED, "min_upload_rate": CLOSED}
+ANSWERS = {
+    "max_request_bytes": "413",
+    "request_timeout": CLOSED,
+    "min_upload_rate": CLOSED,
+    "max_num_queued_reqs": "429 with `Retry-After`; 400 for a request that alone exceeds it",
+    "max_queue_time": "503",
+}
 
 
 def number(value: float | None) -> str:
@@ -100,15 +105,14 @@ SERVER_ROWS = [
     ),
     *(
         (
-            described(QUEUE_HELP[name]),
-            flag(name),
-            number(getattr(QUEUE, name)),
-            f"{QUEUE_FRACTION:g}" if name == "max_num_queued_reqs" else "",
-            "429 with `Retry-After`" + ("; 400 for a request that alone exceeds it" if "reqs" in name else ""),
+            described(declared.text),
+            flag(declared.name),
+            number(declared.default),
+            f"{QUEUE_FRACTION:g}" if declared.name == "max_num_queued_reqs" else "",
+            ANSWERS.get(declared.name, "429 with `Retry-After`"),
         )
-        for name in QUEUE_HELP
+        for declared in all_settings(QueueLimits)
     ),
-    ("seconds in the queue", "`--max-queue-time`", number(QUEUE.max_queue_time_s), "", "503"),
 ]
 ROUTER_ROWS = [
     ("seconds to connect to a replica", "`--connect-timeout`", FORWARD.connect_timeout_s, "sent to another one"),

@@ -137,9 +137,9 @@ class Generation:
         """Mark the prompt as started. Raises Unavailable if its first output shows that the engine dropped it, as it
         waited too long."""
         limits = self.admission.limits
-        if limits.max_queue_time_s is not None and _is_dropped(output):
+        if limits.max_queue_time is not None and _is_dropped(output):
             raise Unavailable(
-                f"The request waited in the queue longer than the limit of {limits.max_queue_time_s:g} s "
+                f"The request waited in the queue longer than the limit of {limits.max_queue_time:g} s "
                 f"(--max-queue-time): send it again later.",
                 retry_after_s=self.admission.retry_after_s(),
             )
@@ -187,7 +187,7 @@ class Generation:
                 reserve=self.reserve_answer,
             ).outputs()
         described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
-        limit_s = self.admission.limits.max_queue_time_s
+        limit_s = self.admission.limits.max_queue_time
         return self.client.generate(
             described,
             resolved,
