@@ -222,7 +222,7 @@ async def test_missing_server_is_one_line_with_the_start_command(unused_port):
 
 
 async def test_router_without_models_is_reported_as_starting():
-    async with routing(forward={"max_hold_s": 0.2}) as routed:
+    async with routing(forward={"max_hold_time": 0.2}) as routed:
         code, _, err = await run("chat", "--url", routed.url, "-q", "hi")
     assert code == 1
     assert "lists no model yet" in err

@@ -277,7 +277,7 @@ async def test_the_messages_api_has_an_error_event_of_its_own(scripted):
 
 async def test_errors_of_the_messages_api_have_anthropics_form(scripted):
     await scripted.replica(never, "/v1/messages")
-    routed = await scripted.route(forward={"first_byte_timeout_s": 0.2})
+    routed = await scripted.route(forward={"first_byte_timeout": 0.2})
     answer = await routed.http.post("/v1/messages", json={"model": MODEL, "max_tokens": 5, "messages": []})
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
 
@@ -288,14 +288,14 @@ async def never(request):
 
 async def test_silence_before_a_response_ends_with_504(scripted):
     await scripted.replica(never)
-    routed = await scripted.route(forward={"first_byte_timeout_s": 0.2})
+    routed = await scripted.route(forward={"first_byte_timeout": 0.2})
     answer = await routed.http.post(CHAT, json=BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (504, "GatewayTimeoutError")
 
 
 async def test_silence_within_a_stream_ends_it_with_an_error_event(scripted):
     await scripted.replica(stream_of(FRAMES[0], then=never))
-    routed = await scripted.route(forward={"idle_timeout_s": 0.2})
+    routed = await scripted.route(forward={"idle_timeout": 0.2})
     first, error, done = events((await routed.http.post(CHAT, json=BODY)).text)
     assert (json.loads(first), json.loads(error)["error"]["code"], done) == ({"n": 0}, 504, "[DONE]")
 
@@ -358,7 +358,7 @@ async def test_a_request_refused_by_an_ending_replica_waits_for_the_next(scripte
 async def test_an_expired_wait_has_a_retry_after(scripted):
     replica = await scripted.replica(ok)
     await replica.kill()
-    routed = await scripted.stack.enter_async_context(routing(replica.url, forward={"max_hold_s": 0.1}))
+    routed = await scripted.stack.enter_async_context(routing(replica.url, forward={"max_hold_time": 0.1}))
     answer = await routed.http.post(CHAT, json=BODY)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "--max-hold-time" in answer.json()["error"]["message"]
@@ -372,7 +372,7 @@ async def test_a_full_queue_refuses_requests(scripted):
         return await ok(request)
 
     await scripted.replica(answer)
-    routed = await scripted.route(forward={"max_requests_per_replica": 1, "max_queued_requests": 2})
+    routed = await scripted.route(forward={"max_requests_per_replica": 1, "max_queued_reqs": 2})
     asking = [asyncio.create_task(routed.http.post(CHAT, json=BODY)) for _ in range(3)]
     await until(lambda: len(routed.router.queue) == 2)
     refused = await routed.http.post(CHAT, json=BODY)
@@ -520,7 +520,7 @@ async def test_a_slow_client_pauses_a_large_response(scripted):
 async def test_a_failing_replica_gets_no_requests_until_a_probe_succeeds(scripted):
     for _ in range(2):
         await scripted.replica(ok)
-    routed = await scripted.route(forward={"breaker_failures": 2, "breaker_open_s": 60.0})
+    routed = await scripted.route(forward={"breaker_failures": 2, "breaker_open_time": 60.0})
     asked = await routed.http.post(CHAT, json=BODY)
     (bad,) = [r for r in scripted.replicas if r.url.endswith(asked.headers["x-octavo-replica"])]
     bad.answers[CHAT] = reset_connection

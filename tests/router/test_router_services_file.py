@@ -80,7 +80,7 @@ async def test_a_listed_adapter_waits_for_a_replica_that_loads_it(file):
 
 
 async def test_without_replicas_only_listed_models_are_held(file):
-    async with routing(services_file=file, forward={"max_hold_s": 0.2}) as routed:
+    async with routing(services_file=file, forward={"max_hold_time": 0.2}) as routed:
         assert (await routed.http.post(CHAT, json=body("unknown"))).status_code == 404
         held = await routed.http.post(CHAT, json=body("asleep"))
         assert held.status_code == 503

@@ -13,8 +13,8 @@ from octavo_testing.server import parse_metrics
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 #: Longer than any test: a request that is held at all would end the test by its timeout.
-FOREVER = {"max_hold_s": 1e6}
-AT_ONCE = {"max_hold_s": 0.05}
+FOREVER = {"max_hold_time": 1e6}
+AT_ONCE = {"max_hold_time": 0.05}
 
 
 def body(model="asleep"):
@@ -84,7 +84,7 @@ async def test_a_queue_before_full_replicas_does_not_name_the_wake(file, tmp_pat
 
 @pytest.mark.parametrize(("router_s", "service_s"), [(1e6, 0.05), (0.05, 1e6)])
 async def test_the_shorter_limit_of_router_and_service_ends_a_hold(file, router_s, service_s):
-    async with routing(services_file=file(holdSeconds=service_s), forward={"max_hold_s": router_s}) as routed:
+    async with routing(services_file=file(holdSeconds=service_s), forward={"max_hold_time": router_s}) as routed:
         assert (await routed.http.post(CHAT, json=body())).status_code == 503
 
 
@@ -92,7 +92,7 @@ async def test_the_hold_counts_from_the_first_byte_of_the_request(file):
     """The client's and proxies' limits count from there, too: a slow upload must not be followed by a whole hold."""
     content = json.dumps(body()).encode()
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(content))
-    async with routing(services_file=file(), forward={"max_hold_s": 3600.0}) as routed:
+    async with routing(services_file=file(), forward={"max_hold_time": 3600.0}) as routed:
         router, server = routed.router, routed.server
         async with await RawConnection.open(int(routed.url.rpartition(":")[2])) as client:
             await client.send(head[:10])

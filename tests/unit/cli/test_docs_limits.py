@@ -17,8 +17,7 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 BEGIN = "written by pytest tests/unit/cli/test_docs_limits.py --update-golden -->\n"
 KIB, MIB = 2**10, 2**20
-HTTP, FORWARD = HttpSettings(), ForwardLimits()
-OTHER_NAMES = {"max-queued-requests": "max-queued-reqs", "max-hold": "max-hold-time"}
+HTTP = HttpSettings()
 CLOSED = "408, and the connection is closed"
 ANSWERS = {
     "max_request_bytes": "413",
@@ -26,6 +25,17 @@ ANSWERS = {
     "min_upload_rate": CLOSED,
     "max_num_queued_reqs": "429 with `Retry-After`; 400 for a request that alone exceeds it",
     "max_queue_time": "503",
+}
+
+ROUTER_ANSWERS = {
+    "connect_timeout": "sent to another one",
+    "first_byte_timeout": "504",
+    "idle_timeout": "504, or an error event",
+    "max_retries": "the last answer",
+    "max_requests_per_replica": "the request waits",
+    "max_queued_reqs": "429; a tenant gets half",
+    "max_hold_time": "503",
+    "breaker_failures": "sent to another one",
 }
 
 
@@ -38,8 +48,7 @@ def number(value: float | None) -> str:
 
 
 def flag(field: str) -> str:
-    name = field.removesuffix("_s").replace("_", "-")
-    return f"`--{OTHER_NAMES.get(name, name)}`"
+    return f"`--{field.replace('_', '-')}`"
 
 
 def described(text: str) -> str:
@@ -115,17 +124,13 @@ SERVER_ROWS = [
     ),
 ]
 ROUTER_ROWS = [
-    ("seconds to connect to a replica", "`--connect-timeout`", FORWARD.connect_timeout_s, "sent to another one"),
-    ("seconds until an answer's first byte", "`--first-byte-timeout`", FORWARD.first_byte_timeout_s, "504"),
-    ("seconds between two parts of an answer", "`--idle-timeout`", FORWARD.idle_timeout_s, "504, or an error event"),
-    ("retries of a request", "`--max-retries`", FORWARD.max_retries, "the last answer"),
-    ("requests of a replica", "`--max-requests-per-replica`", FORWARD.max_requests_per_replica, "the request waits"),
-    ("requests that wait for a replica; a tenant gets half", "`--max-queued-reqs`", FORWARD.max_queued_requests, "429"),
-    ("seconds that a request waits for a first replica", "`--max-hold-time`", FORWARD.max_hold_s, "503"),
+    (described(declared.text), flag(declared.name), number(declared.default), ROUTER_ANSWERS.get(declared.name, ""))
+    for declared in all_settings(ForwardLimits)
+] + [
     (
         "entries of the prefix index",
         "`--max-index-entries`",
-        RouterSettings().max_index_entries,
+        number(RouterSettings().max_index_entries),
         "the older half is dropped",
     ),
 ]
@@ -139,7 +144,7 @@ TABLES = {
     "request": (("limit", "flag", "default", "answer"), REQUEST_ROWS),
     "fixed": (("limit", "value", "answer"), FIXED_ROWS),
     "server": (("limit", "flag", "default", "shared", "beyond it"), SERVER_ROWS),
-    "router": (("limit", "flag", "default", "beyond it"), [(a, b, number(c), d) for a, b, c, d in ROUTER_ROWS]),
+    "router": (("limit", "flag", "default", "beyond it"), ROUTER_ROWS),
     "operator": (("limit", "value"), OPERATOR_ROWS),
 }
 
@@ -160,6 +165,4 @@ def test_the_tables_are_those_of_the_code(golden):
 @pytest.mark.parametrize("settings", [RequestLimits, QueueLimits, ForwardLimits])
 def test_every_limit_with_a_flag_is_listed(settings):
     listed = {row[1] for rows in (REQUEST_ROWS, SERVER_ROWS, ROUTER_ROWS) for row in rows}
-    assert {
-        flag(field.name) for field in dataclasses.fields(settings) if not field.name.startswith("breaker")
-    } <= listed
+    assert {flag(field.name) for field in dataclasses.fields(settings)} <= listed

@@ -103,7 +103,7 @@ def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
         (["-n", "0"], "argument -n: '0' must be from 1 to 1000"),
         (["-n", "-3"], "argument -n: '-3' must be from 1 to 1000"),
         (["-n", "1001"], "argument -n: '1001' must be from 1 to 1000"),
-        (["--candidates", "0"], "argument --candidates: '0' is too small"),
+        (["--candidates", "0"], "argument --candidates: '0' must be at least 1"),
     ],
 )
 def test_numbers_that_a_router_refuses_are_refused_locally(flags, expected, capsys):

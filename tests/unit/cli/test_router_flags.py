@@ -38,7 +38,7 @@ def test_numbers_below_the_minimum_are_refused(flag, capsys):
     with pytest.raises(SystemExit) as caught:
         parsed(*URL, flag, "0")
     assert caught.value.code == 2
-    assert f"argument {flag}: '0' is too small" in capsys.readouterr().err
+    assert f"argument {flag}: '0' must be at least 1" in capsys.readouterr().err
     assert getattr(parsed(*URL, flag, "1"), flag.removeprefix("--").replace("-", "_")) == 1
 
 
@@ -54,4 +54,4 @@ def test_retries_queue_and_hold_time_may_be_zero():
 
     flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
     forward = settings_of(parsed(*URL, *flags)).forward
-    assert (forward.max_retries, forward.max_queued_requests, forward.max_hold_s) == (0, 0, 0.0)
+    assert (forward.max_retries, forward.max_queued_reqs, forward.max_hold_time) == (0, 0, 0.0)

@@ -54,7 +54,7 @@ def switch(text: str) -> bool:
 def positive_count(text: str) -> int:
     value = size(text)
     if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is too small: the least value is 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
     return value
 
 

@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octavo_engine.settings.arg_types import json_list, json_object, seconds, size, size_or_auto, switch, whole_seconds
+from octavo_engine.settings.arg_types import (
+    json_list,
+    json_object,
+    positive_seconds,
+    seconds,
+    size,
+    size_or_auto,
+    switch,
+    whole_seconds,
+)
 from octavo_engine.settings.declare import Setting, all_settings, records_of, settings_of
 from octavo_engine.wire.errors import StartupError
 
@@ -16,7 +25,7 @@ Record = TypeVar("Record")
 
 _PARSERS: dict[Any, Callable[[str], Any]] = {int: size, float: float, Path: Path, bool: switch}
 _METAVARS: dict[Any, str] = {
-    **dict.fromkeys((int, size_or_auto), "N"),
+    **dict.fromkeys((int, size_or_auto, positive_seconds), "N"),
     **dict.fromkeys((seconds, whole_seconds), "S"),
     **dict.fromkeys((json_object, json_list), "JSON"),
     float: "X",

@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from octavo_engine.settings.arg_types import positive_count, positive_seconds, seconds, size
+from octavo_engine.settings.arg_types import positive_count
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.declared_flags import add_flags, record_of
@@ -24,52 +23,6 @@ from octavo_server.cli.http_flags import (
 from octavo_server.cli.secret_flags import add_admin_secret_flag, admin_secrets_of, checked
 from octavo_server.config import BodyLimits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
-
-#: Field of ForwardLimits -> flag, type, help.
-FORWARD: dict[str, tuple[str, Any, str]] = {
-    "connect_timeout_s": ("--connect-timeout", positive_seconds, "Seconds that connecting to a replica may take."),
-    "first_byte_timeout_s": (
-        "--first-byte-timeout",
-        positive_seconds,
-        "Seconds in which a replica must begin its response; otherwise the client gets status 504.",
-    ),
-    "idle_timeout_s": (
-        "--idle-timeout",
-        positive_seconds,
-        "Seconds without data from the replica after which a started response is ended.",
-    ),
-    "max_retries": (
-        "--max-retries",
-        size,
-        "Largest number of retries of a request whose replica failed before it began its response.",
-    ),
-    "max_requests_per_replica": (
-        "--max-requests-per-replica",
-        positive_count,
-        "Largest number of requests in flight at a replica; further requests wait in the router's queue.",
-    ),
-    "max_queued_requests": (
-        "--max-queued-reqs",
-        size,
-        "Largest number of requests in the router's queue; further requests get status 429.",
-    ),
-    "max_hold_s": (
-        "--max-hold-time",
-        seconds,
-        "Seconds after which a request that still waits in the router for a replica gets status 503.",
-    ),
-    "breaker_failures": (
-        "--breaker-failures",
-        positive_count,
-        "Consecutive failures of a replica after which it gets no requests for --breaker-open-time seconds.",
-    ),
-    "breaker_open_s": (
-        "--breaker-open-time",
-        seconds,
-        "Seconds for which a replica gets no requests after --breaker-failures failures; doubled by each further "
-        "failure, up to 30.",
-    ),
-}
 
 
 def add_route_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +50,7 @@ def settings_of(args: argparse.Namespace) -> RouterSettings:
         max_index_entries=args.max_index_entries,
         limits=record_of(BodyLimits, args),
         max_body_memory_bytes=args.max_body_memory,
-        forward=ForwardLimits(**{name: getattr(args, name) for name in FORWARD}),
+        forward=record_of(ForwardLimits, args),
     )
 
 
@@ -154,14 +107,8 @@ def _add_replica_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_forward_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("forwarding of requests")
-    defaults = ForwardLimits()
-    for name, (flag, kind, text) in FORWARD.items():
-        default = getattr(defaults, name)
-        shown = "none" if default is None else f"{default:g}"
-        group.add_argument(
-            *(flag,), dest=name, type=kind, default=default, metavar="N", help=f"{text} Default: {shown}."
-        )
     add_body_memory_flag(group)
+    add_flags(parser, ForwardLimits)
     add_flags(parser, BodyLimits)
     group.add_argument(
         "--routing-headers",

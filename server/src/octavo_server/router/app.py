@@ -76,7 +76,7 @@ class Router:
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
         self.telemetry = RouterTelemetry(tracer=tracer)
         self.picker = Picker(self.index, clock=time.monotonic, call_soon=_call_soon)
-        self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout_s)
+        self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout)
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         listed = None if settings.services_file is None else ListedServices(settings.services_file)
         self.fleet = Fleet(follow, discovery, self.index, listed=listed)
@@ -84,7 +84,7 @@ class Router:
         merges_tenants = not has_secret and (settings.needs_key or bool(settings.replica_key))
         self.hashers = PromptHashers(self.fleet, follow.headers, merges_tenants=merges_tenants)
         self.queue = RequestQueue(
-            max_waiting=settings.forward.max_queued_requests, observe=self.telemetry.metrics.record_wait
+            max_waiting=settings.forward.max_queued_reqs, observe=self.telemetry.metrics.record_wait
         )
         self.balancer = Balancer(
             fleet=self.fleet, picker=self.picker, pools=self.pools, queue=self.queue, limits=settings.forward
@@ -163,7 +163,7 @@ class Router:
             fleet=self.fleet,
             lifecycle=self.lifecycle,
             balancer=self.balancer,
-            max_hold_s=self.settings.forward.max_hold_s,
+            max_hold_s=self.settings.forward.max_hold_time,
             group=self.group,
             created=int(time.time()),
         )

@@ -3,22 +3,61 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo_engine.settings.arg_types import positive_seconds, seconds
+from octavo_engine.settings.declare import setting
+
 from octavo_server.config import HttpSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardLimits:
-    """Timeouts, retries and queue limits of forwarded requests. Each field is a flag."""
+    """Timeouts, retries and queue limits of forwarded requests."""
 
-    connect_timeout_s: float = 2.0
-    first_byte_timeout_s: float = 600.0
-    idle_timeout_s: float = 120.0
-    max_retries: int = 2
-    max_requests_per_replica: int | None = None
-    max_queued_requests: int = 1024
-    max_hold_s: float = 50.0
-    breaker_failures: int = 3
-    breaker_open_s: float = 1.0
+    connect_timeout: float = setting(
+        2.0,
+        "Seconds that connecting to a replica may take.",
+        group="forwarding of requests",
+        parse=positive_seconds,
+    )
+    first_byte_timeout: float = setting(
+        600.0,
+        "Seconds in which a replica must begin its response; otherwise the client gets status 504.",
+        parse=positive_seconds,
+    )
+    idle_timeout: float = setting(
+        120.0,
+        "Seconds without data from the replica after which a started response is ended.",
+        parse=positive_seconds,
+    )
+    max_retries: int = setting(
+        2, "Largest number of retries of a request whose replica failed before it began its response."
+    )
+    max_requests_per_replica: int | None = setting(
+        None,
+        "Largest number of requests in flight at a replica; further requests wait in the router's queue.",
+        ge=1,
+    )
+    max_queued_reqs: int = setting(
+        1024, "Largest number of requests in the router's queue; further requests get status 429."
+    )
+    max_hold_time: float = setting(
+        50.0,
+        "Seconds after which a request that still waits in the router for a replica gets status 503.",
+        parse=seconds,
+        metavar="N",
+    )
+    breaker_failures: int = setting(
+        3,
+        "Consecutive failures of a replica after which it gets no requests for --breaker-open-time seconds.",
+        ge=1,
+    )
+    breaker_open_time: float = setting(
+        1.0,
+        "Seconds for which a replica gets no requests after --breaker-failures failures; doubled by each further "
+        "failure, up to 30.",
+        parse=seconds,
+        metavar="N",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class Balancer:
     ) -> None:
         self.queue = queue
         self.breakers = Breakers(
-            max_failures=limits.breaker_failures, open_s=limits.breaker_open_s, clock=time.monotonic
+            max_failures=limits.breaker_failures, open_s=limits.breaker_open_time, clock=time.monotonic
         )
         self.outliers = OutlierDetector(time.monotonic)
         self._fleet = fleet

@@ -103,7 +103,7 @@ class ProxyHandler:
                 ) as lease:
                     hold_s -= lease.waited_s
                     request.observer.record_decision(request.prompt, lease.decision, lease.decision_s)
-                    response = await lease.send(request.encode_for(lease.host), limits.first_byte_timeout_s)
+                    response = await lease.send(request.encode_for(lease.host), limits.first_byte_timeout)
                     if not await retries.should_retry_response(lease, response):
                         await self._relay(request, lease, response, downstream)
                         return
@@ -117,7 +117,7 @@ class ProxyHandler:
     async def _relay(
         self, request: ProxyRequest, lease: "Lease", response: "UpstreamResponse", downstream: Downstream
     ) -> None:
-        response.limit_s = self.settings.forward.idle_timeout_s
+        response.limit_s = self.settings.forward.idle_timeout
         if not response.is_stream:
             await response.wait_complete()
         request.drop_body()
@@ -180,7 +180,7 @@ class ProxyHandler:
     def _hold_s(self, downstream: Downstream, model: str = "") -> float:
         """Seconds for which the request may still wait for a replica. They count from its first byte, as the limits of
         clients and proxies do, so a slow upload doesn't extend the wait."""
-        service, limit_s = self.fleet.listed_service(model), self.settings.forward.max_hold_s
+        service, limit_s = self.fleet.listed_service(model), self.settings.forward.max_hold_time
         if service is not None and service.hold_s is not None:
             limit_s = min(limit_s, service.hold_s)
         return max(limit_s - (asyncio.get_running_loop().time() - downstream.begun_s), 0.0)
