@@ -228,6 +228,29 @@ async def test_thinking_is_a_signed_block_of_its_own(served, client):
     assert kinds.index("signature_delta") == kinds.count("thinking_delta")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "is_off"),
+    [
+        ({"thinking": {"type": "disabled"}}, True),
+        ({"output_config": {"effort": "none"}}, True),
+        ({"output_config": {"effort": "low"}}, False),
+        ({"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}}, False),
+    ],
+)
+async def test_thinking_can_be_turned_off(served, client, fields, is_off, stream):
+    """Values of `chat_template_kwargs` win."""
+    served.engine.replies = [THOUGHT + "It rains."]
+    answer = await answer_of(client, extra_body=fields, stream=stream)
+    kinds = [e.content_block.type async for e in answer if e.type == "content_block_start"] if stream else None
+    assert (kinds or [block.type for block in answer.content]) == (["text"] if is_off else ["thinking", "text"])
+
+
+async def test_an_unknown_effort_is_a_bad_request(client):
+    with pytest.raises(anthropic.BadRequestError, match="effort"):
+        await answer_of(client, extra_body={"output_config": {"effort": "bogus"}})
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}], ids=["any", "tool"])
 async def test_forced_tool_choice_sets_the_structured_output(served, client, choice):
     served.engine.replies = ['[{"name": "now", "parameters": {}}]' if choice["type"] == "any" else "{}"]

@@ -109,6 +109,25 @@ async def test_reasoning_can_be_turned_off(qwen):
     assert {k: v for k, v in message.items() if v is not None} == {"role": "assistant", "content": "Yes."}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "is_off"),
+    [
+        ({"reasoning_effort": "none"}, True),
+        ({"reasoning_effort": "low"}, False),
+        ({"reasoning_effort": "none", "extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}, False),
+        ({"reasoning_effort": "high", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, True),
+    ],
+)
+async def test_effort_none_turns_reasoning_off(qwen, fields, is_off, stream):
+    """Values of `chat_template_kwargs` win. The parser must agree with the prompt."""
+    answer = await qwen.openai.chat.completions.create(model=MODEL, messages=HELLO, stream=stream, **fields)
+    parts = [chunk.choices[0].delta async for chunk in answer] if stream else [answer.choices[0].message]
+    assert any(getattr(part, "reasoning", None) for part in parts) is not is_off
+    prompt = qwen.engine.requests[-1].prompt_token_ids
+    assert qwen.engine.tokenizer.decode(prompt, skip_special_tokens=False).endswith("</think>\n\n") is is_off
+
+
 async def test_answer_without_reasoning_has_only_text(qwen):
     qwen.engine.replies = ["Yes."]
     message = (await ask(qwen))["choices"][0]["message"]

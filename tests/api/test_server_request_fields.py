@@ -41,7 +41,6 @@ VALUES = {
     "thinking": {"type": "disabled"},
     "output_format": {"type": "json_schema", "schema": {"type": "object"}},
     "background": True,
-    "truncation": "auto",
     "store": True,
 }
 

@@ -1,6 +1,7 @@
 """`/v1/responses` through the official client: text, items, calls, reasoning, stream events and errors."""
 
 import json
+import re
 
 import pytest
 import pytest_asyncio
@@ -341,12 +342,61 @@ async def test_a_format_beside_tools_gives_json_or_calls(served):
     assert not accepts(served.engine.requests[2].params.structured_outputs, CALLS.removeprefix("Sure.\n"))
 
 
+def dialogue(length, size=60):
+    """Items of a conversation: each user message is answered by a call, its result and a text."""
+    for i in range(length):
+        yield {"role": "user", "content": f"u{i} " + "x" * size}
+        yield {"type": "function_call", "call_id": f"c{i}", "name": "now", "arguments": "{}"}
+        yield {"type": "function_call_output", "call_id": f"c{i}", "output": f"r{i}"}
+        yield {"role": "assistant", "content": f"a{i} " + "x" * size}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_truncation_drops_the_oldest_items(served, stream):
+    items = [{"role": "system", "content": "Be kind."}, *dialogue(20), {"role": "user", "content": "last"}]
+    with pytest.raises(BadRequestError, match="1024"):
+        await respond(served, items, stream=stream)
+    answer = await respond(served, items, instructions="Obey.", truncation="auto", stream=stream)
+    if stream:
+        answer = [event async for event in answer][-1].response
+    assert (answer.truncation, answer.output_text) == ("auto", "Hello, world!")
+    prompt = prompt_of(served)
+    assert prompt.startswith("<|im_start|>system\nObey.<|im_end|>\n<|im_start|>system\nBe kind.<|im_end|>\n")
+    assert prompt.endswith("<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n")
+    calls, results = (set(re.findall(pattern, prompt)) for pattern in ("<call>(c[0-9]+)", "for (c[0-9]+)<"))
+    assert results <= calls
+    assert [f"a{i} " in prompt for i in range(20)] == sorted(f"a{i} " in prompt for i in range(20))
+    assert 1024 - 200 < answer.usage.input_tokens < 1024
+
+
+async def test_truncation_keeps_what_fits(served):
+    items = [*dialogue(2), {"role": "user", "content": "last"}]
+    counts = served.openai.responses.input_tokens
+    whole, cut = [await counts.count(model=MODEL, input=items, truncation=kind) for kind in ("disabled", "auto")]
+    assert whole.input_tokens == cut.input_tokens
+
+
+async def test_truncation_never_drops_the_last_user_item(served):
+    items = [*dialogue(2), {"role": "user", "content": "x" * 2000}, {"role": "assistant", "content": "well"}]
+    with pytest.raises(BadRequestError) as caught:
+        await respond(served, items, truncation="auto")
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_effort_none_turns_reasoning_off(served, stream):
+    served.engine.replies = ["Yes."]
+    fields = {"reasoning": {"effort": "none"}, "stream": stream}
+    answer = await respond(served, **fields)
+    answer = [event async for event in answer][-1].response if stream else answer
+    assert [item.type for item in answer.output] == ["message"]
+
+
 REFUSED = {
     "previous_response_id": ({"previous_response_id": "resp_1"}, "previous_response_id"),
     "background": ({"background": True}, "background"),
     "conversation": ({"conversation": "conv_1"}, "conversation"),
     "prompt template": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    "truncation": ({"truncation": "auto"}, "truncation"),
     "no input": ({"input": []}, "input"),
     "empty input": ({"input": ""}, "input"),
     "input of a wrong type": ({"input": 5}, "input"),

@@ -175,7 +175,7 @@ OPTIONS = st.fixed_dictionaries(
         "add_generation_prompt": st.sampled_from([None, True, False, "false"]),
         "add_special_tokens": st.sampled_from([None, True, False]),
         "chat_template_kwargs": st.sampled_from([None, {}, {"enable_thinking": False}, {"bos_token": "x"}]),
-        "reasoning_effort": st.sampled_from([None, "low", "max"]),
+        "reasoning_effort": st.sampled_from([None, "none", "low", "max"]),
         "documents": st.sampled_from([None, [], [{"title": "t"}]]),
         "cache_salt": st.sampled_from([None, "s", "é"]),
         "model": st.sampled_from([None, "m", *ADAPTERS]),

@@ -8,6 +8,7 @@ from octavo_engine.text.template import NO_TEMPLATE
 from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.output_parsing.reasoning_formats import SWITCH
 
 #: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -95,4 +96,6 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
     if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
         raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
     named = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name, None)) is not None}
+    if body.reasoning_effort == "none":
+        named[SWITCH] = False
     return {**named, **kwargs}

@@ -171,6 +171,7 @@ class ResponsesRequest(SamplingFields):
             "tools": [tool.model_dump(exclude_unset=True) for tool in self.tools or ()],
             "text": {"format": asked.model_dump(by_alias=True, exclude_unset=True) if asked else {"type": "text"}},
             "reasoning": self.reasoning.model_dump(exclude_unset=True) if self.reasoning else None,
+            "truncation": self.truncation or "disabled",
             "user": self.user,
         }
 
@@ -188,9 +189,6 @@ class ResponsesRequest(SamplingFields):
         if shape and self.text is not None and self.text.format is not None:
             message = "structured_outputs and text.format each request a structured output: send one of them."
             raise InvalidRequest(message, param="structured_outputs")
-        if self.truncation == "auto":
-            message = "truncation 'auto' is not supported: shorten the input, or send 'disabled'."
-            raise InvalidRequest(message, param="truncation")
         if not self.input:
             raise InvalidRequest("input must hold a text or at least one item.", param="input")
 

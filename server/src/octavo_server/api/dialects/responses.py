@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.chat import ChatTurn, chat_turn, render_chat
+from octavo_server.api.chat import ChatTurn, chat_turn, render_chat, without_oldest
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.dialects.responses_writer import ResponsesWriter
 from octavo_server.api.openapi import accepts, answers
@@ -44,7 +44,7 @@ async def create_response(request: Request) -> Response:
 )
 async def count_input_tokens(request: Request) -> Response:
     context = context_of(request)
-    (_, chat), num_bytes = await read_body(request, partial(_parse, context))
+    _, chat, num_bytes = await _read(context, request)
     prompt = await render_chat(context, chat, num_bytes=num_bytes)
     return json_reply(InputTokens(len(prompt.token_ids)))
 
@@ -53,9 +53,17 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
     """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    (body, chat), num_bytes = await read_body(request, partial(_parse, context))
+    body, chat, num_bytes = await _read(context, request)
     meta = context.new_response_meta("resp_", request, chat)
     return body, await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+
+
+async def _read(context: ApiContext, request: Request) -> tuple[ResponsesRequest, ChatCompletionRequest, int]:
+    """Return the body, the same request for the chat API, and the body's bytes."""
+    (body, chat), num_bytes = await read_body(request, partial(_parse, context))
+    if body.truncation == "auto":
+        chat = await context.threads.run(partial(without_oldest, context, chat), num_bytes=num_bytes)
+    return body, chat, num_bytes
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
