@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import ScriptedClient, serving
+from octavo_testing.server import MODEL, ScriptedClient, serving
+from openai import BadRequestError
 
 LIMIT = 20_000
 PATHS = {
@@ -16,7 +17,7 @@ PATHS = {
 
 @pytest.fixture
 async def served(tmp_path):
-    engine = ScriptedClient(write_byte_model(tmp_path), max_model_len=1000)
+    engine = ScriptedClient(write_byte_model(tmp_path), max_model_len=1000, max_logprobs=-1)
     async with serving(engine, max_body_memory_bytes=LIMIT) as started:
         yield started
 
@@ -26,14 +27,43 @@ def held_bytes(served):
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_an_answer_that_takes_too_much_memory_ends(served, path):
+async def test_an_answer_that_never_fits_is_a_bad_request(served, path):
     served.engine.replies = ["x" * 400]
     answer = await served.http.post(path, json=PATHS[path])
-    assert answer.status_code == 503
+    assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert f"limit of {LIMIT} (--max-body-memory). Send the request again later, or stream the answer." in message
+    assert f"the limit is {LIMIT}" in message
+    assert "--max-body-memory" in message
     assert await served.engine.aborted.get()
     assert held_bytes(served) == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer_that_fits_later_gets_503(served, path):
+    served.engine.replies = ["x" * 40]
+    with served.server.config.app.state.context.body_budget.reserve(is_answer=True) as others:
+        others.add(LIMIT - 5000)
+        answer = await served.http.post(path, json=PATHS[path])
+        assert answer.status_code == 503
+        message = answer.json()["error"]["message"]
+        assert f"limit of {LIMIT} (--max-body-memory). Send the request again later, or stream the answer." in message
+    served.engine.replies = ["x"]
+    assert (await served.http.post(path, json=PATHS[path])).status_code == 200
+
+
+async def test_prompt_logprobs_that_never_fit_are_refused_at_once(served):
+    """Each position has the log-probabilities of the whole vocabulary."""
+    extra = {"prompt_logprobs": -1}
+    for create, asked in (
+        (served.openai.completions.create, {"prompt": "abc"}),
+        (served.openai.chat.completions.create, {"messages": [{"role": "user", "content": "abc"}]}),
+    ):
+        with pytest.raises(BadRequestError, match="--max-body-memory") as caught:
+            await create(model=MODEL, extra_body=extra, **asked)
+        assert caught.value.param == "prompt_logprobs"
+    assert served.engine.requests == []
+    answer = await served.openai.completions.create(model=MODEL, prompt="abc", extra_body={"prompt_logprobs": 2})
+    assert [len(position or ()) for position in answer.choices[0].prompt_logprobs] == [0, 3, 3]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -8,7 +8,8 @@ import asyncio
 import pytest
 import pytest_asyncio
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import ScriptedClient, serving
+from octavo_testing.server import MODEL, ScriptedClient, serving
+from openai import BadRequestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -72,7 +73,28 @@ async def test_impossible_searches_are_refused(served, fields, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-@pytest.mark.parametrize(("fields", "status"), [({}, 200), ({"logprobs": 1}, 503)])
+@pytest.mark.parametrize("temperature", [0, 1e-6, 0.5, None])
+async def test_beams_differ_at_any_temperature(served, temperature):
+    """A plain request of temperature 0 may not ask for two outputs, since they would be equal."""
+    fields = {"model": MODEL, "n": 2, "max_tokens": 3, "temperature": temperature}
+    extra = {"use_beam_search": True}
+    chat = await served.openai.chat.completions.create(messages=BODIES[CHAT]["messages"], extra_body=extra, **fields)
+    text = await served.openai.completions.create(prompt="hi", extra_body=extra, **fields)
+    assert [choice.message.content for choice in chat.choices] == [choice.text for choice in text.choices]
+    assert len({choice.text for choice in text.choices}) == 2
+    if temperature in (0, 1e-6):
+        with pytest.raises(BadRequestError) as caught:
+            await served.openai.completions.create(prompt="hi", **fields)
+        assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"n": 0}, "n"), ({"n": -1}, "n"), ({"temperature": -1}, "temperature")])
+async def test_impossible_beams_at_temperature_zero_are_refused(served, fields, param):
+    answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, "temperature": 0, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("fields", "status"), [({}, 200), ({"logprobs": 1}, 400)])
 async def test_the_memory_of_beams_counts_in_the_budget_of_bodies(tmp_path, fields, status):
     """A step holds two beams of up to 300 tokens, with four log-probabilities at each position if they are wanted."""
     async with serving(ScriptedClient(write_byte_model(tmp_path)), max_body_memory_bytes=2**17) as served:

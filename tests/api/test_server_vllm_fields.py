@@ -159,6 +159,8 @@ async def test_every_wrong_key_of_logit_bias_is_named(served):
         (RESPONSES, {"reasoning": {"effort": "bogus"}}, "reasoning.effort"),
         (CHAT, {"stream_interval": -1}, "stream_interval"),
         (TEXT, {"stream_interval": 0}, "stream_interval"),
+        *((path, {"stream_interval": 2**64, "stream": True}, "stream_interval") for path in (CHAT, TEXT)),
+        *((path, {name: 2**31}, name) for path in (CHAT, TEXT) for name in ("thinking_token_budget", "top_k")),
         (CHAT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         (TEXT, {"truncate_prompt_tokens": CONTEXT + 1}, "truncate_prompt_tokens"),
         (TEXT, {"truncate_prompt_tokens": 1, "truncation_side": "top"}, "truncation_side"),

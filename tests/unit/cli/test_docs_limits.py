@@ -110,7 +110,7 @@ SERVER_ROWS = [
         "`--max-body-memory`",
         number(HTTP.max_body_memory_bytes),
         f"{body.TENANT_FRACTION:g}",
-        "503; 429 beyond the share",
+        "503; 429 beyond the share; 400 for one answer that never fits",
     ),
     *(
         (

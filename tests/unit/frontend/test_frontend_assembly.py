@@ -220,3 +220,11 @@ def test_an_exception_ends_its_sequence_only(assemble, monkeypatch, caplog):
     assert [each.finish_reason for each in assembly.take_output("final").outputs] == ["length", "error"]
     assert (assembly.error.kind, completion(other).text, other.error) == ("internal", "ab", None)
     assert [record.exc_info[1].args for record in caplog.records] == [("no such text",)]
+
+
+def test_a_delta_has_the_prompts_logprobs_once(assemble):
+    assembly = assemble(prompt_logprobs=1)
+    assembly.push(out("a", prompt_logprobs=[None, TokenLogprobs([5, 6], [-1.0, -0.5], 2)]), 1.0)
+    assert len(assembly.take_output("delta").prompt_logprobs) == 2
+    assembly.push(out("b", finish_reason="length"), 1.0)
+    assert assembly.take_output("delta").prompt_logprobs is None

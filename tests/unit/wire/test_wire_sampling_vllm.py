@@ -11,6 +11,7 @@ from octavo_engine.wire.sampling import RequestOutputKind, SamplingParams
     [
         ({"output_kind": "delta"}, "output_kind"),
         ({"stream_interval": 0}, "stream_interval"),
+        *(({name: 2**64}, name) for name in ("stream_interval", "thinking_token_budget", "top_k")),
         ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
         ({"logprob_token_ids": list(range(129))}, "logprob_token_ids"),

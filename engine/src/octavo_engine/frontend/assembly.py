@@ -150,6 +150,13 @@ class _PromptOutput:
         new = [None if entry is None else position_logprobs(entry, tokenizer) for entry in out.prompt_logprobs]
         self.logprobs = (self.logprobs or []) + new
 
+    def take_logprobs(self, *, delta: bool) -> list[PositionLogprobs | None] | None:
+        """Return the log-probabilities; a delta has them once."""
+        taken = self.logprobs
+        if delta:
+            self.logprobs = None
+        return taken
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestAssembly:
@@ -221,7 +228,7 @@ class RequestAssembly:
             outputs=[s.output(delta=kind == "delta") for s in shown],
             finished=self.finished,
             metrics=self.metrics,
-            prompt_logprobs=self._prompt_output.logprobs,
+            prompt_logprobs=self._prompt_output.take_logprobs(delta=kind == "delta"),
             num_cached_tokens=self._prompt_output.num_cached_tokens,
             error=None if self.error is None else self.error.message,
             error_kind=None if self.error is None else self.error.kind,

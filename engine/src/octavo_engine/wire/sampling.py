@@ -13,6 +13,7 @@ from octavo_engine.wire.structured import StructuredOutputs
 
 DRAW_VERSION = 2  # of the definition in docs/reference/sampling.md: another version gives other tokens for a seed
 MAX_N = 16384
+INT32_MAX = 2**31 - 1
 MAX_LOGPROB_TOKEN_IDS = 128
 MIN_TEMPERATURE = 0.01
 GREEDY_BELOW = 1e-5
@@ -196,8 +197,9 @@ class SamplingParams:
         ok = self.seed is None or (_is_int(self.seed) and -(2**63) <= self.seed < 2**63)
         _check(ok, "seed", f"in [{-(2**63)}, {2**63 - 1}]", self.seed)
         interval, budget = self.stream_interval, self.thinking_token_budget
-        _check(interval is None or interval >= 1, "stream_interval", "at least 1", interval)
-        _check(budget is None or budget >= 0, "thinking_token_budget", "-1 (no limit) or more", budget)
+        _check(interval is None or 1 <= interval <= INT32_MAX, "stream_interval", f"in [1, {INT32_MAX}]", interval)
+        rule = f"-1 (no limit), or in [0, {INT32_MAX}]"
+        _check(budget is None or 0 <= budget <= INT32_MAX, "thinking_token_budget", rule, budget)
 
     def _check_distribution(self) -> None:
         for param in ("presence_penalty", "frequency_penalty"):
@@ -208,7 +210,8 @@ class SamplingParams:
         _check(low <= value <= high, "repetition_penalty", f"in [{low}, {high}]", value)
         _check(0.0 <= self.temperature <= 2.0, "temperature", "in [0, 2]", self.temperature)
         _check(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
-        _check(_is_int(self.top_k) and self.top_k >= 0, "top_k", "0 or -1 (off), or at least 1", self.top_k)
+        ok = _is_int(self.top_k) and 0 <= self.top_k <= INT32_MAX
+        _check(ok, "top_k", f"0 or -1 (off), or in [1, {INT32_MAX}]", self.top_k)
         _check(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p)
         if self.is_greedy:
             _check(self.n == 1, "n", "1 when temperature is 0 (greedy copies would be equal)", self.n)

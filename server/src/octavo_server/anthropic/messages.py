@@ -7,13 +7,14 @@ without an effect here (`metadata`, `service_tier`, `cache_control`) are accepte
 from typing import Any, ClassVar, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
+from octavo_engine.wire.sampling import INT32_MAX
 from pydantic import BaseModel, ConfigDict, Field
 
 from octavo_server.anthropic.content import MessageParam, continues_answer, conversation
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.entries import Entries, NullIsUnset
 from octavo_server.openai.errors import ThreadNotFound
-from octavo_server.openai.fields import INT32_MAX, LenientModel
+from octavo_server.openai.fields import LenientModel
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.unsupported import refuse_unsupported
 from octavo_server.output_parsing.reasoning_formats import SWITCH

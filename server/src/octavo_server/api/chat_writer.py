@@ -70,7 +70,7 @@ class ChatWriter(BaseResponseWriter):
             choices=[self._full_choice(choice) for choice in self.state.choices],
             usage=self.state.usage(),
             system_fingerprint=meta.fingerprint,
-            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
+            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs),
             prompt_token_ids=self._prompt_token_ids(),
         )
 

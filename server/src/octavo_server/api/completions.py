@@ -122,7 +122,7 @@ class CompletionWriter(BaseResponseWriter):
         prompt_logprobs = choice.prompt_logprobs if self._returns_prompt_logprobs else None
         return CompletionChoice(
             **structs.asdict(self._choice(choice)),
-            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs, self.codec),
+            prompt_logprobs=None if prompt_logprobs is None else prompt_list(prompt_logprobs),
         )
 
     def _choice(self, choice: ChoiceState) -> CompletionChunkChoice:

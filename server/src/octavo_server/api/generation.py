@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
 from octavo_engine.frontend.request_limits import fit_to_context
@@ -17,7 +17,7 @@ from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, U
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.admission import Admission, AdmittedPrompt
-from octavo_server.api.answer_state import answer_bytes
+from octavo_server.api.answer_state import LOGPROB_BYTES, answer_bytes
 from octavo_server.api.beam_search import BeamRun
 from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget, BodyReservation
@@ -41,6 +41,13 @@ class PromptInput:
     token_ids: list[int]
     text: str | None = None
     resolved: ResolvedParams | None = None
+
+
+class NumLogprobs(NamedTuple):
+    """The most log-probabilities of one prompt's outputs: of generated tokens, and of the given ones."""
+
+    generated: int
+    given: int
 
 
 @dataclass(slots=True)
@@ -84,7 +91,7 @@ class Generation:
         waited too long in the queue.
         """
         if self.params.wants_logprobs or self.params.prompt_logprobs is not None:
-            check_logprobs(sum(map(self._num_logprobs, self.prompts)))
+            check_logprobs(sum(sum(self._num_logprobs(prompt)) for prompt in self.prompts))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
@@ -94,8 +101,11 @@ class Generation:
     async def add_all(self, add: Callable[[GenerationDelta], object], reservation: BodyReservation) -> None:
         """Run the request for an answer that is kept until it is whole: reserve the memory of each delta, then add it.
 
-        Raises the errors of `deltas`, Unavailable beyond the memory budget, and Overloaded beyond the tenant's share.
+        Raises the errors of `deltas` and of `BodyReservation.add`.
         """
+        if self.params.prompt_logprobs is not None:
+            given = sum(self._num_logprobs(prompt).given for prompt in self.prompts)
+            self.budget.check_answer(LOGPROB_BYTES * given, param="prompt_logprobs")
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 reservation.add(answer_bytes(delta.output))
@@ -159,15 +169,14 @@ class Generation:
         )
         return replace(resolved, params=params)
 
-    def _num_logprobs(self, prompt: PromptInput) -> int:
-        """The most log-probabilities that the outputs of a prompt can have."""
+    def _num_logprobs(self, prompt: PromptInput) -> NumLogprobs:
         params, vocab_size = self._fitted(prompt).params, self.client.tokenizer.vocab_size
         named = params.logprob_token_ids
         generated, given = (
             0 if asked is None else vocab_size if asked == -1 else max(asked, 1)
             for asked in (len(named) if named else params.logprobs, params.prompt_logprobs)
         )
-        return generated * params.n * (params.max_tokens or 0) + given * len(prompt.token_ids)
+        return NumLogprobs(generated * params.n * (params.max_tokens or 0), given * len(prompt.token_ids))
 
     def _outputs(
         self, index: int, engine_id: str, resolved: ResolvedParams, turn: float

@@ -4,7 +4,7 @@ The size is checked while the bytes arrive, so that a body of any length, declar
 the limit. `BodyBudget` bounds all bodies of a process together, and the answers that are kept until they are whole:
 each request reserves its bytes as they arrive and releases them when it no longer holds them. A request never waits for
 the budget, so slow senders can't block each other; one beyond the budget ends with 503, one beyond its tenant's share
-with 429.
+with 429, and an answer that would not fit alone with 400.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from octavo_engine.wire.errors import Overloaded, Unavailable
+from octavo_engine.wire.errors import InvalidRequest, Overloaded, Unavailable
 from starlette.types import Message, Receive, Scope
 
 from octavo_server.config import BodyLimits
@@ -38,6 +38,16 @@ class BodyBudget:
         self.num_bytes = 0
         self.shares = TenantShares(max_bytes, TENANT_FRACTION, clock)
 
+    def check_answer(self, num_bytes: int, *, param: str | None = None) -> None:
+        """Raise InvalidRequest for an answer that does not fit even if the server does nothing else."""
+        if num_bytes > self.max_bytes:
+            raise InvalidRequest(
+                f"The answer takes at least {num_bytes} bytes of memory, and the limit is {self.max_bytes}: ask for "
+                "fewer tokens or log-probabilities, stream the answer, or start the server with a larger "
+                "--max-body-memory.",
+                param=param,
+            )
+
     def reserve(self, tenant: str = "", *, is_answer: bool = False) -> "BodyReservation":
         self.shares.record_request(tenant)
         return BodyReservation(self, tenant, is_answer=is_answer)
@@ -55,11 +65,14 @@ class BodyReservation:
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Reserve more bytes. Raises Unavailable if the budget is exhausted, and Overloaded if the tenant's share is.
+        """Reserve more bytes. Raises Unavailable if the budget is exhausted, Overloaded if the tenant's share is, and
+        InvalidRequest for an answer beyond the whole budget.
 
         The only body of a tenant is never beyond the share, as its size has a limit of its own.
         """
         budget = self._budget
+        if self._is_answer:
+            budget.check_answer(self.num_bytes + num_bytes)
         if budget.num_bytes + num_bytes > budget.max_bytes:
             raise Unavailable(
                 f"The server is busy: request bodies and answers take {budget.num_bytes} bytes of memory, and "

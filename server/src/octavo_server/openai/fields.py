@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sampling import GREEDY_BELOW, INT32_MAX, SamplingParams
 from pydantic import ConfigDict, Field
 
 from octavo_server.openai.entries import Entries, ValidatedByEntry
@@ -22,7 +22,6 @@ _SAME_NAME = (
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
     *("logit_bias", "allowed_token_ids", "skip_reading_prefix_cache", "logprob_token_ids", "thinking_token_budget"),
 )
-INT32_MAX = 2**31 - 1
 MAX_REPORTED_KEYS = 10
 #: Keys of generation_config.json whose values replace unset body fields.
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -91,7 +90,9 @@ class GenerationFields(StructuredFields, SamplingFields):
     logprob_token_ids: Entries[int] | None = Field(
         None, description="With log-probabilities: those of these tokens, not of the most likely ones."
     )
-    thinking_token_budget: int | None = Field(None, ge=-1, description="Most tokens of reasoning; -1: no limit.")
+    thinking_token_budget: int | None = Field(
+        None, ge=-1, le=INT32_MAX, description="Most tokens of reasoning; -1: no limit."
+    )
     stream_options: StreamOptions | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -100,7 +101,9 @@ class GenerationFields(StructuredFields, SamplingFields):
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Left, the default, keeps the last tokens."
     )
-    stream_interval: int | None = Field(None, ge=1, description="Tokens per chunk of a stream, after its first.")
+    stream_interval: int | None = Field(
+        None, ge=1, le=INT32_MAX, description="Tokens per chunk of a stream, after its first."
+    )
     return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
@@ -135,6 +138,8 @@ class GenerationFields(StructuredFields, SamplingFields):
             if logprobs is None:
                 raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
             logprobs = None  # the ids stand in its place
+        if self.use_beam_search and 0 <= values.get("temperature", 1) < GREEDY_BELOW:
+            values["temperature"] = 1  # beams are ranked, not drawn, so temperature 0 leaves their n outputs different
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)
 
 

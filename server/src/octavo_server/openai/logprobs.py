@@ -8,7 +8,7 @@ format, which also has its exact bytes; in the columns, whose tokens are keys, i
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo_engine.frontend.outputs import Logprob, PositionLogprobs
 from octavo_engine.text.detokenizer import IncrementalDetokenizer
@@ -115,13 +115,13 @@ def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLog
     )
 
 
-def prompt_list(positions: Sequence[PositionLogprobs | None], codec: "TextCodec") -> list[dict[int, Any] | None]:
-    """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text."""
-    return [None if p is None else {t: _described(t, e, codec) for t, e in p.items()} for p in positions]
-
-
-def _described(token_id: int, entry: Logprob, codec: "TextCodec") -> dict[str, Any]:
-    return {"logprob": _finite(entry), "rank": entry.rank, "decoded_token": codec.token_str(token_id)}
+def prompt_list(positions: Sequence[PositionLogprobs | None]) -> list[dict[int, Logprob] | None]:
+    """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text. The entries
+    are those of `positions`, as there may be millions."""
+    for position in positions:
+        for entry in (position or {}).values():
+            entry.logprob = _finite(entry)
+    return list(positions)
 
 
 def _finite(entry: Logprob) -> float:

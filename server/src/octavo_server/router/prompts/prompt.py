@@ -9,8 +9,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
+from octavo_engine.wire.sampling import INT32_MAX
+
 from octavo_server.openai.completion import DEFAULT_MAX_TOKENS
-from octavo_server.openai.fields import INT32_MAX
 
 Kind = Literal["chat", "completion", "responses", "messages"]
 #: `invocation`: the body's shape decides between chat and completion.
