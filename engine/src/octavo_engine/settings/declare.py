@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """Whether a flag is followed by several texts, each of which is a value."""
+        """True if a flag is followed by several texts, each of which is a value."""
         return get_origin(self.kind) is tuple and self.parse is None
 
     @property
