@@ -1,15 +1,17 @@
 """Object stores: real clients of S3, Google Cloud Storage and Azure, with loopback servers that verify requests."""
 
 import json
+import os
 import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from octavo_engine.sources.download_dir import fetched_revision
+from octavo_engine.sources.object_store_kinds import store_kind
 from octavo_engine.sources.resolve import fetch_model, locate_adapter, resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_operator.metrics_api.certificates import make_authority, make_server_certificate
@@ -215,6 +217,19 @@ def test_s3_uses_credentials_region_and_endpoint_of_a_profile(
     write_profiles(profiles, store.address)
     monkeypatch.setenv("AWS_PROFILE", name)
     assert fetch_model(store.uri, to=tmp_path / "m") == tmp_path / "m"
+
+
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_credentials_of_a_profile_are_renewed_before_they_expire(
+    store: Store, profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """boto3 renews credentials that expire within 10 minutes, so those that it gives are valid for 10 minutes."""
+    write_profiles(profiles, store.address)
+    monkeypatch.setenv("AWS_PROFILE", "process")
+    kind = store_kind(store.uri)
+    assert kind is not None
+    provider = kind.options(os.environ)["credential_provider"]
+    assert provider()["expires_at"] <= datetime.now(UTC) + timedelta(minutes=10)
 
 
 @pytest.mark.parametrize("store", ["s3"], indirect=True)

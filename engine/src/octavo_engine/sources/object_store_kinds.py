@@ -84,6 +84,8 @@ _AWS_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
+#: Time until boto3 is asked for credentials again: it renews those that expire within 10 minutes.
+_PROFILE_TTL = timedelta(minutes=10)
 
 
 def _s3_options(env: Mapping[str, str]) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _profile_options(profile: str) -> dict[str, Any]:
     session = Session(profile=profile)
     try:
         settings = session.get_scoped_config()
-        provider = Boto3CredentialProvider(session)
+        provider = Boto3CredentialProvider(session, ttl=_PROFILE_TTL)
         provider()  # reports an expired login now, and not as a failed request that is repeated
     except (BotoCoreError, ClientError, ValueError) as error:
         what = first_line(error)
