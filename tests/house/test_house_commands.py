@@ -32,6 +32,7 @@ NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 SOURCE = re.compile(r"\.(?:py|cpp|cu|sh|md)$")
 MODULE = re.compile(r"\boctavo_(?:engine|server|operator)(?:\.[a-zA-Z_]\w*)+")
 GENERATED = frozenset({"build", "dist", "results"})
+REMOVED = re.compile(r"git log -- [^\s`]+")  # names a file of an earlier version
 
 
 @cache
@@ -59,6 +60,7 @@ def missing_paths(text: str) -> Iterator[str]:
     """Yield the paths in a text that do not exist. In backticks, words with a slash are paths if the tree has a folder
     of the first name, or if a slash ends them.
     """
+    text = REMOVED.sub("git log", text)
     for path in ROOT_PATH.findall(text):
         if not fnmatch.filter(tree(), path) if "*" in path else path not in tree():
             yield path
@@ -128,6 +130,7 @@ def test_paths_that_docstrings_and_comments_name_exist(distribution: str) -> Non
         ("see `ops/none/`", ["ops/none/"]),
         ("see `none/`", ["none/"]),
         ("in `core/none`", ["core/none"]),
+        ("removed (`git log -- benchmarks/none.py`), see `none.py`", ["none.py"]),
         ("python benchmarks/none.py --json results/none.json", ["benchmarks/none.py"]),
         ("make test TESTS='tests/unit tests/none'", ["tests/none"]),
         ("tests (`tests/router/test_router_*.py`, `tests/router/test_none_*.py`)", ["tests/router/test_none_*.py"]),
