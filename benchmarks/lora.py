@@ -27,7 +27,7 @@ def write_adapter(folder: Path, model: str, *, rank: int, seed: int, scale: floa
     """Write a random adapter of all linear layers. `scale`: standard deviation of both its matrices."""
     import torch  # the first `LLM` sets OpenMP's variables, which torch reads when it is imported
     from octavo_engine.models.registry import build_model
-    from octavo_engine.runner.adapter_weights import AdapterTargets
+    from octavo_engine.runner.lora_terms import AdapterTargets
     from safetensors.torch import save_file
 
     config = load_model_config(resolve_model(model))

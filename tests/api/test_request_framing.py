@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import httptools
 import pytest
 import uvicorn
-from octavo_server.http.protocol import timeout_protocol
 from octavo_server.http.request_framing import MAX_TRAILER_BYTES, without_upgrade
+from octavo_server.http.timeout_protocol import timeout_protocol
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -227,7 +227,7 @@ async def test_the_refusal_of_an_invalid_body_is_not_reset():
 
 
 async def test_a_body_that_never_comes_does_not_keep_an_answered_connection_open(monkeypatch):
-    monkeypatch.setattr("octavo_server.http.protocol.LINGER_S", 0.0)
+    monkeypatch.setattr("octavo_server.http.timeout_protocol.LINGER_S", 0.0)
     async with connected() as connection:
         connection.app.answers_first = True
         await connection.send(post(b"/a", b"x" * 100)[0])

@@ -107,7 +107,7 @@ async def test_an_endless_head_closes_the_connection(engine, sent):
 
 
 async def test_a_head_has_less_time_than_a_body(engine, monkeypatch):
-    monkeypatch.setattr("octavo_server.http.protocol.HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("octavo_server.http.timeout_protocol.HEAD_TIMEOUT_S", 0.1)
     async with serving(engine) as served:
         reader, writer = await connect(served)
         writer.write(HEAD)
@@ -172,7 +172,7 @@ async def test_a_head_just_below_the_limit_is_read(engine):
 
 
 async def test_a_body_that_trickles_after_its_response_closes_the_connection(engine, monkeypatch):
-    monkeypatch.setattr("octavo_server.http.protocol.BODY_GRACE_S", 0.1)
+    monkeypatch.setattr("octavo_server.http.timeout_protocol.BODY_GRACE_S", 0.1)
     async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:
         reader, writer = await connect(served)
         writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")

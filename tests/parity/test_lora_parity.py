@@ -12,7 +12,7 @@ import pytest
 import torch
 from octavo_engine import LLM, LoRARequest, RequestOutput, SamplingParams
 from octavo_engine.ops.packed_linear import plain_weight
-from octavo_engine.runner import adapter_weights
+from octavo_engine.runner import lora_terms
 from octavo_testing.lora_adapters import TARGETS, PeftOracle, make_adapter
 from octavo_testing.tiny_models import VOCAB, make_tiny
 from octavo_testing.triton_device import triton_kernels
@@ -163,7 +163,7 @@ def test_drafts_keep_the_outputs(rig: Rig) -> None:
 
 
 def test_plain_weights_and_the_kernels_of_gpus_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_weights, "pack", lambda weight: plain_weight(weight, None))
+    monkeypatch.setattr(lora_terms, "pack", lambda weight: plain_weight(weight, None))
     with triton_kernels(), start_rig("llama", tmp_path) as rig:
         adapters = rig.adapters[-3:]
         for adapter, output in zip(adapters, rig.generate(adapters, prompts(3)), strict=True):

@@ -11,8 +11,7 @@ from octavo_operator.desired.router_secrets import RouterSecrets
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.plan import KEPT, Plan, plan
-from octavo_operator.plan.rollout import rollout
-from octavo_operator.plan.rollout_pace import STEADY
+from octavo_operator.plan.rollout import STEADY, rollout
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.newer_templates import newer_templates

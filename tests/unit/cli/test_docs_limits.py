@@ -10,7 +10,7 @@ from octavo_engine.wire import sampling
 from octavo_operator.cluster import reports, router_state
 from octavo_server.api.admission import TENANT_FRACTION as QUEUE_FRACTION
 from octavo_server.config import HttpSettings, QueueLimits, RequestLimits
-from octavo_server.http import body, protocol, request_framing
+from octavo_server.http import body, request_framing, timeout_protocol
 from octavo_server.openai import limits
 from octavo_server.router.settings import ForwardLimits, RouterSettings
 
@@ -64,10 +64,10 @@ FIXED_ROWS = [
     ("bytes of URL and headers", number(request_framing.MAX_HEAD_BYTES), "431"),
     ("headers", number(request_framing.MAX_HEADERS), "431"),
     ("bytes of trailers", number(request_framing.MAX_TRAILER_BYTES), "400"),
-    ("seconds for the headers; `--request-timeout` if that is less", number(protocol.HEAD_TIMEOUT_S), CLOSED),
+    ("seconds for the headers; `--request-timeout` if that is less", number(timeout_protocol.HEAD_TIMEOUT_S), CLOSED),
     (
         "seconds in which a connection waits for the rest of a body that is answered already",
-        number(protocol.LINGER_S),
+        number(timeout_protocol.LINGER_S),
         "`Connection: close`",
     ),
     ("fields of a body", number(limits.MAX_FIELDS), "400"),

@@ -9,7 +9,7 @@ from octavo_operator.names import REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Delete, SetReplicas
 from octavo_operator.plan.plan import PACE_EVERY_S, Plan, plan
-from octavo_operator.plan.rollout_pace import Pace, pace_of
+from octavo_operator.plan.rollout import Pace, pace_of
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import Case, stored
 from octavo_testing.plan_cluster import SECRETS

@@ -22,8 +22,8 @@ from octavo_engine.process.rank_messages import (
     decode_to_rank,
     encode,
 )
-from octavo_engine.runner.adapter_weights import tensors_of_bytes
 from octavo_engine.runner.adapters import LoadedAdapter, PreparedAdapter
+from octavo_engine.runner.lora_terms import tensors_of_bytes
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule
 from octavo_engine.sources.progress import Advance
 from octavo_engine.sources.safetensors_header import SafeTensor

@@ -9,8 +9,8 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.rank_group import Group
-from octavo_engine.runner.adapter_weights import AdapterTargets, adapters_bytes, make_terms, read_tensors
 from octavo_engine.runner.capacity import plan_capacity
+from octavo_engine.runner.lora_terms import AdapterTargets, adapters_bytes, make_terms, read_tensors
 from octavo_engine.settings.config import EngineConfig, LoRAModule
 from octavo_engine.sources.adapter import read_adapter
 from octavo_engine.sources.model_config import load_model_config

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
-from octavo_engine.runner.adapter_weights import bytes_of_tensors
 from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.load import load
+from octavo_engine.runner.lora_terms import bytes_of_tensors
 from octavo_engine.settings.config import EngineConfig, ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
-from octavo_engine.runner.adapter_weights import LayerTerm, Terms, content_hash, make_terms, read_tensors
+from octavo_engine.runner.lora_terms import LayerTerm, Terms, content_hash, make_terms, read_tensors
 from octavo_engine.settings.lora import check_num_adapters
 from octavo_engine.sources.adapter import AdapterFiles, read_adapter
 from octavo_engine.sources.progress import Advance, ignore_progress

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.runner.adapter_weights import tensors_of_bytes
 from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.lora_terms import tensors_of_bytes
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.progress import Advance

@@ -21,7 +21,6 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
-from octavo_engine.runner.adapter_weights import adapters_bytes
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.kv_cache_size import (
     KVSize,
@@ -33,6 +32,7 @@ from octavo_engine.runner.kv_cache_size import (
     size_kv,
     with_max_num_seqs,
 )
+from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
 from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length

@@ -73,6 +73,14 @@ class AdapterFiles:
     def tensors_file(self) -> Path:
         return self.folder / TENSORS_FILE
 
+    def check_rank(self, max_rank: int) -> None:
+        largest = max(self.modules.values(), key=lambda module: module.rank, default=None)
+        if largest is not None and largest.rank > max_rank:
+            raise self.error(
+                f"'{largest.name}' has rank {largest.rank}; the limit is --max-lora-rank {max_rank}: raise it to at "
+                f"least {largest.rank}."
+            )
+
     def error(self, reason: str) -> StartupError:
         return StartupError(f"adapter {self.folder}: {reason}")
 

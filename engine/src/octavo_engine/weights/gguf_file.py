@@ -12,8 +12,8 @@ from torch import Tensor
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_blocks, read_gguf_tensor
 from octavo_engine.weights.gguf_names import Placement, place_tensor
+from octavo_engine.weights.gguf_tensors import interleaved_rows, read_gguf_blocks, read_gguf_tensor
 from octavo_engine.wire.errors import StartupError
 
 _STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")

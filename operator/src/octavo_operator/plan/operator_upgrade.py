@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo_operator.observed import Observed
-from octavo_operator.plan.rollout_pace import Pace
+from octavo_operator.plan.rollout import Pace
 from octavo_operator.service import InferenceService, Settings
 
 #: Turns of other services come without an event of this service.

@@ -27,8 +27,7 @@ from octavo_operator.plan.events import ServiceEvent, condition_events
 from octavo_operator.plan.operator_upgrade import HELD_EVERY_S, held_pace, is_upgrade
 from octavo_operator.plan.owner import is_ours, may_be_deleted, name_taken
 from octavo_operator.plan.readiness_gates import gate_actions
-from octavo_operator.plan.rollout import Steps, last_served, rollout, scale_current
-from octavo_operator.plan.rollout_pace import STEADY, Pace, pace_of
+from octavo_operator.plan.rollout import STEADY, Pace, Steps, last_served, pace_of, rollout, scale_current
 from octavo_operator.plan.scaling_condition import scaling_status
 from octavo_operator.plan.status_conditions import conditions_of, model_revisions, refused, size_of
 from octavo_operator.service import InferenceService, Settings, UnreadableService

@@ -11,8 +11,7 @@ from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
 from octavo_operator.plan.conditions import REASONS, Condition, ready
-from octavo_operator.plan.rollout import is_complete
-from octavo_operator.plan.rollout_pace import STEADY, Pace
+from octavo_operator.plan.rollout import STEADY, Pace, is_complete
 from octavo_operator.plan.scaling_condition import scaling_condition
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.fields import num_bytes

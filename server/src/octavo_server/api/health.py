@@ -1,6 +1,10 @@
-"""Routes for probes, load balancers and Prometheus: health, ping, version, load, metrics."""
+"""Routes for probes, load balancers and Prometheus: health, ping, ready, drain, version, load, metrics.
+
+By `/ready` and `/drain` a platform such as Kubernetes drains a server before stopping it, and can cancel the drain.
+"""
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,6 +15,8 @@ from octavo_server.api.openapi import TEXT, answers
 from octavo_server.prometheus_text import CONTENT_TYPE
 
 router = APIRouter()
+
+STATE = dict[str, Any]
 
 
 @router.head("/health", include_in_schema=False)
@@ -32,6 +38,42 @@ async def ping(request: Request) -> Response:
 @router.post("/ping", **answers("Health in the form that SageMaker requests", None, unavailable=dict[str, str]))
 async def post_ping(request: Request) -> Response:
     return await health(request)
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get(
+    "/ready",
+    **answers("Status 200 while the server accepts requests, else 503 with reason", STATE, unavailable=STATE),
+)
+async def ready(request: Request) -> Response:
+    """A platform stops sending requests to a server if `/ready` fails, and restarts the server if `/health` fails."""
+    context = context_of(request)
+    state, reason = context.lifecycle.state, context.unhealthy_reason
+    is_ready = state == "accepting" and reason is None
+    return JSONResponse({"ready": is_ready, "state": state, "reason": reason}, 200 if is_ready else 503)
+
+
+@router.get("/drain", **answers("Whether the server accepts requests, and how many are running", STATE))
+async def show_drain(request: Request) -> Response:
+    lifecycle = context_of(request).lifecycle
+    remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
+    return JSONResponse({"state": lifecycle.state, "running": lifecycle.num_requests, "remaining_s": remaining_s})
+
+
+@router.post("/drain", include_in_schema=False)
+async def drain(request: Request) -> Response:
+    """Reject new requests; running ones may finish. The OpenAPI document, for clients, does not contain this route."""
+    context_of(request).lifecycle.drain()
+    return await show_drain(request)
+
+
+@router.delete("/drain", include_in_schema=False)
+async def resume(request: Request) -> Response:
+    """Cancel the drain, so that requests are accepted again. Status 409 if the server is already stopping."""
+    context_of(request).lifecycle.resume()
+    answer = await show_drain(request)
+    answer.status_code = 409 if context_of(request).lifecycle.state == "stopping" else 200
+    return answer
 
 
 @router.get("/version", **answers("The server's version", dict[str, str]))

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from octavo_server.config import HttpSettings
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.listener import listen
-from octavo_server.http.protocol import TimeoutProtocol, timeout_protocol
+from octavo_server.http.timeout_protocol import TimeoutProtocol, timeout_protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Time for sending the last bytes of the last response.

@@ -16,8 +16,8 @@ from octavo_server.anthropic.errors import error_body
 from octavo_server.config import BodyLimits
 from octavo_server.http.body import BodyReservation, ClientDisconnected, read_body
 from octavo_server.http.cors import CorsPolicy
-from octavo_server.http.protocol import BEGUN_S, CONNECTION, TimeoutProtocol
 from octavo_server.http.request_id import id_headers
+from octavo_server.http.timeout_protocol import BEGUN_S, CONNECTION, TimeoutProtocol
 from octavo_server.json_responses import error_head
 from octavo_server.openai.errors import describe
 from octavo_server.router.upstream.headers import Headers

@@ -10,8 +10,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from octavo_engine.sources.gguf_header import read_gguf
-from octavo_engine.weights import dequantise
-from octavo_engine.weights.dequantise import interleaved_rows, read_gguf_tensor
+from octavo_engine.weights import gguf_tensors
+from octavo_engine.weights.gguf_tensors import interleaved_rows, read_gguf_tensor
 from octavo_engine.wire.errors import StartupError
 
 BLOCKS = json.loads((Path(__file__).parent / "llama_cpp_blocks.json").read_text())
@@ -61,7 +61,7 @@ def test_slices_and_scattered_rows_give_the_same_values(
     rolled = [blocks[i * 34 :] + blocks[: i * 34] for i in range(8)]
     write_rows(tmp_path / "m.gguf", "Q8_0", b"".join(rolled))
     plain = read_rows(tmp_path / "m.gguf")
-    monkeypatch.setattr(dequantise, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(gguf_tensors, "SLICE_BYTES", slice_bytes)
     done: list[int] = []
     rows = interleaved_rows(8, heads=2)
     scattered = read_rows(tmp_path / "m.gguf", rows=rows, advance=done.append)

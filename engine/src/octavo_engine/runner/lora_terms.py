@@ -60,6 +60,7 @@ class AdapterTargets:
 
         Raises StartupError for an adapter of another model, or of a rank above the limit.
         """
+        files.check_rank(max_rank)
         modules: dict[Target, AdapterModule] = {}
         for module in files.modules.values():
             target = self.of_module(module.name)
@@ -68,11 +69,6 @@ class AdapterTargets:
                 raise files.error(
                     f"it changes the module '{module.name}', but adapters of this model can change only "
                     f"{', '.join(names)} of its layers: train it with these target_modules."
-                )
-            if module.rank > max_rank:
-                raise files.error(
-                    f"'{module.name}' has rank {module.rank}; the limit is --max-lora-rank {max_rank}: raise it to at "
-                    f"least {max(each.rank for each in files.modules.values())}."
                 )
             _check_shapes(files, module, target)
             if target in modules:
