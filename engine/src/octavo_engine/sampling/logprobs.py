@@ -70,9 +70,7 @@ def logprobs_of_ids(
     """Return for each row the entries of its chosen token and of requested tokens, each with its rank."""
     named = torch.tensor(token_ids, device=logits.device)
     ids = torch.cat([chosen[:, None], named.expand(len(logits), -1)], dim=1)
-    values = logits.gather(1, ids)
-    if not as_logits:
-        values -= logits.logsumexp(-1, keepdim=True)
+    values = (logits if as_logits else logits.log_softmax(-1)).gather(1, ids)
     rows = zip(ids.tolist(), values.tolist(), _ranks(logits, ids).tolist(), strict=True)
     return [TokenLogprobs(each, logprobs, ranks[0], ranks) for each, logprobs, ranks in rows]
 

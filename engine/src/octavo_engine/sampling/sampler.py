@@ -196,18 +196,19 @@ class Sampler:
         for i, each in enumerate(params):
             if each.logprob_token_ids:
                 named.setdefault(id(each), []).append(i)
-        others = [i for i, each in enumerate(params) if not each.logprob_token_ids]
-        taken = (logits[others], chosen[others]) if named else (logits, chosen)
-        num_top = [params[i].logprobs or 0 for i in others]
-        pending = token_logprobs(*taken, num_top, as_logits=as_logits, fetch=self._fetch)
         if not named:
-            return pending.entries
-        entries = dict(zip(others, pending.entries(), strict=True))
+            num_top = [each.logprobs or 0 for each in params]
+            return token_logprobs(logits, chosen, num_top, as_logits=as_logits, fetch=self._fetch).entries
+        entries = dict[int, TokenLogprobs]()
+        if others := [i for i, each in enumerate(params) if not each.logprob_token_ids]:
+            num_top = [params[i].logprobs or 0 for i in others]
+            of_others = token_logprobs(logits[others], chosen[others], num_top, as_logits=as_logits).entries()
+            entries.update(zip(others, of_others, strict=True))
         for group in named.values():
             ids = params[group[0]].logprob_token_ids or []
+            taken = (logits, chosen) if len(group) == len(params) else (logits[group], chosen[group])  # no copy of all
             with isolated(errors, *wanting[group].tolist()):
-                of_group = logprobs_of_ids(logits[group], chosen[group], ids, as_logits=as_logits)
-                entries.update(zip(group, of_group, strict=True))
+                entries.update(zip(group, logprobs_of_ids(*taken, ids, as_logits=as_logits), strict=True))
         return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
 
 

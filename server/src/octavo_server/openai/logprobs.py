@@ -31,7 +31,8 @@ class LogprobWriter:
         self._codec = codec
         self._num_top = num_top
         self._as_ids = as_ids
-        self._key = lru_cache(MAX_KEYS)(self._spell_key)  # the tokens of a list repeat from token to token
+        # the tokens of a list repeat from token to token
+        self._key, self._spelling = lru_cache(MAX_KEYS)(self._spell_key), lru_cache(MAX_KEYS)(self._spell)
 
     def chat(self, positions: Iterable[PositionLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([self._chat_token(position) for position in positions])
@@ -90,8 +91,12 @@ class LogprobWriter:
         ranked = sorted(position.items(), key=lambda item: (-item[1].logprob, item[1].rank or 0))
         if self._num_top != ALL:
             del ranked[self._num_top :]
-        top = [TopLogprob(self._token(t), _finite(e), list(self._codec.token_bytes(t))) for t, e in ranked]
-        return TokenLogprob(self._token(chosen), _finite(entry), list(self._codec.token_bytes(chosen)), top)
+        top = [TopLogprob(text, _finite(e), data) for t, e in ranked for text, data in (self._spelling(t),)]
+        text, data = self._spelling(chosen)
+        return TokenLogprob(text, _finite(entry), data, top)
+
+    def _spell(self, token_id: int) -> tuple[str, list[int]]:
+        return self._token(token_id), list(self._codec.token_bytes(token_id))
 
     def _token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._codec.token_str(token_id)
