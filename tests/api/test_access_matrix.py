@@ -92,13 +92,13 @@ async def outcome_rows(server, routes, http):
 async def servers(tmp_path):
     """Server name -> (routes, HTTP client)."""
     (tmp_path / "keys").write_text("admin: boss\nalice: sk-a\n")
-    guards = {"api_key_files": (tmp_path / "keys",), "router_secrets": (SECRET,)}
+    guards = {"api_key_file": (tmp_path / "keys",), "router_secret": (SECRET,)}
     async with AsyncExitStack() as stack:
         engines, routers = [], []
         for is_router_only in (False, True):
             engine = ScriptedClient(write_byte_model(tmp_path))
             engines.append(await stack.enter_async_context(serving(engine, **guards, router_only=is_router_only)))
-        for settings in ({}, {"admin_port": 0, "admin_secrets": (ADMIN_SECRET,)}):
+        for settings in ({}, {"admin_port": 0, "admin_secret": (ADMIN_SECRET,)}):
             routed = await stack.enter_async_context(routing(engines[0].url, **guards, **settings))
             await routed.routable(MODEL, 1)
             routers.append(routed)

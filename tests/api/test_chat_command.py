@@ -237,7 +237,7 @@ def unused_port():
 
 async def test_missing_key_is_reported(engine):
     engine.reset()
-    async with serving(engine, api_keys=("secret",)) as served:
+    async with serving(engine, api_key=("secret",)) as served:
         code, _, err = await run("chat", "--url", served.url, "-q", "hi")
         assert code == 1
         assert "--api-key" in err

@@ -39,7 +39,7 @@ TEMPLATE = (
 async def both(tmp_path_factory):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     engine = ScriptedClient(folder, chat_template=TEMPLATE, max_model_len=32_768)
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     async with serving(engine, tools=tools) as served, routing(served.url) as routed:
         await routed.routable(MODEL, 1)
         yield {"server": served, "router": routed}

@@ -90,8 +90,8 @@ async def test_bodies_beyond_the_budget_are_refused(tmp_path):
     path, body = hostile_body("long text", 8192)
     engine = ScriptedClient(write_byte_model(tmp_path), max_model_len=16_384)
     async with (
-        serving(engine, max_body_memory_bytes=8000) as served,
-        routing(served.url, max_body_memory_bytes=8000) as routed,
+        serving(engine, max_body_memory=8000) as served,
+        routing(served.url, max_body_memory=8000) as routed,
     ):
         await routed.routable(MODEL, 1)
         for http in (served.http, routed.http):

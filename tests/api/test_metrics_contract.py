@@ -75,7 +75,7 @@ async def test_label_with_quotes_is_escaped(tmp_path):
 
 
 async def test_request_answered_by_middleware_counts_for_its_route(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("key",)) as other:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=("key",)) as other:
         await other.http.post("/v1/completions", json={})
         await other.http.get("/v1/completions")
         metrics = await other.metrics()

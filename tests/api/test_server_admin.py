@@ -64,7 +64,7 @@ async def test_server_info_shows_settings_but_no_secret(served):
 
 async def test_admin_routes_require_a_key(tmp_path):
     (tmp_path / "keys").write_text("admin: secret\n")
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key_files=(tmp_path / "keys",)) as other:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key_file=(tmp_path / "keys",)) as other:
         for method, path in (("GET", "/debug/requests"), ("POST", "/reset_prefix_cache"), ("GET", "/server_info")):
             assert (await other.http.request(method, path)).status_code == 401
             headers = {"Authorization": "Bearer secret"}

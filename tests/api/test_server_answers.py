@@ -18,7 +18,7 @@ PATHS = {
 @pytest.fixture
 async def served(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path), max_model_len=1000, max_logprobs=-1)
-    async with serving(engine, max_body_memory_bytes=LIMIT) as started:
+    async with serving(engine, max_body_memory=LIMIT) as started:
         yield started
 
 

@@ -97,7 +97,7 @@ async def test_impossible_beams_at_temperature_zero_are_refused(served, fields, 
 @pytest.mark.parametrize(("fields", "status"), [({}, 200), ({"logprobs": 1}, 400)])
 async def test_the_memory_of_beams_counts_in_the_budget_of_bodies(tmp_path, fields, status):
     """A step holds two beams of up to 300 tokens, with four log-probabilities at each position if they are wanted."""
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), max_body_memory_bytes=2**17) as served:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), max_body_memory=2**17) as served:
         answer = await served.http.post(TEXT, json={**BODIES[TEXT], **BEAMS, "max_tokens": 300, **fields})
         assert answer.status_code == status
         assert served.server._context.body_budget.num_bytes == 0

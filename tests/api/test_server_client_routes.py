@@ -50,7 +50,7 @@ async def test_models_have_the_form_that_anthropics_client_reads(at, anthropic_c
 
 
 async def test_models_take_the_key_of_anthropics_client(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=(KEY,)) as guarded:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=(KEY,)) as guarded:
         async with anthropic.AsyncAnthropic(base_url=guarded.url, api_key=KEY, max_retries=0) as found:
             assert (await found.models.list()).data[0].id == MODEL
         async with anthropic.AsyncAnthropic(base_url=guarded.url, api_key="wrong", max_retries=0) as stranger:

@@ -50,7 +50,7 @@ async def server(tmp_path_factory):
     engine = ScriptedClient(
         write_byte_model(tmp_path_factory.mktemp("model")), chat_template=TEMPLATE, max_model_len=4096
     )
-    async with serving(engine, tools=ToolSettings(parser="hermes", allows_auto=True)) as started:
+    async with serving(engine, tools=ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)) as started:
         yield started
 
 

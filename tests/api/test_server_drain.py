@@ -19,7 +19,7 @@ def engine(tmp_path):
 
 @pytest.fixture
 async def served(engine):
-    async with serving(engine, drain_timeout_s=DRAIN_S) as started:
+    async with serving(engine, drain_timeout=DRAIN_S) as started:
         yield started
 
 
@@ -103,7 +103,7 @@ async def test_a_request_that_is_still_being_read_is_waited_for(served):
 
 
 async def test_streams_that_outlast_the_drain_timeout_end_with_an_event(engine):
-    async with serving(engine, drain_timeout_s=0.2) as served:
+    async with serving(engine, drain_timeout=0.2) as served:
         answer, lines = await open_stream(served)
         await served.stop()
         rest = [line async for line in lines if line]
@@ -114,7 +114,7 @@ async def test_streams_that_outlast_the_drain_timeout_end_with_an_event(engine):
 
 
 async def test_a_plain_request_that_outlasts_the_drain_gets_a_status(engine):
-    async with serving(engine, drain_timeout_s=0.2) as served:
+    async with serving(engine, drain_timeout=0.2) as served:
         served.engine.hold_at = 1
         sending = asyncio.create_task(served.http.post(TEXT, json={"prompt": "a"}))
         await served.engine.held.wait()
@@ -150,7 +150,7 @@ async def test_a_drain_by_http_can_be_resumed(served):
 
 
 async def test_a_resumed_server_accepts_requests_after_a_drain(engine):
-    async with serving(engine, drain_timeout_s=0.05) as served:
+    async with serving(engine, drain_timeout=0.05) as served:
         answer, lines = await open_stream(served)
         await served.http.post("/drain")
         assert [line async for line in lines if line][-1] == "data: [DONE]"

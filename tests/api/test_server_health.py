@@ -41,7 +41,7 @@ async def health(served, status):
 
 
 async def test_a_hung_core_is_detected_without_work_and_may_recover(config):
-    async with running(config) as llm, serving(llm, health_stall_timeout_s=1.0) as served:
+    async with running(config) as llm, serving(llm, health_stall_timeout=1.0) as served:
         async with stopped(llm._core.pid):
             answer = await health(served, 503)
             assert "unfinished requests: 0;" in answer.json()["reason"]
@@ -57,7 +57,7 @@ async def test_a_hung_core_is_detected_although_its_clients_leave_early(config):
             with suppress(httpx.ReadTimeout):
                 await served.http.post("/v1/completions", json={"prompt": "hi"}, timeout=leave_after_s)
 
-    async with running(config) as llm, serving(llm, health_stall_timeout_s=limit_s) as served, stopped(llm._core.pid):
+    async with running(config) as llm, serving(llm, health_stall_timeout=limit_s) as served, stopped(llm._core.pid):
         began_s, leaving = clock(), asyncio.create_task(leave_early(served))
         await health(served, 503)
         assert clock() - began_s < 2 * limit_s
@@ -68,7 +68,7 @@ async def test_a_hung_core_is_detected_although_its_clients_leave_early(config):
 async def test_a_hung_core_is_detected_with_work_and_may_recover(config):
     async with (
         running(config) as llm,
-        serving(llm, health_stall_timeout_s=1.0) as served,
+        serving(llm, health_stall_timeout=1.0) as served,
         stopped(llm._core.pid),
         aclosing(llm.generate("hi", scripted("abc"), "r")) as outputs,
     ):

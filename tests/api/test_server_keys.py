@@ -16,7 +16,7 @@ async def served(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("alice: sk-a\nbob: sk-b\nadmin: sk-root\n")
     engine = ScriptedClient(write_byte_model(tmp_path))
-    async with serving(engine, api_keys=("sécond",), api_key_files=(keys,), cache_isolation=True) as started:
+    async with serving(engine, api_key=("sécond",), api_key_file=(keys,), cache_isolation=True) as started:
         yield started
 
 
@@ -52,7 +52,7 @@ async def test_only_the_admin_key_opens_admin_routes(served):
 
 
 async def test_a_single_key_is_not_the_admin_key(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("only",)) as served:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=("only",)) as served:
         for method, path in (("GET", "/debug/requests"), ("POST", "/drain"), ("GET", "/kv/snapshot")):
             refused = await served.http.request(method, path, headers=bearer("only"))
             assert refused.status_code == 403
@@ -65,7 +65,7 @@ async def test_a_root_path_changes_no_access_rule(tmp_path, root_path):
     keys = tmp_path / "keys"
     keys.write_text("alice: sk-a\n")
     engine = ScriptedClient(write_byte_model(tmp_path))
-    async with serving(engine, api_key_files=(keys,), root_path=root_path) as served:
+    async with serving(engine, api_key_file=(keys,), root_path=root_path) as served:
         for path in ("/debug/requests", f"{root_path}/debug/requests"):
             answer = await served.http.get(path, headers=bearer("sk-a"))
             assert answer.status_code in (403, 404)
@@ -83,7 +83,7 @@ async def test_the_cache_salt_includes_the_tenant(served, path):
 
 
 async def test_tenants_share_the_cache_without_isolation(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",)) as served:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=("k",)) as served:
         for fields in ({}, {"cache_salt": "own"}):
             body = {"prompt": "a", **fields}
             assert (await served.http.post("/v1/completions", headers=bearer("k"), json=body)).status_code == 200

@@ -15,7 +15,7 @@ from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-HERMES = ToolSettings(parser="hermes", allows_auto=True)
+HERMES = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
 KEY = {"Authorization": "Bearer k"}
 TENANT = unnamed_tenant("k")
 
@@ -135,7 +135,7 @@ async def test_an_isolated_tenant_has_its_own_hashes(tmp_path):
     body = {"prompt": "The quick brown fox. " * 5}
     keys, admin = tmp_path / "keys", {"Authorization": "Bearer secret"}
     keys.write_text("admin: secret\n")
-    settings = {"api_keys": ("k",), "api_key_files": (keys,), "cache_isolation": True}
+    settings = {"api_key": ("k",), "api_key_file": (keys,), "cache_isolation": True}
     async with serving(ScriptedClient(write_byte_model(tmp_path)), **settings) as served:
         assert (await served.http.get("/kv/model")).status_code == 401
         reader = PromptHasher.from_card(read_card((await served.http.get("/kv/model", headers=admin)).content))

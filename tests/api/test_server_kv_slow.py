@@ -53,7 +53,7 @@ async def until(is_so):
 
 
 async def test_a_listener_that_does_not_read_is_dropped_alone(engine):
-    async with serving(engine, slow_client_timeout_s=0.2) as served:
+    async with serving(engine, slow_client_timeout=0.2) as served:
         publisher = served.server._context.kv
         with await not_reading(served.url):
             await until(lambda: publisher.num_listeners == 1)

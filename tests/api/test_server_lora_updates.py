@@ -112,7 +112,7 @@ async def test_a_client_that_leaves_ends_its_load(served):
 
 async def test_a_drain_waits_for_a_load_no_longer_than_its_timeout(tmp_path):
     client = ScriptedClient(write_byte_model(tmp_path), enable_lora=True)
-    async with serving(client, allows_adapter_updates=True, drain_timeout_s=0.0) as started:
+    async with serving(client, allows_adapter_updates=True, drain_timeout=0.0) as started:
         loading = await begin_load(started, "blue")
         await started.stop()
         answer = await loading

@@ -40,7 +40,7 @@ USER = {"role": "user", "content": "hi"}
 async def server(tmp_path_factory):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     engine = ScriptedClient(folder, chat_template=TEMPLATE, max_model_len=1024)
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     async with serving(engine, tools=tools, reasoning_parser="qwen3") as started:
         yield started
 
@@ -442,7 +442,7 @@ async def test_disconnect_aborts_the_message(served):
 
 async def test_api_key_is_accepted_in_both_headers(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
-    async with serving(engine, api_keys=("sk-a",), drain_timeout_s=0.1) as guarded:
+    async with serving(engine, api_key=("sk-a",), drain_timeout=0.1) as guarded:
         for credentials in ({"api_key": "sk-a"}, {"auth_token": "sk-a"}):
             async with anthropic.AsyncAnthropic(base_url=guarded.url, max_retries=0, **credentials) as found:
                 assert (await answer_of(found)).content[0].text == "Hello, world!"

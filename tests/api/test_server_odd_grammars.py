@@ -26,7 +26,7 @@ NAMES = ("amp", "lt", "gt", "quot", "apos", "nbsp", "copy", "reg", "euro")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory):
     engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")))
-    async with serving(engine, tools=ToolSettings(parser="hermes", allows_auto=True)) as started:
+    async with serving(engine, tools=ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)) as started:
         yield started
 
 

@@ -106,7 +106,7 @@ async def test_light_tenant_does_not_wait_for_all_requests_of_a_heavy_one(one_pl
             await asyncio.sleep(0.001)
         return asking
 
-    async with serving(one_place, api_key_files=(keys,)) as served:
+    async with serving(one_place, api_key_file=(keys,)) as served:
         occupier = occupied(one_place, gate)
         asked = [await ask(served, key, i + 2) for i, key in enumerate(["sk-h"] * 6 + ["sk-l"])]
         gate.open()

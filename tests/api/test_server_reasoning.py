@@ -26,7 +26,9 @@ CALLING = 'Hm.\n</think>\n\nWait.\n<tool_call>{"name": "now", "arguments": {}}</
 
 def serve(folder, parser, template):
     engine = ScriptedClient(write_byte_model(folder), chat_template=template)
-    return serving(engine, reasoning_parser=parser, tools=ToolSettings(parser="hermes", allows_auto=True))
+    return serving(
+        engine, reasoning_parser=parser, tools=ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -114,7 +114,7 @@ async def test_rendering_sets_no_seed_and_counts_no_request(tmp_path):
 
 async def test_rendered_salt_depends_on_the_api_key(tmp_path):
     salts = []
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",), cache_isolation=True) as served:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=("k",), cache_isolation=True) as served:
         for path in (TEXT + "/render", TEXT):
             body = {"prompt": "a", "cache_salt": "own"}
             answer = await served.http.post(path, json=body, headers={"Authorization": "Bearer k"})

@@ -45,7 +45,7 @@ THOUGHT = "<think>\nHm, the weather.\n</think>\n\n"
 async def server(tmp_path_factory):
     folder = write_byte_model(tmp_path_factory.mktemp("model"))
     engine = ScriptedClient(folder, chat_template=TEMPLATE, max_model_len=1024)
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     async with serving(engine, tools=tools, reasoning_parser="qwen3") as started:
         yield started
 

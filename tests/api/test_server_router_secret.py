@@ -20,8 +20,8 @@ def engine(tmp_path):
 
 @pytest.fixture
 async def served(engine):
-    keys = {"api_keys": ("one", "two"), "cache_isolation": True}
-    async with serving(engine, router_secrets=("between-us", "between-us-new"), **keys) as started:
+    keys = {"api_key": ("one", "two"), "cache_isolation": True}
+    async with serving(engine, router_secret=("between-us", "between-us-new"), **keys) as started:
         yield started
 
 
@@ -65,21 +65,21 @@ async def test_a_server_without_a_secret_ignores_the_headers(engine):
 
 
 async def test_a_secret_without_keys_leaves_client_routes_open(engine):
-    async with serving(engine, router_secrets=("between-us",), cache_isolation=True) as served:
+    async with serving(engine, router_secret=("between-us",), cache_isolation=True) as served:
         assert (await complete(served, {**SECRET, **ALICE})).status_code == 200
         assert (await complete(served, {})).status_code == 200
     assert [r.cache_salt for r in engine.requests] == [tenant_salt("alice"), ""]
 
 
 async def test_a_secret_without_keys_closes_admin_and_router_routes(engine):
-    async with serving(engine, router_secrets=("between-us",)) as served:
+    async with serving(engine, router_secret=("between-us",)) as served:
         for path in ("/kv/snapshot", "/debug/requests", "/drain", "/server_info"):
             assert (await served.http.get(path)).status_code == 401
             assert (await served.http.get(path, headers=SECRET)).status_code == 200
 
 
 async def test_router_only_refuses_requests_without_the_secret(engine):
-    guards = {"router_secrets": ("between-us",), "api_keys": ("key",), "router_only": True}
+    guards = {"router_secret": ("between-us",), "api_key": ("key",), "router_only": True}
     async with serving(engine, **guards) as served:
         key = {"authorization": "Bearer key"}
         for path in ("/health", "/ready", "/ping", "/version", "/metrics"):
@@ -93,7 +93,7 @@ async def test_router_only_refuses_requests_without_the_secret(engine):
 
 async def test_cached_tokens_are_shown_to_routers_and_not_to_clients(engine):
     engine.num_cached_tokens = 16
-    async with serving(engine, api_keys=("key",), router_secrets=("between-us",)) as served:
+    async with serving(engine, api_key=("key",), router_secret=("between-us",)) as served:
         key = {"authorization": "Bearer key"}
         assert "x-octavo-cached-tokens" not in (await complete(served, key)).headers
         assert (await complete(served, SECRET)).headers["x-octavo-cached-tokens"] == "16"

@@ -20,7 +20,7 @@ def engine(tmp_path):
 
 @pytest.fixture
 async def served(engine):
-    async with serving(engine, drain_timeout_s=60.0) as started:
+    async with serving(engine, drain_timeout=60.0) as started:
         yield started
 
 

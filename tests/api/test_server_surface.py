@@ -79,8 +79,8 @@ PAGE = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"
     ("settings", "allowed"),
     [
         ({}, None),
-        ({"api_keys": ("k",)}, None),
-        ({"api_keys": ("k",), "allowed_origins": ("*",)}, "*"),
+        ({"api_key": ("k",)}, None),
+        ({"api_key": ("k",), "allowed_origins": ("*",)}, "*"),
         ({"allowed_origins": ("*",)}, "*"),
         ({"allowed_origins": ("https://example.org",)}, "https://example.org"),
         ({"allowed_origins": ("https://other.org",)}, None),

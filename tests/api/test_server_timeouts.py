@@ -53,7 +53,7 @@ def post(path, fields):
 
 
 async def test_an_unread_stream_is_aborted_and_bounded_in_memory(engine, caplog):
-    async with serving(engine, slow_client_timeout_s=0.3) as served:
+    async with serving(engine, slow_client_timeout=0.3) as served:
         _, writer = await connect(served)
         writer.transport.pause_reading()
         with caplog.at_level(logging.INFO, "octavo_server"):
@@ -72,7 +72,7 @@ async def test_an_unread_stream_is_aborted_and_bounded_in_memory(engine, caplog)
 
 
 async def test_an_unread_whole_response_is_dropped(engine):
-    async with serving(engine, slow_client_timeout_s=0.3) as served:
+    async with serving(engine, slow_client_timeout=0.3) as served:
         _, writer = await connect(served)
         writer.transport.pause_reading()
         writer.write(post("/tokenize", {"prompt": "x" * 600_000, "return_token_strs": True}))
@@ -84,7 +84,7 @@ async def test_an_unread_whole_response_is_dropped(engine):
 
 
 async def test_a_slow_reader_receives_everything(engine):
-    async with serving(engine, slow_client_timeout_s=60) as served:
+    async with serving(engine, slow_client_timeout=60) as served:
         reader, writer = await connect(served)
         writer.write(large_stream())
         got = b""
@@ -99,7 +99,7 @@ async def test_a_slow_reader_receives_everything(engine):
     "sent", [b"", b"POST /v1", HEAD, b"\r\n", HEAD + b"Content-Length: 5\r\nX-Cut: "], ids=range(5)
 )
 async def test_an_endless_head_closes_the_connection(engine, sent):
-    async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
+    async with serving(engine, limits=LIMITS, keep_alive_timeout=0.2) as served:
         reader, writer = await connect(served)
         writer.write(sent)
         assert await reader.read() == b""
@@ -128,7 +128,7 @@ async def test_an_endless_head_is_refused(engine, start):
 
 @pytest.mark.parametrize("end", [b"b", b"\r\n"], ids=["partial", "whole"])
 async def test_a_head_with_too_many_headers_is_refused(engine, end):
-    async with serving(engine, keep_alive_s=1) as served:
+    async with serving(engine, keep_alive_timeout=1) as served:
         reader, writer = await connect(served)
         writer.write(b"GET /ping HTTP/1.1\r\n" + b"a:\r\n" * (MAX_HEADERS + 1) + end)
         answer = await reader.read()
@@ -155,7 +155,7 @@ async def test_a_head_with_just_enough_headers_is_read(engine):
     ids=["url", "header", "body"],
 )
 async def test_a_whole_head_that_is_too_large_is_refused(engine, head):
-    async with serving(engine, keep_alive_s=1) as served:
+    async with serving(engine, keep_alive_timeout=1) as served:
         reader, writer = await connect(served)
         writer.write(b"GET /ping HTTP/1.1\r\n\r\n" + head)
         answers = await reader.read()
@@ -173,7 +173,7 @@ async def test_a_head_just_below_the_limit_is_read(engine):
 
 async def test_a_body_that_trickles_after_its_response_closes_the_connection(engine, monkeypatch):
     monkeypatch.setattr("octavo_server.http.timeout_protocol.BODY_GRACE_S", 0.1)
-    async with serving(engine, limits=LIMITS, api_keys=("k",)) as served:
+    async with serving(engine, limits=LIMITS, api_key=("k",)) as served:
         reader, writer = await connect(served)
         writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
         assert b"401" in await reader.readuntil(b"\r\n")
@@ -185,7 +185,7 @@ async def test_a_body_that_trickles_after_its_response_closes_the_connection(eng
 
 
 async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
-    async with serving(engine, limits=LIMITS, keep_alive_s=0.2) as served:
+    async with serving(engine, limits=LIMITS, keep_alive_timeout=0.2) as served:
         reader, writer = await connect(served)
         writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" in await reader.readuntil(b"\r\n")
@@ -196,7 +196,7 @@ async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
 
 async def test_the_timeouts_do_not_end_a_running_request(engine):
     engine.replies = ["fine"]
-    async with serving(engine, limits=LIMITS, slow_client_timeout_s=0.1, keep_alive_s=0.1) as served:
+    async with serving(engine, limits=LIMITS, slow_client_timeout=0.1, keep_alive_timeout=0.1) as served:
         engine.hold_at = 1
         sending = asyncio.create_task(served.http.post("/v1/completions", json={"prompt": "a"}))
         await engine.held.wait()

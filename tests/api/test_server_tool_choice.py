@@ -29,7 +29,7 @@ async def server(tmp_path_factory):
 async def mistral_server(tmp_path_factory):
     """A server whose call markers are special tokens."""
     folder = write_byte_model(tmp_path_factory.mktemp("mistral"), more_special_tokens=("[TOOL_CALLS]", "[ARGS]"))
-    settings = ToolSettings(parser="mistral", allows_auto=True)
+    settings = ToolSettings(tool_call_parser="mistral", enable_auto_tool_choice=True)
     async with serving(ScriptedClient(folder), tools=settings) as started:
         yield started
 

@@ -46,7 +46,9 @@ ANSWERS = {
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ANSWERS)
 async def server(request, tmp_path_factory):
     engine = ScriptedClient(write_byte_model(tmp_path_factory.mktemp("model")), chat_template=TEMPLATE)
-    async with serving(engine, tools=ToolSettings(parser=request.param, allows_auto=True)) as started:
+    async with serving(
+        engine, tools=ToolSettings(tool_call_parser=request.param, enable_auto_tool_choice=True)
+    ) as started:
         started.format = request.param
         yield started
 

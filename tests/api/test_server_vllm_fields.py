@@ -221,7 +221,7 @@ async def test_a_response_has_its_raw_messages_on_request(served, stream):
 async def test_a_named_tool_without_arguments_is_not_called(tmp_path):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     asked = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     async with serving(ScriptedClient(write_byte_model(tmp_path)), tools=tools) as served:
         served.engine.replies = ['{"a": 1}']
         message = (await post(served, CHAT, max_completion_tokens=1, **asked)).json()["choices"][0]["message"]

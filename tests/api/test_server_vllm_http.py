@@ -22,7 +22,7 @@ BODIES = {
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def locked(tmp_path):
-    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_keys=("k",)) as served:
+    async with serving(ScriptedClient(write_byte_model(tmp_path)), api_key=("k",)) as served:
         yield served
 
 

@@ -54,6 +54,6 @@ class ObeyingClient(ScriptedClient):
 async def obeying_server(folder: Path) -> AsyncIterator[str]:
     """Run the server; yield its address."""
     engine = ObeyingClient(write_byte_model(folder), chat_template=TEMPLATE, max_model_len=MAX_MODEL_LEN)
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     async with serving(engine, tools=tools, served_model_names=(MODEL,)) as served:
         yield served.url

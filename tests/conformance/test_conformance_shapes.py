@@ -38,7 +38,7 @@ TOOL_SCHEMA = TOOL["function"]["parameters"]
 @pytest.fixture
 async def scripted(tmp_path):
     engine = ScriptedClient(write_byte_model(tmp_path))
-    tools = ToolSettings(parser="hermes", allows_auto=True)
+    tools = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
     settings = {"enable_force_include_usage": True, "enable_per_request_metrics": True}
     async with serving(engine, tools=tools, reasoning_parser="deepseek_r1", **settings) as served:
         yield served
@@ -138,7 +138,7 @@ async def test_tools_beside_a_format_give_calls_or_json(tmp_path, reply):
     engine.replies = [reply]
     asked = {"model": MODEL, "messages": HELLO, "tools": [TOOL]}
     asked["response_format"] = {"type": "json_schema", "json_schema": {"name": "w", "schema": TOOL_SCHEMA}}
-    async with serving(engine, tools=ToolSettings(parser="hermes", allows_auto=True)) as served:
+    async with serving(engine, tools=ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)) as served:
         message = (await served.openai.chat.completions.create(**asked)).choices[0].message
     if reply.startswith("{"):
         assert (json.loads(message.content), message.tool_calls) == ({"city": "Oslo"}, None)

@@ -13,7 +13,7 @@ from octavo_testing.server import MODEL, ScriptedClient, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HERMES = ToolSettings(parser="hermes", allows_auto=True)
+HERMES = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 HELLO = [{"role": "user", "content": "hi"}]

@@ -101,7 +101,7 @@ async def test_headers_are_forwarded_except_hop_by_hop_and_router_headers(script
         return web.json_response({})
 
     await scripted.replica(answer)
-    routed = await scripted.route(api_keys=("k",), router_secrets=("s3cret",))
+    routed = await scripted.route(api_key=("k",), router_secret=("s3cret",))
     sent = {
         "authorization": "Bearer k",
         "traceparent": "00-1-2-01",
@@ -128,7 +128,7 @@ async def test_a_large_head_in_one_segment_is_refused(scripted):
 
 async def test_requests_without_a_key_are_refused(scripted):
     await scripted.replica(ok)
-    routed = await scripted.route(api_keys=("k",))
+    routed = await scripted.route(api_key=("k",))
     for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Basic k"}):
         answer = await routed.http.post(CHAT, json=BODY, headers=headers)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -422,7 +422,7 @@ async def test_a_drain_lets_streams_finish_and_refuses_new_requests(scripted):
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(scripted):
     await scripted.replica(stream_of(FRAMES[0], then=never))
-    routed = await scripted.route(drain_timeout_s=0.1)
+    routed = await scripted.route(drain_timeout=0.1)
     async with routed.http.stream("POST", CHAT, json=BODY) as got:
         chunks = got.aiter_text()
         first = await anext(chunks)
@@ -549,7 +549,7 @@ async def test_a_path_prefix_is_removed(scripted):
     assert seen == [f"{CHAT}?a=1", CHAT]
 
 
-@pytest.mark.parametrize(("settings", "allowed"), [({"api_keys": ("k",)}, None), ({"allowed_origins": ("*",)}, "*")])
+@pytest.mark.parametrize(("settings", "allowed"), [({"api_key": ("k",)}, None), ({"allowed_origins": ("*",)}, "*")])
 async def test_pages_of_allowed_origins_may_read_responses_and_errors(scripted, settings, allowed):
     await scripted.replica(ok)
     routed = await scripted.route(**settings)

@@ -65,7 +65,7 @@ async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
     write(theirs, "old")
     write(ours, "old")
     engine = ScriptedClient(write_byte_model(tmp_path))
-    guards = {"api_keys": ("k",), "router_secret_file": theirs}
+    guards = {"api_key": ("k",), "router_secret_file": theirs}
     async with serving(engine, **guards) as served, routing(served.url, router_secret_file=ours) as routed:
         await routed.routable(MODEL, 1)
 
@@ -84,13 +84,13 @@ async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
         await until(lambda: replica.state == "exact")
 
 
-@pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_keys": ("mine",), "replica_key": "k"}])
+@pytest.mark.parametrize("settings", [{"replica_key": "k"}, {"api_key": ("mine",), "replica_key": "k"}])
 async def test_a_replica_that_would_merge_tenants_is_refused_with_the_remedy(tmp_path, caplog, settings):
     """The replica would see only the router's key, so all clients would share one tenant's cache."""
     engine, keys = ScriptedClient(write_byte_model(tmp_path)), tmp_path / "keys"
     keys.write_text("admin: k\n")  # otherwise the router may not read its stream
     async with (
-        serving(engine, api_key_files=(keys,), cache_isolation=True) as served,
+        serving(engine, api_key_file=(keys,), cache_isolation=True) as served,
         routing(served.url, **settings) as routed,
     ):
         await until(lambda: routed.router.fleet.replicas[0].refusal)
@@ -104,7 +104,7 @@ async def test_a_replica_that_would_merge_tenants_is_refused_with_the_remedy(tmp
 @pytest.mark.parametrize(
     ("guards", "settings"),
     [
-        ({"api_keys": ("k",), "router_secrets": ("s",)}, {"router_secrets": ("s",), "api_keys": ("mine",)}),
+        ({"api_key": ("k",), "router_secret": ("s",)}, {"router_secret": ("s",), "api_key": ("mine",)}),
         ({}, {}),
     ],
     ids=["secret", "no keys at all"],

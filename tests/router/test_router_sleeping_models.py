@@ -121,7 +121,7 @@ async def test_the_hold_counts_from_the_first_byte_of_the_request(file):
     ids=["wrong key", "unknown model", "no JSON", "no object", "no name", "nested deeply"],
 )
 async def test_a_refused_request_is_never_held_or_counted(file, sent, status):
-    async with routing(services_file=file(sleeps=True), forward=FOREVER, api_keys=("key",)) as routed:
+    async with routing(services_file=file(sleeps=True), forward=FOREVER, api_key=("key",)) as routed:
         routed.http.headers["authorization"] = "Bearer key"
         assert (await routed.http.post(CHAT, **sent)).status_code == status
         assert await ended_waits(routed) == {}

@@ -103,7 +103,7 @@ async def test_pipelined_requests_are_answered_in_order(make_replica):
 
 async def test_an_idle_connection_is_closed_after_the_keep_alive_time(make_replica):
     one_replica = make_replica(echo)
-    await one_replica.route(keep_alive_s=1)
+    await one_replica.route(keep_alive_timeout=1)
     client, loop = await one_replica.client(), asyncio.get_running_loop()
     for _ in range(3):
         client.writer.write(head() + BODY)
@@ -136,7 +136,7 @@ async def test_a_request_that_outlasts_the_drain_gets_an_error(make_replica):
         return web.json_response(body)
 
     one_replica = make_replica(answer)
-    routed = await one_replica.route(drain_timeout_s=0.2)
+    routed = await one_replica.route(drain_timeout=0.2)
     client = await one_replica.client()
     body = BODY.replace(b"hi", b"wait")
     client.writer.write(head(body) + body)

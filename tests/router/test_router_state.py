@@ -113,7 +113,7 @@ async def test_the_operator_reads_the_state():
 @pytest.mark.parametrize("admin_secrets", [("of-the-operator",), ()], ids=["this version", "an older version"])
 async def test_the_operator_opens_a_router_that_its_replicas_can_not_open(admin_secrets):
     """A router of an older version knows only the secret that it shares with replicas."""
-    settings = {"router_secrets": ("shared",), "admin_secrets": admin_secrets, "admin_port": 0}
+    settings = {"router_secret": ("shared",), "admin_secret": admin_secrets, "admin_port": 0}
     async with routing(**settings) as routed, router_session() as session:
         url, changed = f"http://127.0.0.1:{routed.router.settings.admin_port}", asyncio.Event()
         for path, method in (("/state/events", "HEAD"), ("/drain", "GET"), ("/debug/index", "GET")):
@@ -181,7 +181,7 @@ async def test_a_reader_that_stops_reading_is_disconnected():
         replicas = (ReplicaState(name=f"{i}", url="u" * 1000, state="exact", blocks=next(numbers)) for i in range(500))
         return RouterState(replicas=tuple(replicas))
 
-    async with routing(slow_client_timeout_s=0.3) as routed:
+    async with routing(slow_client_timeout=0.3) as routed:
         feed = routed.router.feed
         feed._source, feed._period_s = large, 0.001
         with socket.socket() as sock:

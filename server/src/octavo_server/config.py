@@ -2,13 +2,26 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo_engine.log_format import LogFormat
-from octavo_engine.settings.arg_types import seconds, size_or_auto
+from octavo_engine.settings.arg_types import (
+    comma_list,
+    json_list,
+    json_object,
+    metrics_prefix,
+    port,
+    seconds,
+    size_or_auto,
+    whole_seconds,
+)
 from octavo_engine.settings.declare import setting
 
+from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings
+
+SECRET_VARIABLE = "OCTAVO_ROUTER_SECRET"
+ADMIN_SECRET_VARIABLE = "OCTAVO_ADMIN_SECRET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,80 +107,203 @@ class QueueLimits:
 class HttpSettings:
     """Settings that the engine's server and the router share."""
 
-    host: str | None = None
-    port: int = 8000
-    uvicorn_log_level: str = "info"
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    api_key_files: tuple[Path, ...] = ()
-    router_secrets: tuple[str, ...] = field(default=(), repr=False)
-    router_secret_file: Path | None = None
+    host: str | None = setting(
+        None, "Address to listen on.", group="server", unset="all addresses of this machine", metavar=None
+    )
+    port: int = setting(8000, "Port to listen on; 0: any free port.", parse=port, metavar=None)
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = setting(
+        "info", "Lowest level of uvicorn's messages that are logged."
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "Names under which clients may call a server without API keys, besides IP addresses, localhost and the name of "
+        "this machine; *: all names.",
+        metavar="NAME",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        tuple,
+        'Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins.',
+        parse=json_list,
+    )
+    allowed_methods: tuple[str, ...] = setting(
+        ("*",), "Methods of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "Headers of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+    )
+    allow_credentials: bool = setting(False, "Permission for those pages to send cookies.")
+    log_format: LogFormat = setting("text", "Format of log lines.", group="observability")
+    disable_uvicorn_access_log: bool = setting(
+        False, "Omit the log line per HTTP request; probes and scrapes are never logged."
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL of an OpenTelemetry collector that gets traces of requests (OTLP over HTTP), such as "
+        "http://collector:4318/v1/traces.",
+        metavar="URL",
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "API keys of which each request must have one; admin routes need the key named `admin` from --api-key-file.",
+        group="API keys",
+        env=("OCTAVO_API_KEY", "VLLM_API_KEY"),
+        unset="no key is required",
+        metavar="KEY",
+        repeats=True,
+        repr=False,
+    )
+    api_key_file: tuple[Path, ...] = setting(
+        tuple,
+        "Named API keys: a file of `name: key` lines, or a folder with one file per key, as Kubernetes mounts a "
+        "Secret; reloaded when it changes.",
+        metavar="FILE",
+        repeats=True,
+    )
+    router_secret: tuple[str, ...] = setting(
+        (),
+        "Secret that a router sends to its replicas, so that they accept its requests and tenants; several secrets "
+        "during a rotation.",
+        env=(SECRET_VARIABLE,),
+        unset="replicas trust no router",
+        metavar="SECRET",
+        repr=False,
+    )
+    router_secret_file: Path | None = setting(
+        None,
+        "File with a secret per line, or folder with a secret per file, instead of --router-secret; reloaded when it "
+        "changes. Replicas accept each secret, a router sends the first.",
+    )
     limits: BodyLimits = field(default_factory=BodyLimits)
-    max_body_memory_bytes: int = 256 * 2**20
-    log_format: LogFormat = "text"
-    logs_access: bool = True
-    drain_timeout_s: float = 30.0
-    shutdown_delay_s: float = 0.0
-    keep_alive_s: int = 120
-    slow_client_timeout_s: float = 60.0
-    max_connections: int = 4096
-    otlp_traces_endpoint: str | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()  # for CORS
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
+    max_body_memory: int = setting(
+        256 * 2**20,
+        "Largest number of bytes of all request bodies in memory, and of answers that are not streamed; a request "
+        "beyond it gets status 503.",
+        group="limits of one request",
+    )
+    keep_alive_timeout: int = setting(
+        120,
+        "Seconds that a connection stays open without a request; should exceed the idle timeout of proxies in front.",
+        group="connections",
+        parse=whole_seconds,
+        env=("VLLM_HTTP_TIMEOUT_KEEP_ALIVE",),
+    )
+    slow_client_timeout: float = setting(
+        60.0, "Seconds after which a client that has stopped reading its response is disconnected.", parse=seconds
+    )
+    max_connections: int = setting(
+        4096,
+        "Number of connections of a process beyond which a new one closes the one that has been without a request for "
+        "longest. Connections with a request in progress stay open.",
+        ge=1,
+    )
+    drain_timeout: float = setting(
+        30.0,
+        "Seconds that running requests have to finish after SIGTERM or POST /drain.",
+        group="shutdown",
+        parse=seconds,
+        flags=("--shutdown-timeout",),
+    )
+    shutdown_delay: float = setting(
+        0.0,
+        "Smallest number of seconds between SIGTERM and exit, so that proxies notice the end. Meanwhile a router "
+        "serves new requests, and `octavo serve` answers them with status 503. Ctrl-C skips this delay.",
+        parse=seconds,
+    )
 
     @property
     def needs_key(self) -> bool:
-        return bool(self.api_keys or self.api_key_files)
+        return bool(self.api_key or self.api_key_file)
+
+    @property
+    def has_router_secret(self) -> bool:
+        return bool(self.router_secret or self.router_secret_file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """Files of the server's certificate, and of the authorities that sign clients' certificates. None: no TLS."""
 
-    certfile: Path | None = None
-    keyfile: Path | None = None
-    ca_certs: Path | None = None
-    cert_reqs: int = 0  # of Python's `ssl`: 0 ignores clients' certificates, 2 requires them
-    ciphers: str | None = None
+    ssl_certfile: Path | None = setting(None, "Certificate of the server (PEM); turns on HTTPS.", group="server")
+    ssl_keyfile: Path | None = setting(None, "Key of --ssl-certfile, unless the file has it.")
+    ssl_ca_certs: Path | None = setting(None, "Certificates of the authorities that sign clients' certificates.")
+    ssl_cert_reqs: Literal[0, 1, 2] = setting(0, "Clients' certificates: 0: ignored, 1: optional, 2: required.")
+    ssl_ciphers: str | None = setting(None, "Ciphers of TLS 1.2, in OpenSSL's form.", unset="Python's")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig(HttpSettings):
-    served_model_names: tuple[str, ...]
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    uds: Path | None = None  # a Unix socket to listen on, instead of host and port
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    root_path: str = ""
-    router_only: bool = False
-    cache_isolation: bool = False
-    queue: QueueLimits = field(default_factory=QueueLimits)
-    response_role: str = "assistant"
-    enable_force_include_usage: bool = False
-    enable_log_requests: bool = False
-    enable_log_outputs: bool = False
-    enable_tokenizer_info_endpoint: bool = False
-    max_log_len: int | None = None
-    unlogged_paths: tuple[str, ...] = ()
-    stream_interval: int = 1  # tokens per chunk of a stream
-    return_tokens_as_token_ids: bool = False
-    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    exclude_tools_when_tool_choice_none: bool = False
-    trust_request_chat_template: bool = False
-    reasoning_parser: str | None = None
-    tools: ToolSettings = field(default_factory=ToolSettings)
-    disable_log_stats: bool = False
-    disable_fastapi_docs: bool = False
-    metrics_prefix: str = "vllm:"
-    enable_per_request_metrics: bool = False
-    allows_adapter_updates: bool = False
-    lora_modules_file: Path | None = None
-    health_stall_timeout_s: float = 60.0
+    """Settings of the engine's server. `allows_adapter_updates`: by a variable of vLLM."""
 
-    @property
-    def trusts_router(self) -> bool:
-        return bool(self.router_secrets or self.router_secret_file)
+    served_model_names: tuple[str, ...]
+    allows_adapter_updates: bool = False
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    tools: ToolSettings = field(default_factory=ToolSettings)
+    uds: Path | None = setting(None, "Unix socket to listen on, instead of --host and --port.", group="server")
+    root_path: str = setting("", "Path prefix that a proxy removes from requests, for links.", metavar=None)
+    response_role: str = setting("assistant", "Role of messages in chat responses.", metavar=None)
+    enable_force_include_usage: bool = setting(False, "Token counts at the end of every stream, even if not requested.")
+    stream_interval: int = setting(1, "Tokens per chunk of a stream; the first token is sent at once.", ge=1)
+    return_tokens_as_token_ids: bool = setting(False, "Tokens of log-probabilities written as token_id:123.")
+    enable_log_requests: bool = setting(False, "Log line with prompt and sampling parameters for each request.")
+    enable_log_outputs: bool = setting(False, "Log line with each output; needs --enable-log-requests.")
+    max_log_len: int | None = setting(
+        None,
+        "Number of characters to which the log cuts a prompt or an output.",
+        unset="no limit",
+        parse=int,
+        metavar=None,
+    )
+    disable_log_stats: bool = setting(False, "Omit the log line about load and throughput every 10 s.")
+    disable_fastapi_docs: bool = setting(False, "Omit the routes /docs and /openapi.json.")
+    lora_modules_file: Path | None = setting(
+        None,
+        "YAML or JSON list of adapters, each with name and uri, read again when it changes: adapters are loaded, "
+        "replaced and unloaded while requests run. Needs --enable-lora.",
+    )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "The tokenizer's settings and chat template at /tokenizer_info."
+    )
+    health_stall_timeout: float = setting(
+        60.0,
+        "Seconds without progress on unfinished requests after which /health returns 503; 0: never.",
+        group="observability",
+        parse=seconds,
+    )
+    disable_access_log_for_endpoints: tuple[str, ...] = setting(
+        (), "Paths without log line, such as /v1/models,/tokenize.", parse=comma_list
+    )
+    metrics_prefix: str = setting(
+        "vllm:", "Prefix of the names of the metrics that vLLM also has.", parse=metrics_prefix, unset="'vllm:'"
+    )
+    enable_per_request_metrics: bool = setting(False, "Field `metrics` of responses, with the times of the request.")
+    cache_isolation: bool = setting(
+        False,
+        "Separate prefix cache for each API key, so that no client can find out by timing which prompts another key "
+        "has sent.",
+        group="API keys",
+    )
+    router_only: bool = setting(False, "Reject every request without the router's secret, except probes and /metrics.")
+    exclude_tools_when_tool_choice_none: bool = setting(
+        False,
+        'No description of tools in the prompt of a request with tool_choice "none".',
+        group="tools and reasoning",
+    )
+    trust_request_chat_template: bool = setting(
+        False, "Render a conversation with the chat_template of its request.", unset="refuse such a request"
+    )
+    default_chat_template_kwargs: dict[str, Any] = setting(
+        {},
+        'Values for the chat template, such as {"enable_thinking": false}; those of a request replace them.',
+        parse=json_object,
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        f"Format of the model's reasoning: {', '.join(REASONING_PARSERS)}.",
+        convert=lambda name: name or None,
+        metavar="NAME",
+    )
 
     @property
     def model_name(self) -> str:

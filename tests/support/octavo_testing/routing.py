@@ -44,7 +44,7 @@ async def routing(
     if "admin_port" in settings:
         settings["admin_port"] = sockets[1].getsockname()[1]
     limits = ForwardLimits(**{"max_hold_time": 10.0, "connect_timeout": 5.0, **(forward or {})})
-    router_settings = RouterSettings(**{"drain_timeout_s": 5.0, "routing_headers": True, "forward": limits, **settings})
+    router_settings = RouterSettings(**{"drain_timeout": 5.0, "routing_headers": True, "forward": limits, **settings})
     router = Router(router_settings, StaticDiscovery(urls), group, tracer)
     server = RouterServer(router)
     await router.start()

@@ -254,7 +254,7 @@ async def serving(engine: Any, tracer: Any = None, **config: Any) -> AsyncIterat
     sock = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio turns off Nagle's algorithm only if `proto` is TCP
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout_s": 5.0, **config})
+    settings = ServerConfig(**{"served_model_names": (MODEL,), "drain_timeout": 5.0, **config})
     server = ApiServer(build_app(engine, settings, tracer), settings)
     running = asyncio.create_task(server.serve(sockets=[sock]))
     while not server.started:

@@ -52,7 +52,7 @@ async def measure(folder: Path) -> dict[str, tuple[float, float]]:
     """Name of a body -> what its token costs, and one of a plain request with as many sequences, in seconds."""
     found, plain = {}, dict[tuple[str, int], float]()
     client = InlineClient(write_large_vocabulary(folder), **ENGINE)
-    async with serving(client, tools=ToolSettings(parser="hermes", allows_auto=True)) as served:
+    async with serving(client, tools=ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)) as served:
         for name, (path, fields) in combined_bodies().items():
             like = path, fields.get("n", 1)
             cost = float("inf")

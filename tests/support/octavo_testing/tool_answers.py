@@ -97,7 +97,7 @@ def ask(
     tools = dict(zip("fg", schemas, strict=False))
     body = _message(tools, format_schema) if mode == "any" else _chat(tools, mode, format_schema)
     params = SamplingParams(structured_outputs=body.shape())
-    use = body.tool_use(ToolSettings(parser=parser, allows_auto=True), params.structured_outputs)
+    use = body.tool_use(ToolSettings(tool_call_parser=parser, enable_auto_tool_choice=True), params.structured_outputs)
     use.constrain(params, lambda token: None)
     return Asked(params.structured_outputs, use)
 

@@ -47,12 +47,12 @@ def test_empty_key_is_never_accepted():
 
 def test_flags_take_precedence_over_variables(monkeypatch):
     monkeypatch.setenv("OCTAVO_API_KEY", "of-the-variable")
-    assert settings().api_keys == ("of-the-variable",)
-    assert settings("--api-key", "a", "b", "a").api_keys == ("a", "b")
+    assert settings().api_key == ("of-the-variable",)
+    assert settings("--api-key", "a", "b", "a").api_key == ("a", "b")
     assert settings("--replica-key", "r").replica_key == "r"
     monkeypatch.setenv("OCTAVO_ADMIN_SECRET", "of-the-variable")
-    assert settings().admin_secrets == ("of-the-variable",)
-    assert settings("--admin-secret", "a", "b").admin_secrets == ("a", "b")
+    assert settings().admin_secret == ("of-the-variable",)
+    assert settings("--admin-secret", "a", "b").admin_secret == ("a", "b")
 
 
 def test_admin_port_must_differ_from_port():

@@ -172,10 +172,10 @@ def test_help_shows_every_default():
 
 def test_api_keys_come_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "from-vllm")
-    assert settings().api_keys == ("from-vllm",)
+    assert settings().api_key == ("from-vllm",)
     monkeypatch.setenv("OCTAVO_API_KEY", "ours")
-    assert settings().api_keys == ("ours", "from-vllm")
-    assert settings("--api-key", "a", "b").api_keys == ("a", "b")
+    assert settings().api_key == ("ours", "from-vllm")
+    assert settings("--api-key", "a", "b").api_key == ("a", "b")
 
 
 @pytest.mark.parametrize(("value", "allowed"), [("1", True), ("True", True), ("0", False), ("", False)])

@@ -3,45 +3,53 @@ from pathlib import Path
 
 import octavo_server
 import pytest
+from octavo_engine.settings.declare import all_settings
 from octavo_engine.wire.errors import StartupError
-from octavo_server.cli.http_flags import http_settings_of
+from octavo_server.cli.declared_flags import record_of
 from octavo_server.cli.main import build_parser
-from octavo_server.cli.observe_flags import observability_of
-from octavo_server.cli.vllm_environment import KEEP_ALIVE_VARIABLE, SERVER_VARIABLES, unused_server_variables
+from octavo_server.cli.secret_flags import secrets_of
+from octavo_server.cli.vllm_environment import SERVER_VARIABLES, unused_server_variables
+from octavo_server.config import HttpSettings, ServerConfig
+from octavo_server.router.settings import RouterSettings
 
 
 def parse(*argv, command="serve"):
     return build_parser().parse_args([command, *argv])
 
 
+def server(*argv):
+    return record_of(ServerConfig, parse(*argv), served_model_names=("m",))
+
+
 def test_flags_set_the_fields():
-    args = parse(
+    config = server(
         *("--health-stall-timeout", "0", "--metrics-prefix", "my_engine:"),
         *("--enable-per-request-metrics", "--disable-access-log-for-endpoints", "/tokenize, /v1/models"),
     )
-    assert observability_of(args) == {
-        "unlogged_paths": ("/tokenize", "/v1/models"),
-        "health_stall_timeout_s": 0.0,
-        "metrics_prefix": "my_engine:",
-        "enable_per_request_metrics": True,
-    }
+    assert config == ServerConfig(
+        served_model_names=("m",),
+        disable_access_log_for_endpoints=("/tokenize", "/v1/models"),
+        health_stall_timeout=0.0,
+        metrics_prefix="my_engine:",
+        enable_per_request_metrics=True,
+    )
 
 
-@pytest.mark.parametrize("command", ["serve", "route"])
-def test_shared_flags_set_the_same_fields_in_both_commands(command):
+@pytest.mark.parametrize(("command", "record"), [("serve", ServerConfig), ("route", RouterSettings)])
+def test_shared_flags_set_the_same_fields_in_both_commands(command, record):
     timeouts = ("--drain-timeout", "1", "--shutdown-delay", "2", "--keep-alive-timeout", "3")
     traces = ("--otlp-traces-endpoint", "http://x")
     logs = ("--log-format", "json", "--disable-uvicorn-access-log", "--uvicorn-log-level", "error")
     address = ("--host", "::1", "--port", "0", "--api-key", "k", "k")
     connections = ("--slow-client-timeout", "4", "--max-connections", "5")
-    assert http_settings_of(parse(*timeouts, *traces, *logs, *address, *connections, command=command)) == {
-        "host": "::1", "port": 0, "uvicorn_log_level": "error", "log_format": "json", "logs_access": False,
-        "api_keys": ("k",), "api_key_files": (), "router_secrets": (), "router_secret_file": None,
-        "otlp_traces_endpoint": "http://x", "allowed_hosts": (), "allowed_origins": (), "allowed_methods": ("*",),
-        "allowed_headers": ("*",), "allow_credentials": False,
-        "drain_timeout_s": 1.0, "shutdown_delay_s": 2.0, "keep_alive_s": 3, "slow_client_timeout_s": 4.0,
-        "max_connections": 5,
-    }  # fmt: skip
+    args = parse(*timeouts, *traces, *logs, *address, *connections, command=command)
+    assert record_of(HttpSettings, args, **secrets_of(HttpSettings, args)) == HttpSettings(
+        host="::1", port=0, uvicorn_log_level="error", log_format="json", disable_uvicorn_access_log=True,
+        api_key=("k",), otlp_traces_endpoint="http://x", drain_timeout=1.0, shutdown_delay=2.0, keep_alive_timeout=3,
+        slow_client_timeout=4.0, max_connections=5,
+    )  # fmt: skip
+    shared, declared = {s.name for s in all_settings(HttpSettings)}, {s.name for s in all_settings(record)}
+    assert shared < declared
 
 
 @pytest.mark.parametrize(
@@ -61,12 +69,12 @@ def test_invalid_values_are_rejected(argv, message, capsys):
 
 
 def test_variables_of_vllm_set_defaults(monkeypatch):
-    monkeypatch.setenv(KEEP_ALIVE_VARIABLE, "5")
-    assert http_settings_of(parse())["keep_alive_s"] == 5
-    assert http_settings_of(parse("--keep-alive-timeout", "7"))["keep_alive_s"] == 7
-    monkeypatch.setenv(KEEP_ALIVE_VARIABLE, "soon")
-    with pytest.raises(StartupError, match=r"\$VLLM_HTTP_TIMEOUT_KEEP_ALIVE is 'soon'"):
-        http_settings_of(parse())
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "5")
+    assert server().keep_alive_timeout == 5
+    assert server("--keep-alive-timeout", "7").keep_alive_timeout == 7
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "soon")
+    with pytest.raises(StartupError, match=r"\$VLLM_HTTP_TIMEOUT_KEEP_ALIVE is 'soon': .*unset"):
+        server()
 
 
 def test_wrong_logging_level_is_an_error(monkeypatch):

@@ -20,8 +20,8 @@ def config(*argv):
     ("argv", "tools", "reasoning"),
     [
         ([], ToolSettings(), None),
-        (HERMES, ToolSettings(parser="hermes", allows_auto=True), None),
-        (HERMES[1:], ToolSettings(parser="hermes"), None),
+        (HERMES, ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True), None),
+        (HERMES[1:], ToolSettings(tool_call_parser="hermes"), None),
         (["--reasoning-parser", "qwen3"], ToolSettings(), "qwen3"),
         (["--reasoning-parser", ""], ToolSettings(), None),
     ],

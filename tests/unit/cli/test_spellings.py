@@ -62,7 +62,7 @@ def test_spellings_set_the_fields():
         *("--default-chat-template-kwargs.enable_thinking", "false", "--download_dir", "/models", "-O3", "-tp=1"),
     )
     assert (engine.max_model_len, engine.override_generation_config) == (4096, {"top_p": 0.5})
-    assert (engine.download_dir, server.drain_timeout_s) == ("/models", 7.0)
+    assert (engine.download_dir, server.drain_timeout) == ("/models", 7.0)
     assert server.default_chat_template_kwargs == {"enable_thinking": False}
 
 

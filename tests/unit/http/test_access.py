@@ -165,8 +165,8 @@ def test_a_router_takes_the_secret_of_its_replicas_on_administrators_routes_only
 
 def test_a_router_with_an_admin_secret_takes_no_secret_of_its_replicas():
     """Every engine pod has the router secret: it must not open the routes by which the operator follows the router."""
-    settings = RouterSettings(router_secrets=("shared",), admin_secrets=("new", "old"))
-    policy = access_policy(settings, is_router=True, admin_secrets=settings.admin_secrets)
+    settings = RouterSettings(router_secret=("shared",), admin_secret=("new", "old"))
+    policy = access_policy(settings, is_router=True, admin_secrets=settings.admin_secret)
     assert identify(policy, "/state/events", secret(b"shared")) == 401
     assert identify(policy, "/drain", secret(b"shared"), method="POST") == 401
     for admin_secret in (b"new", b"old"):

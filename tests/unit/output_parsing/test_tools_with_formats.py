@@ -20,7 +20,7 @@ CITY = SCHEMAS["string"][0]
 NODE = SCHEMAS["a reference to the root"][0]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": CITY}}
 FORMAT = StructuredOutputs(json=CITY)
-AUTO = ToolSettings(parser="hermes", allows_auto=True)
+AUTO = ToolSettings(tool_call_parser="hermes", enable_auto_tool_choice=True)
 
 
 @pytest.mark.parametrize("format_name", [None, "zod"])
@@ -72,8 +72,8 @@ def test_only_a_required_other_property_keeps_a_format_from_looking_like_a_call(
 )
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
 def test_any_shape_may_stand_beside_calls(shape, parser):
-    use = tool_use([TOOL], "auto", parallel=None, settings=ToolSettings(parser=parser, allows_auto=True),
-                   answer=StructuredOutputs(**shape))  # fmt: skip
+    settings = ToolSettings(tool_call_parser=parser, enable_auto_tool_choice=True)
+    use = tool_use([TOOL], "auto", parallel=None, settings=settings, answer=StructuredOutputs(**shape))
     params = SamplingParams()
     use.constrain(params, lambda token: None)
     found = params.structured_outputs
@@ -108,7 +108,11 @@ def test_one_call_only_ends_the_answer_after_one_call():
 
 @pytest.mark.parametrize(
     "settings",
-    [ToolSettings(), ToolSettings(parser="hermes"), ToolSettings(parser="pythonic", allows_auto=True)],
+    [
+        ToolSettings(),
+        ToolSettings(tool_call_parser="hermes"),
+        ToolSettings(tool_call_parser="pythonic", enable_auto_tool_choice=True),
+    ],
     ids=["no parser", "auto is off", "a notation without a grammar"],
 )
 def test_where_no_grammar_of_calls_is_known_the_format_stands_alone(settings):

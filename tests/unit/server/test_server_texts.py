@@ -51,7 +51,7 @@ def test_example_command_is_for_a_route_that_the_model_serves(pooling, template,
 
 
 def test_example_command_never_shows_the_key():
-    config = ServerConfig(served_model_names=("/models/a",), host="::1", api_keys=("secret",))
+    config = ServerConfig(served_model_names=("/models/a",), host="::1", api_key=("secret",))
     text = "\n".join(banner(Engine(), config, 1, 1.0))
     assert "http://[::1]:1/v1" in text
     assert "Bearer KEY" in text

@@ -179,10 +179,18 @@ def test_config_file_may_set_all_flags(tmp_path):
 
 def test_router_gets_flags_for_keys_traces_and_shutdown():
     args = parsed("--api-key", "k1", "k2", "--drain-timeout", "5", "--otlp-traces-endpoint", "http://c")
-    found = route_args(args)
-    assert found[:2] == ["--drain-timeout", "5.0"]
-    assert found[-5:] == ["--otlp-traces-endpoint", "http://c", "--api-key", "k1", "k2"]
-    assert route_args(parsed("--disable-uvicorn-access-log"))[-1] == "--disable-uvicorn-access-log"
+    assert route_args(args) == [
+        *("--otlp-traces-endpoint=http://c", "--api-key", "k1", "k2", "--drain-timeout=5.0"),
+    ]
+    assert route_args(parsed("--disable-uvicorn-access-log")) == ["--disable-uvicorn-access-log"]
+
+
+def test_router_gets_every_setting_that_it_shares_with_engines_but_address_and_secret():
+    """Without them the router would refuse a large body, or the name of a host, that engines accept."""
+    flags = ["--allowed-hosts", "a", "--max-request-bytes=64000000", "--keep-alive-timeout=7", "--max-connections=9"]
+    own = ["--host=::1", "--port=1", "--router-secret", "s", "--max-n=3", "--num-threads=2"]
+    assert sorted(route_args(parsed(*flags, *own))) == sorted(flags)
+    assert route_args(parsed()) == []
 
 
 @pytest.mark.parametrize("argv", [["--replicas", "0"], ["--replicas", "65"], ["--replicas", "many"], ["--dry-run"]])
@@ -199,14 +207,14 @@ def test_arguments_that_engines_cannot_share_are_rejected():
         check(parsed("--trace", "file"), config)
     check(parsed("--trace", "file", "--replicas", "1"), config)
     with pytest.raises(StartupError, match="--router-secret"):
-        check(parsed(), ServerConfig(served_model_names=("m",), router_secrets=("s",)))
-    for listen in ({"uds": Path("s")}, {"tls": TlsSettings(certfile=Path("c"))}):
+        check(parsed(), ServerConfig(served_model_names=("m",), router_secret=("s",)))
+    for listen in ({"uds": Path("s")}, {"tls": TlsSettings(ssl_certfile=Path("c"))}):
         with pytest.raises(StartupError, match="--uds and --ssl-"):
             check(parsed(), ServerConfig(served_model_names=("m",), **listen))
 
 
 def test_router_gets_the_flags_about_web_pages():
-    flags = ("--allowed-methods", '["POST"]', "--allow-credentials")
+    flags = ('--allowed-methods=["POST"]', "--allow-credentials")
     assert [flag for flag in flags if flag not in route_args(parsed(*flags))] == []
 
 

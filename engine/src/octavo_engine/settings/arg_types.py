@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import re
 from typing import Any
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+MAX_PORT = 65535
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -41,6 +43,18 @@ def json_list(text: str) -> list[str]:
     return parsed
 
 
+def port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to {MAX_PORT}")
+    return int(text)
+
+
+def metrics_prefix(text: str) -> str:
+    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} can't begin a metric's name: use letters, digits, '_' and ':'")
+    return text
+
+
 def comma_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -60,13 +74,6 @@ def positive_count(text: str) -> int:
 
 def size_or_auto(text: str) -> int | None:
     return None if text in ("auto", "-1") else size(text)
-
-
-def add_seconds(group: Any, flag: str, text: str, *, default: float | None, alias: str | None = None) -> None:
-    """`alias`: vLLM's name of the flag."""
-    shown = "none" if default is None else f"{default:g}"
-    flags = [flag] if alias is None else [flag, alias]
-    group.add_argument(*flags, type=seconds, default=default, metavar="S", help=f"{text} Default: {shown}.")
 
 
 def seconds(text: str) -> float:

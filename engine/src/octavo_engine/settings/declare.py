@@ -45,8 +45,12 @@ class Setting:
     kind: Any = None
 
     @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
     def is_list(self) -> bool:
-        """True if a flag is followed by several texts, each of which is a value."""
+        """True if several texts follow the flag, each of which is a value."""
         return get_origin(self.kind) is tuple and self.parse is None
 
     @property
@@ -107,7 +111,7 @@ def setting(default: Any, text: str, *, repr: bool = True, **details: Any) -> An
     return field(default=default, repr=repr, metadata=metadata)
 
 
-def settings_of(record: type) -> list[Setting]:
+def own_settings(record: type) -> list[Setting]:
     """Return the declarations of a record's own fields, in their order."""
     group, found = "", []
     for entry in fields(record):
@@ -128,7 +132,7 @@ def records_of(record: type) -> dict[str, type]:
 def all_settings(record: type) -> list[Setting]:
     """Return the declarations of a record, then those of the records in it."""
     inner = (declared for kind in records_of(record).values() for declared in all_settings(kind))
-    return [*settings_of(record), *inner]
+    return [*own_settings(record), *inner]
 
 
 def _without_none(kind: Any) -> Any:

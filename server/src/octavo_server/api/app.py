@@ -118,7 +118,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
     client.on_block_lives = telemetry.record_block_lives
     weights = hashlib.sha256(client.ready_info.weights_fingerprint.encode()).hexdigest()[:8]
     fingerprint = f"octavo-{version('octavo-server')}-draw{DRAW_VERSION}-{weights}"
-    stall = StallDetector(config.health_stall_timeout_s)
+    stall = StallDetector(config.health_stall_timeout)
     defaults = RenderDefaults(
         kwargs=config.default_chat_template_kwargs, excludes_unused_tools=config.exclude_tools_when_tool_choice_none
     )

@@ -79,10 +79,10 @@ class ApiContext:
 
     def __post_init__(self) -> None:
         codec = self.client.tokenizer
-        self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout_s)
+        self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout)
         self.lifecycle.on_change = self.publish_readiness
         self.sleep_control = SleepControl(self.client, self.lifecycle)
-        self.body_budget = BodyBudget(self.config.max_body_memory_bytes)
+        self.body_budget = BodyBudget(self.config.max_body_memory)
         self.admission = Admission(
             self.config.queue,
             max_running=most_seqs(self.client.config),

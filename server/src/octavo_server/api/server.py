@@ -19,14 +19,14 @@ HEALTH_EVERY_S = 1.0
 
 def _tls_options(tls: TlsSettings) -> dict[str, Any]:
     """Settings of `uvicorn.Config`."""
-    if tls.certfile is None:
+    if tls.ssl_certfile is None:
         return {}
-    ciphers = {} if tls.ciphers is None else {"ssl_ciphers": tls.ciphers}
+    ciphers = {} if tls.ssl_ciphers is None else {"ssl_ciphers": tls.ssl_ciphers}
     return {
-        "ssl_certfile": tls.certfile,
-        "ssl_keyfile": tls.keyfile,
-        "ssl_ca_certs": None if tls.ca_certs is None else str(tls.ca_certs),
-        "ssl_cert_reqs": tls.cert_reqs,
+        "ssl_certfile": tls.ssl_certfile,
+        "ssl_keyfile": tls.ssl_keyfile,
+        "ssl_ca_certs": None if tls.ssl_ca_certs is None else str(tls.ssl_ca_certs),
+        "ssl_cert_reqs": tls.ssl_cert_reqs,
         **ciphers,
     }
 

@@ -4,11 +4,10 @@ import argparse
 import math
 from typing import Any
 
-from octavo_engine.settings.arg_types import json_object
+from octavo_engine.settings.arg_types import json_object, port
 
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
 from octavo_server.cli.chat_flags import SAMPLING
-from octavo_server.cli.http_flags import port
 
 BACKENDS = ("openai", "vllm", "openai-chat")
 

@@ -17,7 +17,7 @@ _EXAMPLES = {
 def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
     ready, name = client.ready_info, config.model_name
     num_tokens = ready.num_blocks * ready.block_size
-    scheme = "http" if config.tls.certfile is None else "https"
+    scheme = "http" if config.tls.ssl_certfile is None else "https"
     url = f"{scheme}://localhost" if config.uds else f"{scheme}://{reachable_host(config.host)}:{port}"
     socket = "" if config.uds is None else f" (Unix socket {config.uds})"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
@@ -28,7 +28,7 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
         f"KV cache {num_tokens:,} tokens ({ready.kv_bytes / GIB:.2f} GiB, {ready.kv_dtype}): "
         f"room for {num_tokens / ready.max_model_len:.1f} requests of the full {ready.max_model_len:,} tokens at once",
         f"serving at {url}/v1{socket} after {start_s:.1f} s; documentation at {url}/docs",
-        *([] if config.trusts_router else [example]),  # behind a router, requests should go to the router
+        *([] if config.has_router_secret else [example]),  # behind a router, requests should go to the router
     ]
 
 

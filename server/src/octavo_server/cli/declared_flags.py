@@ -18,7 +18,7 @@ from octavo_engine.settings.arg_types import (
     switch,
     whole_seconds,
 )
-from octavo_engine.settings.declare import Setting, all_settings, records_of, settings_of
+from octavo_engine.settings.declare import Setting, all_settings, own_settings, records_of
 from octavo_engine.wire.errors import StartupError
 
 Record = TypeVar("Record")
@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
         if title not in groups:
             groups[title] = parser.add_argument_group(title, description or None)
         text = f"{declared.text} Default: {declared.default_text}."
-        groups[title].add_argument(_flag(declared), *declared.flags, help=text, **_value_of_flag(declared))
+        groups[title].add_argument(declared.flag, *declared.flags, help=text, **_value_of_flag(declared))
 
 
 def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> Record:
@@ -49,7 +49,7 @@ def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> 
     values: dict[str, Any] = {
         name: record_of(kind, args) for name, kind in records_of(record).items() if name not in chosen
     }
-    for declared in settings_of(record):
+    for declared in own_settings(record):
         value = getattr(args, declared.name)
         if value is None and declared.name not in chosen:
             value = _from_environment(declared)
@@ -61,7 +61,7 @@ def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> 
 def flags_of(record: type, args: argparse.Namespace, *, but: Container[str] = ()) -> Iterator[str]:
     """Yield the flags by which another command gets the values of `args`, except those that have their defaults."""
     for declared in all_settings(record):
-        value, flag = getattr(args, declared.name), _flag(declared)
+        value, flag = getattr(args, declared.name), declared.flag
         if declared.name in but or value == _unset(declared):
             continue
         if isinstance(value, bool):
@@ -76,10 +76,6 @@ def _text(value: Any) -> str:
     if isinstance(value, list | dict):
         return json.dumps(value)
     return ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
-
-
-def _flag(declared: Setting) -> str:
-    return "--" + declared.name.replace("_", "-")
 
 
 def _unset(declared: Setting) -> Any:

@@ -18,8 +18,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
-from octavo_server.cli.secret_flags import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
+from octavo_server.config import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 from octavo_server.http.router_secret import SECRET_HEADER
 from octavo_server.router.observe.debug import Candidate, DecisionInfo, Decisions
 

@@ -6,7 +6,7 @@ from typing import Any
 from octavo_engine.settings.arg_types import positive_count
 
 from octavo_server.cli.chat_flags import DEFAULT_URL, KEY_VARIABLES
-from octavo_server.cli.secret_flags import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
+from octavo_server.config import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 
 MAX_DECISIONS = 1000  # in one response of the router
 

@@ -1,22 +1,15 @@
-"""Flags of `octavo serve`, with vLLM's names and defaults. The engine's flags are generated from `EngineConfig`.
+"""Flags of `octavo serve` for the engine, generated from `EngineConfig`, with vLLM's names and defaults.
 
 `vllm_flags` adds vLLM's other flags.
 """
 
 import argparse
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from octavo_engine.settings.arg_types import json_object, positive_count, size, size_or_auto
+from octavo_engine.settings.arg_types import json_object, size, size_or_auto
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import LOAD_FORMAT_ALIASES, MODEL_IMPL_ALIASES
-
-from octavo_server.cli.http_flags import add_address_flags, add_cors_flags
-from octavo_server.cli.limit_flags import add_limit_flags
-from octavo_server.cli.listen_flags import add_listen_flags
-from octavo_server.cli.observe_flags import add_observability_flags
-from octavo_server.cli.tool_flags import add_tool_flags
 
 #: Group -> field of EngineConfig -> help.
 ENGINE_HELP: dict[str, dict[str, str]] = {
@@ -142,45 +135,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         _add(parser, config_field, hints[name], "")
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    add_address_flags(group)
-    add_listen_flags(group)
-    group.add_argument(
-        "--root-path", default="", help="Path prefix that a proxy removes from requests, for links. Default: none."
-    )
-    add_cors_flags(group)
-    group.add_argument(
-        "--response-role", default="assistant", help="Role of messages in chat responses. Default: assistant."
-    )
-    _switch(group, "--enable-force-include-usage", "Token counts at the end of every stream, even if not requested.")
-    group.add_argument(
-        *("--stream-interval",),
-        type=positive_count,
-        default=1,
-        metavar="N",
-        help="Tokens per chunk of a stream; the first token is sent at once. Default: 1.",
-    )
-    _switch(group, "--return-tokens-as-token-ids", "Tokens of log-probabilities written as token_id:123.")
-    _switch(group, "--enable-log-requests", "Log line with prompt and sampling parameters for each request.")
-    _switch(group, "--enable-log-outputs", "Log line with each output; needs --enable-log-requests.")
-    text = "Number of characters to which the log cuts a prompt or an output. Default: no limit."
-    group.add_argument("--max-log-len", type=int, help=text)
-    _switch(group, "--disable-log-stats", "Omit the log line about load and throughput every 10 s.")
-    _switch(group, "--disable-fastapi-docs", "Omit the routes /docs and /openapi.json.")
-    group.add_argument(
-        *("--lora-modules-file",),
-        type=Path,
-        metavar="FILE",
-        help="YAML or JSON list of adapters, each with name and uri, read again when it changes: adapters are loaded, "
-        "replaced and unloaded while requests run. Needs --enable-lora. Default: none.",
-    )
-    _switch(group, "--enable-tokenizer-info-endpoint", "The tokenizer's settings and chat template at /tokenizer_info.")
-    add_observability_flags(parser)
-    add_limit_flags(parser)
-    add_tool_flags(parser)
-
-
 def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("dry run")
     group.add_argument(
@@ -245,7 +199,3 @@ def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     return "none" if default is None else str(default)
-
-
-def _switch(group: Any, flag: str, text: str) -> None:
-    group.add_argument(flag, action=argparse.BooleanOptionalAction, default=False, help=f"{text} Default: off.")

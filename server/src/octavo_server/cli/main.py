@@ -10,14 +10,16 @@ from typing import NamedTuple
 from octavo_server.bench.flags import add_bench_flags
 from octavo_server.cli.chat_flags import add_chat_flags, add_complete_flags
 from octavo_server.cli.config_file import ConfiguredParser, add_config_flag
+from octavo_server.cli.declared_flags import add_flags
 from octavo_server.cli.explain_flags import add_explain_flags
 from octavo_server.cli.fetch import add_fetch_flags
-from octavo_server.cli.flags import add_dry_run_flags, add_engine_flags, add_server_flags
+from octavo_server.cli.flags import add_dry_run_flags, add_engine_flags
 from octavo_server.cli.rollout import add_rollout_flags
 from octavo_server.cli.route_flags import add_route_flags
 from octavo_server.cli.shell_completion import add_completion_flags
 from octavo_server.cli.up_flags import add_up_flags
 from octavo_server.cli.vllm_flags import add_vllm_flags
+from octavo_server.config import ServerConfig
 
 
 class CommandSpec(NamedTuple):
@@ -34,7 +36,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flag(parser)
     add_engine_flags(parser)
     add_dry_run_flags(parser)
-    add_server_flags(parser)
+    add_flags(parser, ServerConfig)
     add_vllm_flags(parser)
 
 

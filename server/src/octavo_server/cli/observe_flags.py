@@ -1,13 +1,9 @@
-"""Flags for logs, metrics, traces and health; makes the tracer that these flags request."""
+"""The tracers that --otlp-traces-endpoint requests."""
 
-import argparse
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from octavo_engine.settings.arg_types import add_seconds
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.cli.http_flags import add_log_flags, add_traces_flag
 from octavo_server.config import HttpSettings, ServerConfig
 
 if TYPE_CHECKING:
@@ -15,44 +11,6 @@ if TYPE_CHECKING:
 
     from octavo_server.router.observe.spans import RouteTracer
     from octavo_server.tracing import RequestTracer
-
-
-def add_observability_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("observability")
-    text = "Seconds without progress on unfinished requests after which /health returns 503; 0: never."
-    add_seconds(group, "--health-stall-timeout", text, default=60.0)
-    add_log_flags(group)
-    group.add_argument(
-        "--disable-access-log-for-endpoints",
-        type=comma_list,
-        default=(),
-        metavar="TEXT",
-        help="Paths without log line, such as /v1/models,/tokenize. Default: none.",
-    )
-    group.add_argument(
-        "--metrics-prefix",
-        type=metrics_prefix,
-        default="vllm:",
-        metavar="TEXT",
-        help="Prefix of the names of the metrics that vLLM also has. Default: 'vllm:'.",
-    )
-    group.add_argument(
-        "--enable-per-request-metrics",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="Field `metrics` of responses, with the times of the request. Default: off.",
-    )
-    add_traces_flag(group)
-
-
-def comma_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def metrics_prefix(text: str) -> str:
-    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} can't begin a metric's name: use letters, digits, '_' and ':'")
-    return text
 
 
 def tracer_of(config: ServerConfig) -> "RequestTracer | None":
@@ -81,13 +39,3 @@ def _trace_provider(endpoint: str) -> "TracerProvider":
     except ModuleNotFoundError as error:
         raise StartupError(f"--otlp-traces-endpoint needs {error.name}: pip install 'octavo-server[otel]'") from error
     return otlp_provider(endpoint)
-
-
-def observability_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `ServerConfig` for unlogged paths, health and metrics; logs and traces are in `http_settings_of`."""
-    return {
-        "unlogged_paths": args.disable_access_log_for_endpoints,
-        "health_stall_timeout_s": args.health_stall_timeout,
-        "metrics_prefix": args.metrics_prefix,
-        "enable_per_request_metrics": args.enable_per_request_metrics,
-    }

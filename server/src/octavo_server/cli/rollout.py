@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from octavo_engine.settings.arg_types import add_seconds
+from octavo_engine.settings.arg_types import seconds
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.explain_flags import add_cluster_flags
@@ -16,7 +16,8 @@ def add_rollout_flags(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help=text, description=f"Do this: {text}.", allow_abbrev=False)
     text = "Print the present state and exit; the exit code is 0 unless the rollout was stopped."
     status.add_argument("--no-watch", action="store_false", dest="watch", help=text)
-    add_seconds(status, "--timeout", "Longest wait in seconds. 0: no limit.", default=0.0)
+    text = "Longest wait in seconds. 0: no limit. Default: 0."
+    status.add_argument("--timeout", type=seconds, default=0.0, metavar="S", help=text)
     pause = actions.add_parser(
         "pause", help="start no further replica of the new revision (spec.rollout.paused)", allow_abbrev=False
     )

@@ -44,12 +44,12 @@ def route(args: argparse.Namespace) -> int:
         worker = read_worker_config()
         if worker is None:
             warn_about_open_replicas(settings)
-        is_shared = args.workers > 1
+        is_shared = settings.workers > 1
         with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
             ports = [sock.getsockname()[1] for sock in sockets]
             if is_shared and worker is None:  # the supervisor only reserves the ports, on which its workers listen
-                logger.info("routing with %d worker processes", args.workers)
-                return runner.run(_supervise(args.workers, ports))
+                logger.info("routing with %d worker processes", settings.workers)
+                return runner.run(_supervise(settings.workers, ports))
             admin_port = None if settings.admin_port is None else ports[1]
             runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))
         return 0
@@ -82,7 +82,7 @@ async def _supervise(num_workers: int, ports: list[int]) -> int:
 
 
 def warn_about_open_replicas(settings: RouterSettings) -> None:
-    if (settings.router_secrets or settings.router_secret_file) and not settings.needs_key:
+    if settings.has_router_secret and not settings.needs_key:
         logger.warning(
             "clients need no API key, though the router's secret gives them access to replicas that require one: add "
             "--api-key or --api-key-file, unless every client that reaches this router may use the replicas"

@@ -27,13 +27,13 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.api.adapter_file import AdapterFileFollower, read_adapter_file
 from octavo_server.api_keys import ApiKeys
-from octavo_server.cli.http_flags import http_settings_of
-from octavo_server.cli.limit_flags import limits_of
-from octavo_server.cli.listen_flags import check_tls, listen_settings_of
-from octavo_server.cli.observe_flags import observability_of, tracer_of
+from octavo_server.cli.declared_flags import record_of
+from octavo_server.cli.listen_flags import check_tls
+from octavo_server.cli.observe_flags import tracer_of
+from octavo_server.cli.secret_flags import secrets_of
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.termination_message import report_startup_error
-from octavo_server.cli.tool_flags import reasoning_parser_of, template_settings_of, template_warning, tool_settings_of
+from octavo_server.cli.tool_flags import check_tools, template_warning
 from octavo_server.cli.vllm_environment import (
     READY_TIMEOUT_VARIABLE,
     allows_adapter_updates,
@@ -97,41 +97,27 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerConfig:
-    return ServerConfig(
+    """Settings of the server from the flags. Raises StartupError for an invalid value or combination."""
+    config = record_of(
+        ServerConfig,
+        args,
         served_model_names=engine.served_model_name,
-        **http_settings_of(args),
-        root_path=args.root_path,
-        router_only=args.router_only,
-        response_role=args.response_role,
-        enable_force_include_usage=args.enable_force_include_usage,
-        enable_tokenizer_info_endpoint=args.enable_tokenizer_info_endpoint,
-        enable_log_requests=args.enable_log_requests,
-        enable_log_outputs=args.enable_log_outputs,
-        stream_interval=args.stream_interval,
-        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
-        reasoning_parser=reasoning_parser_of(args),
-        tools=tool_settings_of(args),
-        max_log_len=args.max_log_len,
         allows_adapter_updates=allows_adapter_updates(),
-        lora_modules_file=args.lora_modules_file,
-        disable_log_stats=args.disable_log_stats,
-        disable_fastapi_docs=args.disable_fastapi_docs,
-        **template_settings_of(args),
-        **listen_settings_of(args),
-        **observability_of(args),
-        **limits_of(args),
+        **secrets_of(ServerConfig, args),
     )
+    check_tools(config)
+    return config
 
 
 def check_keys(config: ServerConfig) -> None:
     """Check keys, secrets and dependent flags before the model is loaded. Raises StartupError."""
     if config.enable_log_outputs and not config.enable_log_requests:
         raise StartupError("--enable-log-outputs needs --enable-log-requests: add it.")
-    ApiKeys(config.api_keys, config.api_key_files)
-    router_secrets(config.router_secrets, config.router_secret_file)
-    if config.router_only and not config.trusts_router:
+    ApiKeys(config.api_key, config.api_key_file)
+    router_secrets(config.router_secret, config.router_secret_file)
+    if config.router_only and not config.has_router_secret:
         raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")
-    if config.cache_isolation and not config.needs_key and not config.trusts_router:
+    if config.cache_isolation and not config.needs_key and not config.has_router_secret:
         raise StartupError(
             "--cache-isolation separates tenants by their API keys: add --api-key, --api-key-file or, behind a router "
             "that checks keys, --router-secret."
@@ -185,7 +171,7 @@ async def _serve(
             port = config.port if config.uds is not None else sock.getsockname()[1]
             for line in banner(engine, config, port, time.monotonic() - started_s):
                 logger.info(line)
-            if warning := template_warning(config.tools.parser, engine.chat_template):
+            if warning := template_warning(config.tools.tool_call_parser, engine.chat_template):
                 logger.warning(warning)
             await server.serve(sockets=[sock])
             return 1 if server.engine_died else 0

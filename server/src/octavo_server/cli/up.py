@@ -7,7 +7,6 @@ user typed them.
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -27,10 +26,11 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
+from octavo_server.cli.declared_flags import flags_of
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import add_platform_flags
 from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
-from octavo_server.config import ServerConfig, TlsSettings
+from octavo_server.config import HttpSettings, ServerConfig, TlsSettings
 from octavo_server.http.listener import LOOPBACK, ReservedPorts
 from octavo_server.up.console import Console
 from octavo_server.up.manifest import ManifestServices
@@ -88,7 +88,7 @@ def _options_from_flags(
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
     """Raises StartupError for arguments that `octavo up` sets itself, or that several engines can't share."""
-    if config.router_secrets or config.router_secret_file is not None:
+    if config.has_router_secret:
         raise StartupError(
             "octavo up generates the router's secret itself: leave out --router-secret and $OCTAVO_ROUTER_SECRET."
         )
@@ -175,22 +175,8 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def route_args(args: argparse.Namespace) -> list[str]:
-    """Arguments for the router: those flags of `octavo up` that concern clients, logs or shutdown."""
-    flags = ["--drain-timeout", str(args.drain_timeout), "--shutdown-delay", str(args.shutdown_delay)]
-    flags += ["--log-format", args.log_format]
-    if args.disable_uvicorn_access_log:
-        flags.append("--disable-uvicorn-access-log")
-    if args.otlp_traces_endpoint is not None:
-        flags += ["--otlp-traces-endpoint", args.otlp_traces_endpoint]
-    for flag, allowed in (("--allowed-methods", args.allowed_methods), ("--allowed-headers", args.allowed_headers)):
-        flags += [] if allowed == ["*"] else [flag, json.dumps(allowed)]
-    if args.allow_credentials:
-        flags.append("--allow-credentials")
-    if args.allowed_origins is not None:
-        flags += ["--allowed-origins", json.dumps(args.allowed_origins)]
-    for flag, values in (("--api-key", args.api_key), ("--api-key-file", args.api_key_file)):
-        flags += [flag, *map(str, values)] if values else []
-    return flags
+    """Arguments for the router: those settings of `octavo up` that servers and routers share."""
+    return list(flags_of(HttpSettings, args, but=("host", "port", "router_secret", "router_secret_file")))
 
 
 def _resource_settings(args: argparse.Namespace) -> ResourceSettings:

@@ -4,15 +4,17 @@ import argparse
 import shlex
 
 from octavo_server.cli.config_file import add_config_flag
-from octavo_server.cli.flags import add_engine_flags, add_server_flags
+from octavo_server.cli.declared_flags import add_flags
+from octavo_server.cli.flags import add_engine_flags
 from octavo_server.cli.vllm_flags import add_vllm_flags
+from octavo_server.config import ServerConfig
 
 
 def add_up_flags(parser: argparse.ArgumentParser) -> None:
     add_config_flag(parser)
     add_platform_flags(parser)
     add_engine_flags(parser)
-    add_server_flags(parser)
+    add_flags(parser, ServerConfig)
     add_vllm_flags(parser)
 
 

@@ -3,15 +3,16 @@
 import os
 
 from octavo_engine.log_format import LOGGING_LEVELS
+from octavo_engine.settings.declare import all_settings
 from octavo_engine.settings.vllm import ENGINE_VARIABLES, LOGGING_LEVEL, unused_variables
 from octavo_engine.wire.errors import StartupError
 
-KEEP_ALIVE_VARIABLE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+from octavo_server.config import ServerConfig
+
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
 ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
-SERVER_VARIABLES = ENGINE_VARIABLES | {
-    *("VLLM_API_KEY", KEEP_ALIVE_VARIABLE, READY_TIMEOUT_VARIABLE, ADAPTERS_VARIABLE),
-}
+_DECLARED = {name for declared in all_settings(ServerConfig) for name in declared.env if name.startswith("VLLM_")}
+SERVER_VARIABLES = ENGINE_VARIABLES | {READY_TIMEOUT_VARIABLE, ADAPTERS_VARIABLE} | _DECLARED
 
 
 def unused_server_variables() -> list[str]:

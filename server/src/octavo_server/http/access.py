@@ -200,9 +200,9 @@ def access_policy(
     admin_secrets: tuple[str, ...] = (),
 ) -> AccessPolicy:
     """Make the policy of a server. `admin_secrets`: of a router; they replace the secret that its replicas have."""
-    shared = (settings.router_secrets, settings.router_secret_file)
+    shared = (settings.router_secret, settings.router_secret_file)
     return AccessPolicy(
-        keys=ApiKeys(settings.api_keys, settings.api_key_files) if settings.needs_key else None,
+        keys=ApiKeys(settings.api_key, settings.api_key_file) if settings.needs_key else None,
         secrets=router_secrets(*((admin_secrets, None) if admin_secrets else shared)),
         is_router=is_router,
         is_router_only=is_router_only,

@@ -42,13 +42,13 @@ class DrainingServer(uvicorn.Server):
         """`on_refused_head`: see `timeout_protocol`. `more`: further settings of `uvicorn.Config`."""
         http = timeout_protocol(
             request_timeout_s=settings.limits.request_timeout,
-            slow_client_timeout_s=settings.slow_client_timeout_s,
+            slow_client_timeout_s=settings.slow_client_timeout,
             max_connections=settings.max_connections,
             on_refused_head=on_refused_head,
         )
         super().__init__(_uvicorn_config(app, settings, http, more))
         self._lifecycle = lifecycle
-        self._shutdown_delay_s = settings.shutdown_delay_s
+        self._shutdown_delay_s = settings.shutdown_delay
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -112,10 +112,10 @@ def _uvicorn_config(
         lifespan="off",
         log_config=None,
         log_level=settings.uvicorn_log_level,
-        access_log=settings.logs_access,
+        access_log=not settings.disable_uvicorn_access_log,
         server_header=False,
         proxy_headers=False,  # a client may write any text into X-Forwarded-For, and so into the access log
-        timeout_keep_alive=settings.keep_alive_s,
+        timeout_keep_alive=settings.keep_alive_timeout,
         timeout_graceful_shutdown=FINAL_WRITE_S,
         **more,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo_engine.settings.declare import setting
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
@@ -25,10 +26,16 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings:
-    """Values of the flags --tool-call-parser and --enable-auto-tool-choice."""
+    """Settings of tool calls."""
 
-    parser: str | None = None
-    allows_auto: bool = False
+    enable_auto_tool_choice: bool = setting(
+        False,
+        "Let the model decide whether to call a tool (tool_choice: auto); needs --tool-call-parser.",
+        group="tools and reasoning",
+    )
+    tool_call_parser: str | None = setting(
+        None, f"Format of the model's tool calls: {', '.join(TOOL_PARSERS)}.", metavar="NAME"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +126,8 @@ def tool_use(
         message = f"tool_choice names {name!r}, which is not in tools: {', '.join(names)}."
         raise InvalidRequest(message, param="tool_choice")
     mode = mode or "auto"
-    call_format = TOOL_PARSERS[settings.parser] if settings.parser else None
-    known = call_format.parser_type if call_format and settings.allows_auto else None
+    call_format = TOOL_PARSERS[settings.tool_call_parser] if settings.tool_call_parser else None
+    known = call_format.parser_type if call_format and settings.enable_auto_tool_choice else None
     if mode == "auto" and known is None and answer is None:
         raise InvalidRequest(AUTO_IS_OFF, param="tool_choice")
     if mode == "auto" and answer is not None and not (known and known.notations):

@@ -70,9 +70,9 @@ class Router:
     ) -> None:
         self.group = group or WorkerGroup()
         self.settings = settings
-        self._secret = OutgoingSecret(settings.router_secrets, settings.router_secret_file)
+        self._secret = OutgoingSecret(settings.router_secret, settings.router_secret_file)
         self.in_flight = InFlight()
-        self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout_s)
+        self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
         self.telemetry = RouterTelemetry(tracer=tracer)
         self.picker = Picker(self.index, clock=time.monotonic, call_soon=_call_soon)
@@ -80,7 +80,7 @@ class Router:
         follow = FollowSettings(secret=self._secret, key=settings.replica_key)
         listed = None if settings.services_file is None else ListedServices(settings.services_file)
         self.fleet = Fleet(follow, discovery, self.index, listed=listed)
-        has_secret = bool(settings.router_secrets or settings.router_secret_file)
+        has_secret = settings.has_router_secret
         merges_tenants = not has_secret and (settings.needs_key or bool(settings.replica_key))
         self.hashers = PromptHashers(self.fleet, follow.headers, merges_tenants=merges_tenants)
         self.queue = RequestQueue(
@@ -99,7 +99,7 @@ class Router:
         self.queue.on_change = self._on_queue_change
         self.lifecycle.on_change = self.feed.notify
         access = access_policy(
-            settings, is_router=True, admin_port=settings.admin_port, admin_secrets=settings.admin_secrets
+            settings, is_router=True, admin_port=settings.admin_port, admin_secrets=settings.admin_secret
         )
         self._proxy = self._make_proxy(access)
         self._rest = self._admin(access)
@@ -142,7 +142,7 @@ class Router:
             cors=CorsPolicy.from_settings(self.settings),
             secret=self._secret,
             retry_budget=RetryBudget(),
-            budget=BodyBudget(self.settings.max_body_memory_bytes),
+            budget=BodyBudget(self.settings.max_body_memory),
         )
 
     def _reporter(self) -> Reporter:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo_engine.settings.arg_types import positive_seconds, seconds
+from octavo_engine.settings.arg_types import port, positive_seconds, seconds
 from octavo_engine.settings.declare import setting
 
-from octavo_server.config import HttpSettings
+from octavo_server.config import ADMIN_SECRET_VARIABLE, HttpSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +62,56 @@ class ForwardLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings(HttpSettings):
-    """`admin_port`: a second port on the same host, for the routes of administrators and scrapers. `routing_headers`:
-    whether responses to clients have `x-octavo-*` headers. `replica_key`: API key that the router sends to replicas.
-    `admin_secrets`: they alone open the admin routes, beside the admin's API key; if there are none, the router secret
-    does. `root_path`: a prefix that the paths of requests may have, without a slash at its end. `services_file`: see
-    `ListedServices`.
-    """
+    """Settings of the router. `admin_secret`: it alone opens the admin routes, beside the admin's API key."""
 
-    admin_port: int | None = None
-    admin_secrets: tuple[str, ...] = field(default=(), repr=False)
-    routing_headers: bool = False
-    root_path: str = ""
-    services_file: Path | None = None
-    replica_key: str = field(default="", repr=False)
-    max_index_entries: int = 4_000_000
+    admin_port: int | None = setting(
+        None,
+        "Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free port.",
+        group="server",
+        unset="none, so that all routes answer on --port",
+        parse=port,
+        metavar="PORT",
+    )
+    root_path: str = setting(
+        "",
+        "Prefix that the paths of requests may have, such as /models if clients use http://HOST/models/v1; it is "
+        "removed.",
+        convert=lambda path: path.rstrip("/"),
+        metavar="PATH",
+    )
+    workers: int = setting(
+        1,
+        "Number of processes that share the port, each with its own index of KV blocks and its own limits.",
+        ge=1,
+    )
+    replica_key: str = setting(
+        str, "API key that the router sends to replicas.", group="replicas", metavar="KEY", repr=False
+    )
+    services_file: Path | None = setting(
+        None,
+        "JSON file with all services behind the router and their models, read again when it changes: requests for a "
+        "model without a replica wait, and other names get status 404 at once.",
+        unset="the models of the replicas",
+    )
+    max_index_entries: int = setting(
+        4_000_000,
+        "Largest number of KV blocks in the router's index, which takes about 110 bytes of memory for each.",
+        ge=1,
+    )
+    admin_secret: tuple[str, ...] = setting(
+        (),
+        "Secret that opens the admin routes of the router instead of --router-secret, which every replica has; several "
+        "secrets during a rotation.",
+        group="API keys",
+        env=(ADMIN_SECRET_VARIABLE,),
+        unset="the router secret opens them",
+        metavar="SECRET",
+        repr=False,
+    )
+    routing_headers: bool = setting(
+        False,
+        "Send clients the response headers x-octavo-rung (basis of the routing decision), x-octavo-replica and "
+        "x-octavo-cached-tokens, which reveal replicas and cache contents.",
+        group="forwarding of requests",
+    )
     forward: ForwardLimits = field(default_factory=ForwardLimits)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo_server.cli.banner import reachable_host
-from octavo_server.cli.secret_flags import SECRET_VARIABLE
+from octavo_server.config import SECRET_VARIABLE
 from octavo_server.http.listener import LOOPBACK
 from octavo_server.up.child import ChildSpec
 from octavo_server.up.resource_split import ResourceShare
