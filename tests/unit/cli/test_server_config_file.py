@@ -75,6 +75,10 @@ def test_empty_file_changes_nothing(parse):
         ("- a\n- b", "`flag: value`"),
         ("a: [", "is not YAML"),
         ("dtype: int3", "invalid choice: 'int3'"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2", "'max-num-seqs' and 'max_num_seqs' set the same flag: keep one of them"),
+        ("enable-lora: true\nno-enable-lora: true", "'enable-lora' and 'no-enable-lora' set the same flag"),
+        ("drain-timeout: 1\nshutdown_timeout: 2", "'drain-timeout' and 'shutdown_timeout' set the same flag"),
+        ("model: a\nmodel-tag: null", "'model' and 'model-tag' set the same flag"),
     ],
 )
 def test_error_names_an_invalid_entry(parse, capsys, text, message):

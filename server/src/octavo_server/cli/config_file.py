@@ -55,12 +55,15 @@ class ConfiguredParser(argparse.ArgumentParser):
 
     def _from_file(self, path: Path, given: list[str]) -> Iterator[str]:
         taken = {action.dest for action in map(self._action, _flags(given)) if action is not None}
+        keys: dict[str, Any] = {}
         for key, value in _read(path).items():
             flag = "--" + str(key).replace("_", "-")
             flag = _POSITIONAL.get(flag, flag)
             action = self._action(flag)
             if action is None or flag == CONFIG_FLAG:
                 raise ValueError(f"{key!r} is not a flag of this command{self._hint(flag).replace('--', '') or '.'}")
+            if (first := keys.setdefault(action.dest, key)) != key:
+                raise ValueError(f"{first!r} and {key!r} set the same flag: keep one of them")
             if action.dest not in taken and value is not None:
                 yield from _as_typed(action, flag, value)
 
