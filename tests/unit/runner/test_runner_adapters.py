@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def llm(model: Path) -> Iterator[LLM]:
     llm = LLM(str(model), enable_lora=True, **SETTINGS)
     yield llm
     llm.shutdown()
+
+
+def test_an_adapter_has_vllms_names() -> None:
+    module = import_module("octavo_engine.lora.request")
+    adapter = module.LoRARequest("name", 7, "/folder")
+    assert isinstance(adapter, LoRARequest)
+    assert (adapter.name, adapter.adapter_id, adapter.path) == ("name", 7, "/folder")
 
 
 def request(folder: Path) -> LoRARequest:

@@ -42,6 +42,18 @@ class LoRARequest:
         if not isinstance(self.lora_int_id, int) or self.lora_int_id < 1:
             raise InvalidRequest(f"lora_int_id must be at least 1, got {self.lora_int_id!r}.", param="lora_int_id")
 
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
 
 class EngineArgs(SimpleNamespace):
     """Arguments of `LLM` as attributes: `LLM(**vars(args))`, `LLM.from_engine_args(args)`. Raises as `LLM` does."""

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
+from octavo_engine.text.template import special_tokens
 from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,12 +52,14 @@ async def detokenize(request: Request) -> Response:
     **answers("Settings of the tokenizer, with the chat template", dict[str, Any], refusals=(401, 404)),
 )
 async def tokenizer_info(request: Request) -> Response:
-    """The content of tokenizer_config.json, as in vLLM; 404 without --enable-tokenizer-info-endpoint."""
+    """The content of tokenizer_config.json with the text of special tokens, as in vLLM; 404 without
+    --enable-tokenizer-info-endpoint."""
     context = context_of(request)
     if not context.config.enable_tokenizer_info_endpoint:
         raise NotEnabled("/tokenizer_info", "--enable-tokenizer-info-endpoint")
     client = context.client
-    info = {"tokenizer_class": DEFAULT_CLASS, **client.tokenizer_config}
+    info = {"tokenizer_class": DEFAULT_CLASS, "bos_token": None, "eos_token": None, **client.tokenizer_config}
+    info |= special_tokens(client.tokenizer_config, client.tokenizer)
     if client.chat_template is not None:
         info["chat_template"] = client.chat_template.source
     return json_reply(info)
