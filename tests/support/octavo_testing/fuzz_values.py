@@ -33,6 +33,9 @@ SCHEMAS: tuple[Json, ...] = (
     *({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, {"properties": []}),
     {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(300)}},
     {"anyOf": [{"type": "object", "required": [f"p{i}"]} for i in range(200)]},
+    *({"maximum": float("nan")}, {"type": "number", "const": 10**400}, {"type": "integer", "const": -(2**63)}),
+    *({"format": "date", "type": 1e308}, {"enum": [float("inf")]}, {"type": "integer", "const": -1e300}),
+    {"$ref": "#/$defs/0", "$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(1500)}},
 )
 PATTERNS = (
     "a+",
@@ -57,6 +60,9 @@ GRAMMARS = (
     "%",
     "",
     "root ::= (root root)*",
+    "root ::= " + " | ".join(f'"&{i};"' for i in range(20)),
+    "\n".join(["start: r0", *(f"r{i}: r{i + 1}" for i in range(7000)), 'r7000: "a"']),
+    'start: "a"' + " & A" * 20,
 )
 FUNCTIONS: tuple[Json, ...] = (
     {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}},
@@ -101,6 +107,10 @@ PLAUSIBLE: dict[str, tuple[Json, ...]] = {
     "chat_template_kwargs": ({"enable_thinking": False}, {"messages": []}, {"self": 1}, {"\x00": {}}, {"a b": 1}),
     "model": ("tiny", "gpt-4o", "", "\ud800"),
     "temperature": (0, 0.7, 1, 2),
+    "reasoning_effort": ("none", "low", "", 5),
+    "truncation": ("auto", "disabled", "oldest"),
+    "stream_interval": (1, 0, -1, 2**31, 2**64),
+    "prompt_logprobs": (0, 5, -1, 2**64),
     "seed": (0, 7, -1, 2**64 - 1),
     "logprobs": (0, 1, 5, 20, 21, True, False, -1),
     "top_logprobs": (0, 5, 20, 21, -1),
