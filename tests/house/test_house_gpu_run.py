@@ -56,6 +56,14 @@ def test_all_steps_pass_on_the_cpu(tmp_path: Path) -> None:
     assert kernels <= names
 
 
+def test_a_run_ends_at_its_budget_and_says_what_it_left_out(tmp_path: Path) -> None:
+    code, lines = run_gpu(ROOT, tmp_path / "out", "--budget", 9, "--only", "tokens", "--work", tmp_path / "work")
+    assert code == 0
+    assert {line["status"] for line in lines if "time was left" in line["note"] or "stopped" in line["note"]} == {
+        "skip"
+    }
+
+
 def plant(root: Path, name: str, pattern: str, replacement: str) -> None:
     path = root / "engine/src/octavo_engine/ops/triton" / name
     text, count = re.subn(pattern, replacement, path.read_text(), flags=re.MULTILINE)

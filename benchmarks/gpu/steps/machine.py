@@ -83,4 +83,4 @@ def cases(step: Step) -> dict[str, Case]:
 
 if __name__ == "__main__":
     this = parse_step("machine")
-    run_cases(this, cases(this), case_s=40.0)
+    run_cases(this, cases(this), case_s=40.0 if this.is_gpu else 250.0)

@@ -246,11 +246,8 @@ def peer(step: Step, name: str, python: Path) -> None:
 def cases_of(step: Step) -> Mapping[str, Case]:
     """Return the cases in the order of their worth; Llama-3-8B is last, as it takes longest."""
     cases: dict[str, Case] = {"sampling": sampling, "decode attention": decode_attention}
-    cases |= {
-        "engine": partial(engine, name=MODEL[step.device]),
-        "profile": profile,
-        "prompt attention": prompt_attention,
-    }
+    cases |= {"engine": partial(engine, name=MODEL[step.device]), "profile": profile}
+    cases["prompt attention"] = prompt_attention
     if peers := os.environ.get("OCTAVO_GPU_PEERS"):
         places = {name: Path(peers, name, "bin/python") for name in PEERS}
         cases |= {name: partial(peer, name=name, python=path) for name, path in places.items() if path.exists()}
