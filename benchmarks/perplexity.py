@@ -15,7 +15,7 @@ from pydoc_data.topics import topics  # type: ignore[import-untyped]
 
 import torch
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.settings.config import Quantization
+from octavo_engine.settings.records import Quantization
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from safetensors.torch import save_file

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import freeze_gc
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.frontend.async_llm import AsyncLLM
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer

@@ -9,7 +9,8 @@ from typing import Any
 from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.loop.start import start_core
 from octavo_engine.process.parallel_executor import load_executor
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 

@@ -7,7 +7,7 @@ depend on them; seconds do.
 
 from dataclasses import dataclass
 
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.hashing import root_hash
 
 HASH_ROOT = root_hash("router-sim", "bf16", 16)

@@ -9,8 +9,9 @@ import pytest
 import zmq
 import zmq.asyncio
 from octavo_engine.offline.llm import LLM
-from octavo_engine.settings.config import EngineConfig, KVEventsConfig
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import kv_events_config
+from octavo_engine.settings.records import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash, tenant_salt
 from octavo_engine.wire.kv_stream import KVChange, numbers, run_together

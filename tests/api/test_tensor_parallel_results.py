@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.settings.config import EngineConfig, PoolerConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import PoolerConfig
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.embedders import make_embedder
 from octavo_testing.faulty_results import FAULTY_LENGTH, FAULTY_TOKEN, LOADER

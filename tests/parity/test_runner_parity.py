@@ -10,7 +10,8 @@ import pytest
 import torch
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.load import load
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.tiny_models import VOCAB, make_tiny, tiny_model

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from octavo_engine.frontend.async_llm import AsyncLLM
-from octavo_engine.settings.config import EngineConfig, Quantization
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import Quantization
 from octavo_engine.wire.hashing import block_hashes, short_hash
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.router.fleet.prefix_index import Match

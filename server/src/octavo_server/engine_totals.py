@@ -6,7 +6,8 @@ Gauges and counters are computed from the core's running totals (`EngineStats`) 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.metrics import Feature, active_metrics
 from octavo_engine.wire.metrics import Metric as EngineMetric
 from octavo_engine.wire.records import EngineStats

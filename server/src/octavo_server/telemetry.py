@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.metrics import COMMON_LABELS, Feature, active_metrics
 from octavo_engine.wire.records import BlockLife, EngineStats
 from octavo_engine.wire.sleep import MemoryTag

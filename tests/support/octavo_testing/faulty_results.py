@@ -6,7 +6,8 @@ from octavo_engine.process import parallel_executor
 from octavo_engine.runner import pooling
 from octavo_engine.runner.executor import Executor
 from octavo_engine.sampling.logit_edits import TokenMasks
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 
 LOADER = f"{__name__}:load_executor"
 #: The vector of a prompt of this length fails, and so does the sampling of a request with a bias of this token.

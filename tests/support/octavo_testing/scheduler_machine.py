@@ -12,7 +12,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.loop.engine_core import Proposer
 from octavo_engine.loop.proposers import DraftModelProposer, NgramProposer
-from octavo_engine.settings.config import SpeculativeConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers

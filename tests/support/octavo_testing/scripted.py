@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import TokenLogprobs

@@ -18,7 +18,8 @@ import httpx
 from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
 from octavo_engine.frontend.request_builder import Frontend, ResolvedParams
-from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.wire.errors import AdapterNameTaken, EngineDead, ModelNotFound
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.loop.engine_core import Proposer
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, SeqOutput, TokenLogprobs

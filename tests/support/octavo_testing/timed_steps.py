@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.runner.costs import CostMeter
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqResult, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams

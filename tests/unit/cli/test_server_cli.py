@@ -10,7 +10,8 @@ from dataclasses import fields
 import pytest
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.settings.arg_types import size, size_or_auto
-from octavo_engine.settings.config import EngineConfig, SchedulerConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest

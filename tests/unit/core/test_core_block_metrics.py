@@ -1,7 +1,7 @@
 from octavo_engine.core.block_metrics import BlockLifeSampler, InstrumentedBlockPool
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.records import BlockLife, EngineRequest
 from octavo_testing.clock import Clock
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids

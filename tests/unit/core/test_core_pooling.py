@@ -4,7 +4,7 @@ import pytest
 from octavo_engine.core.replay import replay
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.pooling import PoolingParams

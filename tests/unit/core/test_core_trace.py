@@ -7,7 +7,7 @@ import pytest
 from octavo_engine.core.replay import replay, replay_file
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.loop.proposers import NgramProposer
-from octavo_engine.settings.config import SpeculativeConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepCosts
 from octavo_testing.simulation import Simulation, sim_config

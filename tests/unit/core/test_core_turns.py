@@ -2,7 +2,7 @@
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
 

@@ -29,7 +29,8 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.kv_cache_size import ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
-from octavo_engine.settings.config import EngineConfig, ModelConfig, batched_tokens
+from octavo_engine.settings.config import EngineConfig, batched_tokens
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from octavo_engine.devices import dtype
 from octavo_engine.devices.dtype import GemmShape, choose_cpu_dtype, faster_type, layer_shapes
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 
 
 def model(**hf: int) -> ModelConfig:

@@ -9,7 +9,7 @@ from octavo_engine.grammar import keywords
 from octavo_engine.grammar.library import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
-from octavo_engine.settings.config import MAX_GRAMMAR_BYTES
+from octavo_engine.settings.records import MAX_GRAMMAR_BYTES
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 from octavo_testing.grammars import BOUNDS, COMPILER, follow, random_output, state_of

@@ -6,7 +6,7 @@ import pytest
 from octavo_engine.grammar.library import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
-from octavo_engine.settings.config import MAX_GRAMMAR_BYTES
+from octavo_engine.settings.records import MAX_GRAMMAR_BYTES
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 from octavo_testing.grammars import BOUNDS, COMPILER, EOS, allowed, follow, random_output, state_of

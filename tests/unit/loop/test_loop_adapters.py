@@ -7,7 +7,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop import loaded_adapters
 from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.loop.loaded_adapters import MAX_LOADS, MAX_STUCK, STALL_S
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.sources.progress import LoadEnded
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.records import EngineRequest

@@ -3,7 +3,7 @@ from concurrent.futures import Future
 import pytest
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult

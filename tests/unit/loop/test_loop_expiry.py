@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.scripted import ScriptedExecutor, scripted
 

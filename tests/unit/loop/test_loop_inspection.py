@@ -1,6 +1,6 @@
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.clock import Clock

@@ -7,7 +7,7 @@ import pytest
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.grammar.library import GrammarError
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
 

@@ -5,7 +5,8 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.process.main import answer
 from octavo_engine.process.messages import Answered, Call, CallFailed
-from octavo_engine.settings.config import EngineConfig, SchedulerConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import InvalidRequest, Unavailable
 from octavo_engine.wire.kv_stream import numbers
 from octavo_engine.wire.records import EngineRequest

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from octavo_engine.core.sequence import Sequence, new_sequence
 from octavo_engine.loop.proposers import NgramProposer, find_drafts, least_share
-from octavo_engine.settings.config import SpeculativeConfig, steps_ahead
+from octavo_engine.settings.config import steps_ahead
 from octavo_engine.settings.engine_args import resolve_config
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import StepCosts
 from octavo_engine.wire.records import EngineRequest

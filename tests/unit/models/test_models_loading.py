@@ -11,7 +11,7 @@ from octavo_engine.layers.moe import MoE
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import LayerKVSpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.paged import PagedDriver

@@ -7,7 +7,7 @@ import torch
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.rope import RotaryEmbedding, inverse_frequencies, rope_spec
 from octavo_engine.ops.rope import rotate_
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import rope_parameters
 from octavo_engine.wire.errors import StartupError
 from transformers import LlamaConfig

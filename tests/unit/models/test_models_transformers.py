@@ -17,7 +17,8 @@ from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.memory_plan import planned_weights_bytes
-from octavo_engine.settings.config import EngineConfig, ModelConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import OWN, context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model

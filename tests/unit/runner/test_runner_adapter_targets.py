@@ -11,7 +11,8 @@ from octavo_engine.ops.packed_linear import PackedWeight
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.lora_terms import AdapterTargets, adapters_bytes, make_terms, read_tensors
-from octavo_engine.settings.config import EngineConfig, LoRAModule
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import LoRAModule
 from octavo_engine.sources.adapter import read_adapter
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model

@@ -7,7 +7,8 @@ import pytest
 from octavo_engine.devices import dtype
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.load import load
-from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import TINY, make_tiny
 

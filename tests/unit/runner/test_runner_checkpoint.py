@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.runner.capacity import capacity_of
-from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import byte_tokenizer, make_tiny

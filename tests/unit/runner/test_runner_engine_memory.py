@@ -6,7 +6,8 @@ import pytest
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.load import load
-from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams

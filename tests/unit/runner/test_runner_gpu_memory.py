@@ -12,7 +12,8 @@ from octavo_engine.devices.memory import MIB, MemoryInfo
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.load import load
-from octavo_engine.settings.config import EngineConfig, ModelConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_testing.tiny_models import make_tiny
 
 TOTAL_BYTES = 64 * MIB

@@ -20,7 +20,8 @@ from octavo_engine.ops.reference import ReferenceBackend
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_engine.runner.kv_cache_size import with_max_num_seqs
 from octavo_engine.runner.load import load
-from octavo_engine.settings.config import EngineConfig, ReadyInfo, most_seqs, with_ready
+from octavo_engine.settings.config import EngineConfig, most_seqs, with_ready
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import InvalidRequest

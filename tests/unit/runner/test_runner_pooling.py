@@ -10,7 +10,7 @@ import torch
 from octavo_engine.runner import pooling
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.sampling.seq_state import SeqState
-from octavo_engine.settings.config import PoolingType
+from octavo_engine.settings.records import PoolingType
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams

@@ -10,7 +10,8 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
-from octavo_engine.settings.config import EngineConfig, ModelConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError

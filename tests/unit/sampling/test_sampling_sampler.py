@@ -8,7 +8,7 @@ import torch
 from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks, apply_penalties
 from octavo_engine.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampler, SampleRows, SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
-from octavo_engine.settings.config import LogprobsMode
+from octavo_engine.settings.records import LogprobsMode
 from octavo_engine.wire.plan import NewSeq, SeqResult
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor

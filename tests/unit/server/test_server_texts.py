@@ -5,7 +5,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.records import EngineStats
 from octavo_server.cli.banner import banner
 from octavo_server.cli.stats_log import describe

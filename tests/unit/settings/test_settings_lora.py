@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.settings.config import LoRAModule
 from octavo_engine.settings.engine_args import resolve_config, unused_arguments
+from octavo_engine.settings.records import LoRAModule
 from octavo_engine.wire.errors import StartupError
 
 A, B = LoRAModule(name="a", path="/x"), LoRAModule(name="b", path="/y=z", base_model_name="m")

@@ -17,7 +17,7 @@ from octavo_engine.core.blocks import BlockPool
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.hashing import block_hashes, next_hash
 from octavo_engine.wire.plan import BlockId, StepPlan
 

@@ -7,7 +7,7 @@ counts down the references of each block.
 
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.settings.config import PreemptionMode
+from octavo_engine.settings.records import PreemptionMode
 from octavo_engine.wire.plan import BlockId, StepCosts
 
 

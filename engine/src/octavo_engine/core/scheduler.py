@@ -12,7 +12,7 @@ from octavo_engine.core.events import KVDelta, KVDeltas
 from octavo_engine.core.planner import Planner
 from octavo_engine.core.sequence import Key, Sequence, forked_sequence, new_sequence
 from octavo_engine.core.state import SchedulerState
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier

@@ -13,7 +13,7 @@ from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, StepPlan
 from octavo_engine.wire.records import EngineStats, ErrorInfo, FinishReason, SeqOutput
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from octavo_engine.core.scheduler import NO_COSTS, Scheduler
-from octavo_engine.settings.config import SchedulerConfig
+from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput

@@ -31,7 +31,8 @@ from octavo_engine.devices.memory import (
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.settings.config import MAX_LOGITS, EngineConfig, ModelConfig, batched_tokens, most_seqs
+from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs
+from octavo_engine.settings.records import MAX_LOGITS, ModelConfig
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError, first_line
 

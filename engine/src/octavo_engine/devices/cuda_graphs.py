@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo_engine.devices.cuda_calls import Capture
 from octavo_engine.devices.step_inputs import Forward, StepInputs, StepLimits
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, ForwardContext
-from octavo_engine.settings.config import MAX_GRAPH_ROWS
+from octavo_engine.settings.records import MAX_GRAPH_ROWS
 from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)

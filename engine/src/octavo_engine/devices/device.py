@@ -38,7 +38,8 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.settings.config import EngineConfig, ModelConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from torch import Tensor
 from octavo_engine.ops.cpu_level import cache_folder, cpu_signature
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.packed_linear import PackedWeight, pack, packed_linear
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 
 _LOGGER = logging.getLogger(__name__)
 ROWS = (1, 64, 512)

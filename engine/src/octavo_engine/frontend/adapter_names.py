@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from octavo_engine.process.client import CoreProcess
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import AdapterNameTaken, InvalidRequest, ModelNotFound, StartupError
 
 #: Called with the hashes of all adapters, by name.

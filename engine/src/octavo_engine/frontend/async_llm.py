@@ -21,7 +21,8 @@ from octavo_engine.frontend.sleep_switch import SleepSwitch
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process.client import DEFAULT_LOADER, CoreProcess
 from octavo_engine.process.messages import Abort, Add
-from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.text.template import ChatTemplate
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, Unavailable

@@ -22,7 +22,8 @@ from octavo_engine.frontend.request_limits import (
 )
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
-from octavo_engine.settings.config import EngineConfig, ModelConfig, ReadyInfo, most_seqs, with_ready
+from octavo_engine.settings.config import EngineConfig, most_seqs, with_ready
+from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles

@@ -4,7 +4,8 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from octavo_engine.settings.config import EngineConfig, ModelPooling
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelPooling
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from octavo_engine.settings.config import MAX_GRAMMAR_BYTES
+from octavo_engine.settings.records import MAX_GRAMMAR_BYTES
 from octavo_engine.text.tokenizer import Tokenizer
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.ops.gather import gather_rows
 from octavo_engine.ops.rope import Rotation
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_engine.core.sequence import Sequence
-from octavo_engine.settings.config import SpeculativeConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]

@@ -16,7 +16,8 @@ from octavo_engine.devices.torch_env import bound_shape_caches, limit_openmp_spi
 from octavo_engine.loop.engine_core import EngineCore, Proposer
 from octavo_engine.loop.proposers import DraftModelProposer
 from octavo_engine.loop.trace_file import TraceFile
-from octavo_engine.settings.config import EngineConfig, ReadyInfo, SchedulerConfig, batched_tokens, steps_ahead
+from octavo_engine.settings.config import EngineConfig, batched_tokens, steps_ahead
+from octavo_engine.settings.records import ReadyInfo, SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from octavo_engine.layers.rope import RopeSpec, RotaryEmbedding, rope_spec
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 from octavo_engine.wire.errors import StartupError
 

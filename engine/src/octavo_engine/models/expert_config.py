@@ -3,7 +3,7 @@
 from typing import Any
 
 from octavo_engine.layers.moe import MoESpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 

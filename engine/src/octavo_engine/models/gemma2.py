@@ -3,7 +3,7 @@
 from typing import Any
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 

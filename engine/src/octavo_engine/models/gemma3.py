@@ -3,7 +3,7 @@
 from octavo_engine.layers.rope import RopeSpec, rope_spec
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types
 from octavo_engine.models.gemma2 import gemma_like
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers, rope_parameters
 
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0

@@ -6,7 +6,7 @@ from octavo_engine.layers.embedding import Embedding, LearnedPositions
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 

@@ -16,7 +16,7 @@ from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.layers.shard import Shard
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Llama 2 and 3, and models of the same architecture: SmolLM2, TinyLlama, Yi."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 
 
 class Llama(Decoder):

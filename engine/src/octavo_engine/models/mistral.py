@@ -1,7 +1,7 @@
 """Mistral: Llama with a sliding window on every layer, unless `sliding_window` is null."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 

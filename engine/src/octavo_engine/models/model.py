@@ -22,7 +22,7 @@ from octavo_engine.layers.moe import MoE
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_quantised import QuantisedTensor
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
 Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]

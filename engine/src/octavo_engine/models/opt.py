@@ -8,7 +8,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.norm import LayerNorm
 from octavo_engine.models.gpt_decoder import GPTDecoder, GPTDecoderLayer, GPTDecoderSpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 POSITION_OFFSET = 2

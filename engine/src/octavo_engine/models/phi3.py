@@ -1,7 +1,7 @@
 """Phi-3 and Phi-4-mini: Llama with qkv and gate-up fused in the checkpoint."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 

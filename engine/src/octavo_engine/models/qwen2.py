@@ -1,7 +1,7 @@
 """Qwen 2 and 2.5: Llama with biases on q, k, v; later layers have a window if `use_sliding_window` is set."""
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, layer_types, llama_like, windows
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 
 

@@ -2,7 +2,7 @@
 
 from octavo_engine.models.decoder import Decoder, DecoderSpec, llama_like
 from octavo_engine.models.qwen2 import qwen_windows
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 
 
 class Qwen3(Decoder):

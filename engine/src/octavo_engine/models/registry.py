@@ -24,7 +24,7 @@ from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
-from octavo_engine.settings.config import ModelConfig, ModelImpl
+from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.wire.errors import StartupError
 
 ARCHITECTURES: dict[str, type[Model]] = {

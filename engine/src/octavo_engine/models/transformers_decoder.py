@@ -30,7 +30,7 @@ from octavo_engine.models.model import Inputs, Model
 from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_specs
 from octavo_engine.models.transformers_support import check_specs, find_family, refusal, with_dimensions
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from octavo_engine.offline.metrics import MetricValue, OfflineMetrics, ProgressB
 from octavo_engine.offline.script_types import EngineArgs, LoRARequest
 from octavo_engine.offline.unsupported import UnsupportedMethods
 from octavo_engine.process.client import DEFAULT_LOADER
-from octavo_engine.settings.config import ContentFormatName
 from octavo_engine.settings.engine_args import check_call, resolve_config, unused_arguments
+from octavo_engine.settings.records import ContentFormatName
 from octavo_engine.settings.vllm import describe_unused, unused_variables
 from octavo_engine.sources.hub import set_hub_token
 from octavo_engine.text.transformers_tokenizer import TransformersTokenizer

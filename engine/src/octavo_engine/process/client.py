@@ -17,7 +17,8 @@ import zmq.asyncio
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
 from octavo_engine.process.pipes import framed, from_core_address, make_folder, remove_folder, to_core_address
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.records import CoreOutputs

@@ -8,7 +8,8 @@ or `CallFailed`; `Failed` is the last message.
 import msgspec
 
 from octavo_engine.log_format import LogFormat
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput

@@ -14,7 +14,8 @@ from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor
 from octavo_engine.runner.load import load
 from octavo_engine.runner.lora_terms import bytes_of_tensors
-from octavo_engine.settings.config import EngineConfig, ReadyInfo
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult

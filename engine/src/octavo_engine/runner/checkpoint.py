@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from octavo_engine.devices.device import Device
 from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.weight_formats import StoredTensors
-from octavo_engine.settings.config import EngineConfig, ModelConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import context_length, load_model_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model

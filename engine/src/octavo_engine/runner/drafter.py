@@ -20,7 +20,8 @@ from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel, LoadedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
-from octavo_engine.settings.config import MAX_LOGITS, EngineConfig, batched_tokens
+from octavo_engine.settings.config import EngineConfig, batched_tokens
+from octavo_engine.settings.records import MAX_LOGITS
 from octavo_engine.settings.speculative import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
 

@@ -29,7 +29,8 @@ from octavo_engine.runner.model_loading import (
     load_vocabulary,
     make_runner,
 )
-from octavo_engine.settings.config import EngineConfig, ReadyInfo, batched_tokens, most_seqs
+from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.download_dir import fetched_revision
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, with_local_adapters

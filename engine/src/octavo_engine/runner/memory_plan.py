@@ -34,7 +34,8 @@ from octavo_engine.runner.kv_cache_size import (
 )
 from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelImpl
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
 

@@ -30,7 +30,8 @@ from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
-from octavo_engine.settings.config import EngineConfig, ModelConfig, Quantization, most_seqs, steps_ahead
+from octavo_engine.settings.config import EngineConfig, most_seqs, steps_ahead
+from octavo_engine.settings.records import ModelConfig, Quantization
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import download_dir, resolve_text_files

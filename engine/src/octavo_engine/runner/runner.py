@@ -37,7 +37,7 @@ from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.logprobs import prompt_logprobs
 from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows
 from octavo_engine.sampling.seq_state import SeqState, isolated
-from octavo_engine.settings.config import MAX_LOGITS, LogprobsMode, PoolingType
+from octavo_engine.settings.records import MAX_LOGITS, LogprobsMode, PoolingType
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs

@@ -22,7 +22,7 @@ from octavo_engine.sampling.grammar_masks import GrammarRows
 from octavo_engine.sampling.logit_edits import apply_penalties
 from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.sampling.seq_state import SeqState, isolated
-from octavo_engine.settings.config import LogprobsMode
+from octavo_engine.settings.records import LogprobsMode
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 

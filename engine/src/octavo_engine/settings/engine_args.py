@@ -12,15 +12,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from octavo_engine.settings.config import (
-    MAX_GRAMMAR_BYTES,
-    MAX_GRAPH_ROWS,
-    EngineConfig,
-    KVEventsConfig,
-    Quantization,
-)
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.lora import check_lora, lora_modules
 from octavo_engine.settings.pooling import hf_overrides, pooler_config, runner_setting
+from octavo_engine.settings.records import MAX_GRAMMAR_BYTES, MAX_GRAPH_ROWS, KVEventsConfig, Quantization
 from octavo_engine.settings.speculative import check_speculation, speculative_config
 from octavo_engine.settings.vllm import (
     CALL_ARGUMENTS,

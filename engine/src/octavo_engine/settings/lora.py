@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.settings.config import EngineConfig, LoRAModule
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import LoRAModule
 from octavo_engine.wire.errors import StartupError
 
 #: The names and hashes of all adapters fit into a frame of the KV stream.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.settings.config import PoolerConfig
+from octavo_engine.settings.records import PoolerConfig
 from octavo_engine.wire.errors import StartupError
 
 EMBED = ("embed", "embedding")

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from octavo_engine.settings.config import EngineConfig, SpeculativeConfig
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 
 MAX_DRAFT_TOKENS = 32

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.settings.config import Quantization
+from octavo_engine.settings.records import Quantization
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 

@@ -10,7 +10,7 @@ multimodal config the text part is used. Only values that the engine needs are f
 import re
 from typing import Any
 
-from octavo_engine.settings.config import ModelConfig
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.wire.errors import StartupError

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from octavo_engine.settings.config import EngineConfig, ModelConfig, ModelPooling, PoolingType
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import ModelConfig, ModelPooling, PoolingType
 from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles

@@ -23,7 +23,7 @@ from octavo_server.kv.frames import VERSION, AdapterFile, Bye, Hello, Part, Repl
 from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 
 if TYPE_CHECKING:
-    from octavo_engine.settings.config import ReadyInfo
+    from octavo_engine.settings.records import ReadyInfo
     from octavo_engine.wire.records import EngineRequest, EngineStats
 
 HEARTBEAT_S = 0.5

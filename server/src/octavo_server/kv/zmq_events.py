@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 import zmq.asyncio
-from octavo_engine.settings.config import KVEventsConfig
+from octavo_engine.settings.records import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers
 
