@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.cli.observe_flags import tracer_of
+from octavo_server.cli.tracers import tracer_of
 from octavo_server.config import ServerConfig
 from octavo_server.tracing import RequestTracer, service_resource, validate_endpoint
 from octavo_testing.collector import collecting, spans_of

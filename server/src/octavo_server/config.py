@@ -29,9 +29,7 @@ class BodyLimits:
     """Limits of one request that the router checks, too."""
 
     max_request_bytes: int = setting(
-        4 * 2**20,
-        "Largest number of bytes of a request body; accepts 32M.",
-        group="limits of one request",
+        4 * 2**20, "Largest number of bytes of a request body; accepts 32M.", group="limits of one request"
     )
     max_json_values: int = setting(
         400_000,
@@ -45,8 +43,7 @@ class BodyLimits:
         parse=seconds,
     )
     min_upload_rate: int = setting(
-        2**16,
-        "Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit.",
+        2**16, "Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit."
     )
 
 
@@ -89,9 +86,7 @@ class QueueLimits:
         parse=size_or_auto,
     )
     max_num_queued_tokens: int | None = setting(
-        None,
-        "Number of prompt tokens of waiting requests from which on new requests are rejected.",
-        parse=size_or_auto,
+        None, "Number of prompt tokens of waiting requests from which on new requests are rejected.", parse=size_or_auto
     )
     max_requests_per_key: int | None = setting(
         None,

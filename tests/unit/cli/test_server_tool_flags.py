@@ -6,7 +6,7 @@ from octavo_engine.text.template import ChatTemplate
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.serve import server_config_of
-from octavo_server.cli.tool_flags import template_warning
+from octavo_server.cli.server_checks import template_warning
 from octavo_server.output_parsing.tool_use import ToolSettings
 
 HERMES = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]

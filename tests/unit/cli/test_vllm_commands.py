@@ -11,7 +11,8 @@ import pytest
 import yaml
 from octavo_engine.frontend.request_builder import Frontend
 from octavo_server.cli.main import build_parser, main
-from octavo_server.cli.serve import check_keys, engine_config_of, server_config_of
+from octavo_server.cli.serve import engine_config_of, server_config_of
+from octavo_server.cli.server_checks import check_keys
 from octavo_server.cli.vllm_flags import unused_flags
 from octavo_testing.scripted import write_byte_model
 

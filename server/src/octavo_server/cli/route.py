@@ -18,10 +18,10 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.discovery import discovery_of
-from octavo_server.cli.observe_flags import route_tracer_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import WorkerConfig, WorkerSupervisor, read_worker_config, worker_command
 from octavo_server.cli.termination_message import report_startup_error
+from octavo_server.cli.tracers import route_tracer_of
 from octavo_server.http.listener import allow_connections, bind
 from octavo_server.router.app import Router, RouterServer
 from octavo_server.router.fleet.endpoint import Discovery

@@ -25,15 +25,13 @@ from octavo_engine.sources.hub import set_hub_token
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
-from octavo_server.api.adapter_file import AdapterFileFollower, read_adapter_file
-from octavo_server.api_keys import ApiKeys
+from octavo_server.api.adapter_file import AdapterFileFollower
 from octavo_server.cli.declared_flags import record_of
-from octavo_server.cli.listen_flags import check_tls
-from octavo_server.cli.observe_flags import tracer_of
 from octavo_server.cli.secret_flags import secrets_of
+from octavo_server.cli.server_checks import check_adapter_file, check_keys, check_tls, check_tools, template_warning
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.termination_message import report_startup_error
-from octavo_server.cli.tool_flags import check_tools, template_warning
+from octavo_server.cli.tracers import tracer_of
 from octavo_server.cli.vllm_environment import (
     READY_TIMEOUT_VARIABLE,
     allows_adapter_updates,
@@ -43,7 +41,6 @@ from octavo_server.cli.vllm_environment import (
 from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_connections, bind, bound_unix
-from octavo_server.http.router_secret import router_secrets
 from octavo_server.http.server import SIGNALS
 from octavo_server.kv.zmq_events import zmq_events
 from octavo_server.supervise import cancel_tasks, supervised
@@ -107,29 +104,6 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
     )
     check_tools(config)
     return config
-
-
-def check_keys(config: ServerConfig) -> None:
-    """Check keys, secrets and dependent flags before the model is loaded. Raises StartupError."""
-    if config.enable_log_outputs and not config.enable_log_requests:
-        raise StartupError("--enable-log-outputs needs --enable-log-requests: add it.")
-    ApiKeys(config.api_key, config.api_key_file)
-    router_secrets(config.router_secret, config.router_secret_file)
-    if config.router_only and not config.has_router_secret:
-        raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")
-    if config.cache_isolation and not config.needs_key and not config.has_router_secret:
-        raise StartupError(
-            "--cache-isolation separates tenants by their API keys: add --api-key, --api-key-file or, behind a router "
-            "that checks keys, --router-secret."
-        )
-
-
-def check_adapter_file(config: ServerConfig, engine: EngineConfig) -> None:
-    """Check the file of adapters before the model is loaded. Raises StartupError."""
-    if config.lora_modules_file is not None:
-        if not engine.enable_lora:
-            raise StartupError("--lora-modules-file needs --enable-lora: add it.")
-        read_adapter_file(config.lora_modules_file)
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:

@@ -14,10 +14,7 @@ class ForwardLimits:
     """Timeouts, retries and queue limits of forwarded requests."""
 
     connect_timeout: float = setting(
-        2.0,
-        "Seconds that connecting to a replica may take.",
-        group="forwarding of requests",
-        parse=positive_seconds,
+        2.0, "Seconds that connecting to a replica may take.", group="forwarding of requests", parse=positive_seconds
     )
     first_byte_timeout: float = setting(
         600.0,
@@ -25,17 +22,13 @@ class ForwardLimits:
         parse=positive_seconds,
     )
     idle_timeout: float = setting(
-        120.0,
-        "Seconds without data from the replica after which a started response is ended.",
-        parse=positive_seconds,
+        120.0, "Seconds without data from the replica after which a started response is ended.", parse=positive_seconds
     )
     max_retries: int = setting(
         2, "Largest number of retries of a request whose replica failed before it began its response."
     )
     max_requests_per_replica: int | None = setting(
-        None,
-        "Largest number of requests in flight at a replica; further requests wait in the router's queue.",
-        ge=1,
+        None, "Largest number of requests in flight at a replica; further requests wait in the router's queue.", ge=1
     )
     max_queued_reqs: int = setting(
         1024, "Largest number of requests in the router's queue; further requests get status 429."
@@ -47,9 +40,7 @@ class ForwardLimits:
         metavar="N",
     )
     breaker_failures: int = setting(
-        3,
-        "Consecutive failures of a replica after which it gets no requests for --breaker-open-time seconds.",
-        ge=1,
+        3, "Consecutive failures of a replica after which it gets no requests for --breaker-open-time seconds.", ge=1
     )
     breaker_open_time: float = setting(
         1.0,
@@ -80,9 +71,7 @@ class RouterSettings(HttpSettings):
         metavar="PATH",
     )
     workers: int = setting(
-        1,
-        "Number of processes that share the port, each with its own index of KV blocks and its own limits.",
-        ge=1,
+        1, "Number of processes that share the port, each with its own index of KV blocks and its own limits.", ge=1
     )
     replica_key: str = setting(
         str, "API key that the router sends to replicas.", group="replicas", metavar="KEY", repr=False
