@@ -1,7 +1,10 @@
 """A setting is declared once, as a field of a record: its flag, help, range, variable and value follow."""
 
 import argparse
+import json
 import math
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +24,7 @@ class Inner:
     max_things: int = setting(7, "Number of things.", ge=1, le=9, env=("A_THINGS", "B_THINGS"))
     level: Literal[0, 1, 2] = setting(0, "Level.", env=("A_LEVEL",))
     is_loud: bool = setting(False, "Noise.", env=("A_NOISE",))
+    tags: tuple[str, ...] = setting((), "Tags.", env=("A_TAG",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +133,12 @@ def test_the_first_variable_that_is_set_counts_without_the_flag(monkeypatch):
     monkeypatch.setenv("B_THINGS", "4")
     monkeypatch.setenv("A_LEVEL", "2")
     monkeypatch.setenv("A_NOISE", "true")
-    assert record().inner == Inner(max_things=4, level=2, is_loud=True)
+    monkeypatch.setenv("A_TAG", "new")
+    assert record().inner == Inner(max_things=4, level=2, is_loud=True, tags=("new",))
     monkeypatch.setenv("A_THINGS", "5")
     assert record().inner.max_things == 5
-    assert record("--max-things", "6", "--level", "0", "--no-is-loud").inner == Inner(max_things=6)
+    argv = ("--max-things", "6", "--level", "0", "--no-is-loud", "--tags", "a", "b")
+    assert record(*argv).inner == Inner(max_things=6, tags=("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -189,3 +195,67 @@ def test_two_records_with_the_same_setting_are_refused():
     made = parser()
     with pytest.raises(argparse.ArgumentError, match="conflicting"):
         add_flags(made, Inner)
+
+
+#: Command -> file, class and field of the record to which the line is added.
+PLACES = {
+    "serve": ("octavo_server.config", "class RequestLimits(BodyLimits):", "limits"),
+    "route": ("octavo_server.router.settings", "class ForwardLimits:", "forward"),
+    "both": ("octavo_server.config", "class BodyLimits:", "limits"),
+}
+LINE = 'max_dummies: int = setting(7, "Largest number of dummies.", group="toys", ge=1, le=9, env=("OCTAVO_DUMMIES",))'
+SCRIPT = """
+import contextlib, importlib.util, io, json, os, sys, types
+name, place, line, field, command, page, yaml = sys.argv[1:]
+spec = importlib.util.find_spec(name)
+head, _, rest = open(spec.origin).read().partition(place)
+docstring, end, fields = rest.partition('\"\"\"\\n')
+sys.modules[name] = module = types.ModuleType(name)
+exec(head + place + docstring + end + "\\n    " + line + "\\n" + fields, module.__dict__)
+
+from octavo_engine.settings.config import EngineConfig
+from octavo_server.cli.main import build_parser
+from octavo_server.cli.route_flags import settings_of
+from octavo_server.cli.serve import server_config_of
+
+def value(*argv):
+    args = build_parser().parse_args([command, *argv])
+    record = settings_of(args) if command == "route" else server_config_of(args, EngineConfig(served_model_name=("m",)))
+    return getattr(record, field).max_dummies
+
+def printed(*argv):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+        build_parser().parse_args([command, *argv])
+    return " ".join(out.getvalue().split())
+
+found = {"help": printed("--help"), "refusal": printed("--max-dummies", "10"), "near": printed("--max-dumies", "1")}
+found |= {"default": value(), "flag": value("--max-dummies", "9"), "yaml": value("--config", yaml)}
+os.environ["OCTAVO_DUMMIES"] = "8"
+found["env"] = value()
+docs = importlib.util.module_from_spec(spec := importlib.util.spec_from_file_location("docs", page))
+spec.loader.exec_module(docs)
+found["rows"] = [" | ".join(row) for _, rows in docs.TABLES.values() for row in rows if "dummies" in row[0]]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "command"), [("serve", "serve"), ("route", "route"), ("both", "serve"), ("both", "route")]
+)
+def test_one_line_adds_a_setting(place, command, tmp_path):
+    (tmp_path / "settings.yaml").write_text("max_dummies: 4\n")
+    module, record, field = PLACES[place]
+    page = Path(__file__).with_name("test_docs_limits.py")
+    argv = (module, record, LINE, field, command, str(page), str(tmp_path / "settings.yaml"))
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "toys: --max-dummies N Largest number of dummies. Default: $OCTAVO_DUMMIES, else 7." in found["help"]
+    assert "argument --max-dummies: '10' must be between 1 and 9" in found["refusal"]
+    assert "Did you mean --max-dummies" in found["near"]
+    assert {key: found[key] for key in ("default", "flag", "yaml", "env")} == {
+        "default": 7, "flag": 9, "yaml": 4, "env": 8,
+    }  # fmt: skip
+    (row,) = found["rows"]
+    assert row.startswith("dummies | `--max-dummies` | 7")

@@ -1,6 +1,7 @@
 """Flags of `octavo route`: accepted values, and values that are refused at the start."""
 
 import pytest
+from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.route_flags import settings_of
 
@@ -55,3 +56,12 @@ def test_retries_queue_and_hold_time_may_be_zero():
     flags = ("--max-retries", "0", "--max-queued-reqs", "0", "--max-hold-time", "0")
     forward = settings_of(parsed(*URL, *flags)).forward
     assert (forward.max_retries, forward.max_queued_reqs, forward.max_hold_time) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--port", "9", "--admin-port", "9"), ("--admin-port", "9", "--port", "9"), ("--admin-port", "8000")]
+)
+def test_two_ports_are_compared_after_both_are_read(flags):
+    with pytest.raises(StartupError, match=r"--admin-port and --port are both (9|8000): give two"):
+        settings_of(parsed(*URL, *flags))
+    assert settings_of(parsed(*URL, "--port", "0", "--admin-port", "0")).admin_port == 0

@@ -113,7 +113,8 @@ def _from_environment(declared: Setting) -> Any:
     for name in declared.env:
         if text := os.environ.get(name):
             try:
-                return _parsed(declared, text)
+                value = _parsed(declared, text)
             except argparse.ArgumentTypeError as error:
                 raise StartupError(f"${name} is {text!r}: {error}. Correct the variable, or unset it.") from None
+            return (value,) if declared.is_list else value
     return None
