@@ -171,6 +171,18 @@ def test_help_has_groups_metavars_and_defaults():
         assert expected in words
 
 
+def test_flags_that_the_caller_adds_are_left_out():
+    made = ConfiguredParser(prog="test", allow_abbrev=False)
+    add_flags(made, Outer, but=("host", "max_things"))
+    left_out = parser()._option_string_actions.keys() - made._option_string_actions.keys()
+    assert left_out == {"--host", "--max-things"}
+
+
+def test_a_path_is_text_and_stays_a_path_where_one_is_asked_for():
+    declared = {each.name: each for each in all_settings(Outer)}
+    assert [declared[name].converted(Path("/s")) for name in ("host", "socket")] == ["/s", Path("/s")]
+
+
 def test_a_key_is_hidden():
     assert "secret" not in repr(record("--key", "secret"))
 

@@ -7,6 +7,7 @@ tables of the docs follow from it; the flag is the name of the field. Nothing re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -94,7 +95,8 @@ class Setting:
         return value is None or (self.ge, self.le) == (-inf, inf) or bool(self.ge <= value <= self.le)
 
     def converted(self, value: Any) -> Any:
-        """Return the field's value for a value from a flag, a file or a script."""
+        """Return the field's value for a value from a flag, a file or a script, where a path may be given for text."""
+        value = str(value) if self.kind is str and isinstance(value, Path) else value
         value = self.aliases.get(value, value) if isinstance(value, str) else value
         return value if self.convert is None else self.convert(value)
 

@@ -33,10 +33,10 @@ _METAVARS: dict[Any, str] = {
 }
 
 
-def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
-    """Add a flag for each setting of the record and of the records in it."""
+def add_flags(parser: argparse.ArgumentParser, record: type, *, but: Container[str] = ()) -> None:
+    """Add a flag for each setting of the record and of the records in it, except those that the caller adds."""
     groups: dict[str | None, Any] = {group.title: group for group in parser._action_groups}
-    for declared in all_settings(record):
+    for declared in (each for each in all_settings(record) if each.name not in but):
         title, _, description = declared.group.partition(": ")
         if title not in groups:
             groups[title] = parser.add_argument_group(title, description or None)
