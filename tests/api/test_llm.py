@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.core.replay import replay_file
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.declare import setting
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_testing.core_process import SUPPORT
 from octavo_testing.scripted import LOADER, scripted, text_ids, write_byte_model
@@ -161,6 +164,18 @@ def test_unknown_and_unsupported_arguments_are_errors(model):
         LLM(model=model, max_model_length=1)
     with pytest.raises(StartupError, match="pipeline_parallel_size=2 is not supported"):
         LLM(model=model, pipeline_parallel_size=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMore(EngineConfig):
+    dummy: int = setting(4, "Number of dummies.", ge=1, le=9)
+
+
+def test_a_setting_of_one_line_is_an_argument(model, monkeypatch):
+    monkeypatch.setattr("octavo_engine.settings.engine_args.EngineConfig", OneMore)
+    assert [make_llm(model, **given).config.dummy for given in ({}, {"dummy": 7})] == [4, 7]
+    with pytest.raises(StartupError, match="dummy must be between 1 and 9, got 10"):
+        LLM(model=model, dummy=10)
 
 
 def test_arguments_of_calls_are_never_ignored(llm):

@@ -9,8 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 from octavo_engine.offline.llm import LLM
+from octavo_engine.settings.arg_types import kv_events
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.engine_args import kv_events_config
 from octavo_engine.settings.records import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash, tenant_salt
@@ -183,12 +183,12 @@ async def test_an_endpoint_in_use_fails_the_start(config):
 
 def test_the_flag_accepts_vllms_configuration():
     given = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
-    assert kv_events_config(json.dumps(given)) == kv_events_config(given) == KVEventsConfig(**given)
-    assert kv_events_config('{"publisher": "null", "enable_kv_cache_events": true}') is None
-    assert kv_events_config("{}") is None
+    assert kv_events(json.dumps(given)) == kv_events(given) == KVEventsConfig(**given)
+    assert kv_events('{"publisher": "null", "enable_kv_cache_events": true}') is None
+    assert kv_events("{}") is None
     for wrong in ("[", "[1]", '{"endpint": "x"}', '{"publisher": "kafka"}', '{"hwm": -1}', "3"):
         with pytest.raises(StartupError, match="kv_events_config"):
-            kv_events_config(wrong)
+            kv_events(wrong)
 
 
 def test_offline_use_with_kv_events_is_refused(folder, config):

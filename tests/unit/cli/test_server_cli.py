@@ -5,18 +5,19 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.settings.arg_types import size, size_or_auto
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.declare import all_settings, setting
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import SeqResult, StepResult
 from octavo_engine.wire.records import EngineRequest
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_server.cli.flags import ENGINE_HELP
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.http.listener import bind
@@ -90,6 +91,38 @@ def test_unsupported_flags_are_rejected(argv, capsys):
 
 
 @pytest.mark.parametrize(
+    ("flag", "text", "limit"),
+    [
+        ("--gpu-memory-utilization", "7", "between 0.01 and 1.0"),
+        ("--max-num-seqs", "0", "at least 1"),
+        ("--max-schema-depth", "121", "between 1 and 120"),
+    ],
+)
+def test_a_flag_out_of_range_names_its_limit(flag, text, limit, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(flag, text)
+    assert caught.value.code == 2
+    assert f"argument {flag}: '{text}' must be {limit}" in capsys.readouterr().err
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMore(EngineConfig):
+    dummy: int = setting(4, "Number of dummies.", ge=1, le=9)
+
+
+def test_a_setting_of_one_line_has_flag_help_range_and_key_of_the_file(monkeypatch, tmp_path, capsys):
+    for module in ("octavo_engine.settings.engine_args", "octavo_server.cli.flags", "octavo_server.cli.serve"):
+        monkeypatch.setattr(f"{module}.EngineConfig", OneMore)
+    (tmp_path / "serve.yaml").write_text("dummy: 6")
+    given = ([], ["--dummy", "5"], ["--config", str(tmp_path / "serve.yaml")])
+    assert [engine_config_of(parse(*argv)).dummy for argv in given] == [4, 5, 6]
+    assert "--dummy N Number of dummies. Default: 4." in " ".join(help_of_serve().split())
+    with pytest.raises(SystemExit):
+        parse("--dummy", "10")
+    assert "argument --dummy: '10' must be between 1 and 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["serve", "--prot", "80"], "octavo serve: error: unrecognized arguments: --prot. Did you mean --port or "),
@@ -128,8 +161,6 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
         (["--ssl-keyfile", "/nowhere.pem"], "add --ssl-certfile"),
         (["--ssl-certfile", "/nowhere.pem"], "TLS can't start with /nowhere.pem"),
         (["--uds", "/nowhere/socket"], "cannot listen on /nowhere/socket"),
-        (["--gpu-memory-utilization", "7"], "gpu_memory_utilization must be between"),
-        (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -155,14 +186,16 @@ def test_flags_of_features_that_are_always_on_are_accepted():
     engine_config_of(parse(*flags, "--tokenizer-mode", "auto", "--kv-cache-dtype", "auto"))
 
 
-@pytest.mark.parametrize("dtype", ["half", "float16"])
-def test_dtypes_accept_their_old_names(dtype):
-    assert engine_config_of(parse("--dtype", dtype)).dtype == "float16"
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("half", "float16"), ("fp16", "float16"), ("float", "float32"), ("fp32", "float32"), ("bf16", "bfloat16")],
+)
+def test_dtypes_have_the_same_short_names_as_in_a_script(name, dtype):
+    assert engine_config_of(parse("--dtype", name)).dtype == resolve_config(dtype=name).dtype == dtype
 
 
 def test_every_field_of_the_engine_has_a_flag_with_help():
-    described = {name for helps in ENGINE_HELP.values() for name in helps}
-    assert described == {f.name for f in fields(EngineConfig)} - {"model"}
+    assert {declared.name for declared in all_settings(EngineConfig)} == {f.name for f in fields(EngineConfig)}
 
 
 def test_help_shows_every_default():

@@ -1,8 +1,11 @@
+import math
 from importlib.metadata import version
+from pathlib import Path
 
 import octavo_engine
 import pytest
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.declare import all_settings
 from octavo_engine.settings.engine_args import resolve_config, unused_arguments
 from octavo_engine.settings.vllm import ANY, ENGINE_ARGUMENTS, VllmArgument, describe_unused, unused_variables
 from octavo_engine.wire.errors import StartupError
@@ -194,6 +197,22 @@ def test_the_package_has_a_version():
 def test_a_value_that_cannot_be_served_is_named(name, value, message):
     with pytest.raises(StartupError, match=message):
         resolve_config(**{name: value})
+
+
+BOUNDED = [declared for declared in all_settings(EngineConfig) if not declared.choices and declared.bounds]
+
+
+@pytest.mark.parametrize("declared", BOUNDED, ids=lambda declared: declared.name)
+def test_a_value_beyond_each_limit_is_refused_with_it(declared):
+    for value in (declared.ge - 1, declared.le + 1):
+        if abs(value) < math.inf:
+            with pytest.raises(StartupError, match=f"^{declared.name} must be {declared.bounds}, got {value}"):
+                resolve_config(**{declared.name: value})
+
+
+@pytest.mark.parametrize("name", ["model", "tokenizer", "trace", "generation_config", "chat_template", "download_dir"])
+def test_a_path_may_be_given_for_text(name):
+    assert getattr(resolve_config(**{name: Path("/folder")}), name) == "/folder"
 
 
 def test_nan_is_out_of_range():

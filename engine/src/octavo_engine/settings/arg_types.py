@@ -1,12 +1,22 @@
-"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds, JSON."""
+"""Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds, JSON.
+
+After them: functions that convert the values of single settings, which may also come from a script.
+"""
 
 import argparse
 import json
 import re
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args
+
+import msgspec
+
+from octavo_engine.settings.records import MAX_GRAPH_ROWS, KVEventsConfig, Quantization
+from octavo_engine.wire.errors import StartupError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+DTYPE_ALIASES = {"half": "float16", "float": "float32", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 MAX_PORT = 65535
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 
@@ -95,3 +105,61 @@ def positive_seconds(text: str) -> float:
 
 def whole_seconds(text: str) -> int:
     return round(seconds(text))
+
+
+def dtype_name(value: Any) -> str:
+    word = str(value).removeprefix("torch.")
+    return DTYPE_ALIASES.get(word, word)
+
+
+def names(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def quantization_name(value: Any) -> Any:
+    if value is not None and value not in get_args(Quantization):
+        raise StartupError(
+            f"quantization={value!r} is not supported by this version: serve a GGUF, GPTQ, AWQ or compressed-tensors "
+            "checkpoint, or an unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set "
+            "it to 'int8', 'int4', 'gptq', 'awq', 'compressed-tensors' or 'gguf'."
+        )
+    return value
+
+
+def capture_sizes(value: Any) -> tuple[int, ...]:
+    sizes = [value] if isinstance(value, int) else list(value or ())
+    for entry in sizes:
+        if not isinstance(entry, int) or isinstance(entry, bool) or not 1 <= entry <= MAX_GRAPH_ROWS:
+            raise StartupError(
+                f"cudagraph_capture_sizes has the entry {entry!r}: give numbers of sequences between 1 and "
+                f"{MAX_GRAPH_ROWS}."
+            )
+    return tuple(sorted(set(sizes)))
+
+
+def generation_override(value: Any) -> dict[str, Any]:
+    known = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+    given = {} if value is None else value
+    if not isinstance(given, dict) or not given.keys() <= set(known):
+        raise StartupError(
+            f"override_generation_config={value!r} is not supported by this version: give a JSON object with fields of "
+            f"{', '.join(known)}."
+        )
+    return given
+
+
+def kv_events(value: Any) -> KVEventsConfig | None:
+    """Read the configuration from JSON text or a mapping; return None if events are off. Raises StartupError."""
+    if value is None or isinstance(value, KVEventsConfig):
+        return value
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
+        settings = msgspec.convert(given, KVEventsConfig)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StartupError(f"kv_events_config={value!r} is not a valid configuration: {error}.") from None
+    if unknown:
+        raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")
+    if min(settings.buffer_steps, settings.hwm) < 0:
+        raise StartupError("kv_events_config: buffer_steps and hwm must be at least 0.")
+    return settings if settings.enable_kv_cache_events and settings.publisher != "null" else None

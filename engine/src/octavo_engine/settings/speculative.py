@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -18,12 +17,6 @@ _REMEDY = (
     "set method='ngram', which takes drafts from the sequence itself, or model to the name or path of a draft model, "
     "or leave speculative_config out."
 )
-
-
-def check_speculation(config: EngineConfig) -> None:
-    """Raise StartupError for drafts with `async_scheduling`: the next step's drafts follow tokens that it lacks."""
-    if config.speculative_config is not None and config.async_scheduling:
-        raise StartupError("async_scheduling does not work with speculative_config: leave one of them out.")
 
 
 def speculative_config(value: Any) -> SpeculativeConfig | None:
