@@ -128,20 +128,37 @@ def test_dimensions_come_from_config_or_overrides(folder):
     assert (found.is_matryoshka, found.matryoshka_dimensions) == (True, (4, 8))
 
 
+def test_overrides_replace_any_key_of_the_config(folder):
+    """Objects are replaced whole, except those of nested configs, whose keys are replaced one by one."""
+    set_config(folder, rope_scaling={"factor": 2}, vision_config={"a": {"b": 1}, "c": 2})
+    overrides = {"max_position_embeddings": 77, "rope_scaling": None, "vision_config": {"a": {"d": 3}}, "mine": [1]}
+    config = resolve_config(model=str(folder), load_format="dummy", hf_overrides=json.dumps(overrides))
+    files = resolve_files(config)
+    assert files.config["vision_config"] == {"a": {"d": 3}, "c": 2}
+    assert {key: files.config[key] for key in ("rope_scaling", "mine")} == {"rope_scaling": None, "mine": [1]}
+    model = load_served_model(config, files)
+    assert (model.max_position_embeddings, model.pooling) == (77, None)
+
+
+def test_an_overridden_quantisation_is_read(folder):
+    settings = {"quantization_config": {"quant_method": "bitnet"}}
+    with pytest.raises(StartupError, match="bitnet"):
+        resolve_files(resolve_config(model=str(folder), load_format="dummy", hf_overrides=settings))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"pooler_config": {"pooling_type": "STEP"}},
         {"pooler_config": {"step_tag_id": 3}},
         {"pooler_config": "LAST"},
-        {"hf_overrides": {"rope_theta": 3}},
+        {"hf_overrides": "[]"},
         {"hf_overrides": {"matryoshka_dimensions": [0]}},
         {"task": "score"},
         {"runner": "draft"},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
         {"enable_lora": True},
         {"runner": "generate", "pooler_config": {"use_activation": False}},
-        {"runner": "generate", "hf_overrides": {"is_matryoshka": True}},
     ],
 )
 def test_wrong_settings_are_refused(folder, arguments):

@@ -50,6 +50,7 @@ def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Chec
             model=speculation.model,
             revision=speculation.revision,
             quantization=None,
+            hf_overrides={},
             load_format="dummy" if config.load_format == "dummy" else "auto",
         )
     )

@@ -64,8 +64,7 @@ class EngineConfig:
     )
     hf_overrides: dict[str, Any] = setting(
         dict,
-        "JSON object of keys that the model's config.json lacks: is_matryoshka or matryoshka_dimensions, which allow "
-        "shorter vectors.",
+        "JSON object of keys that replace those of the model's config.json.",
         parse=json_object,
         convert=pooling.hf_overrides,
     )

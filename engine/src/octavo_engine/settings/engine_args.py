@@ -14,6 +14,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.declare import Setting, all_settings
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
 from octavo_engine.settings.pooling import runner_setting
+from octavo_engine.settings.speculative import speculation_setting
 from octavo_engine.settings.vllm import (
     CALL_ARGUMENTS,
     ENGINE_ARGUMENTS,
@@ -31,6 +32,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     """Build the configuration. Raises TypeError for an unknown name, StartupError for an unsupported value."""
     declared = {setting.name: setting for setting in all_settings(EngineConfig)}
     chosen = {}
+    arguments |= speculation_setting(arguments)
     for name, value in arguments.items():
         if name in declared:
             chosen[name] = declared[name].converted(value)

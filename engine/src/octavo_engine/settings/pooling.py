@@ -11,8 +11,6 @@ from octavo_engine.settings.records import PoolerConfig
 from octavo_engine.wire.errors import StartupError
 
 EMBED = ("embed", "embedding")
-#: Keys of config.json that may be set: they describe the vectors of a model, and change no computation.
-_OVERRIDES = ("is_matryoshka", "matryoshka_dimensions")
 _FIELDS = tuple(f.name for f in fields(PoolerConfig))
 #: vLLM's older names of the fields of its pooler configuration.
 _OLD_FIELDS = {"seq_pooling_type": "pooling_type", "normalize": "use_activation"}
@@ -46,13 +44,7 @@ def pooler_config(value: Any) -> PoolerConfig | None:
 
 def hf_overrides(value: Any) -> dict[str, Any]:
     """Read the keys of config.json to replace, from JSON text or a mapping. Raises StartupError."""
-    given = {} if value is None else dict(_as_mapping("hf_overrides", value))
-    if unknown := sorted(given.keys() - set(_OVERRIDES)):
-        raise StartupError(
-            f"hf_overrides sets {unknown[0]!r}, but only {' and '.join(_OVERRIDES)} can be set: edit config.json in a "
-            "copy of the model and serve that folder."
-        )
-    return given
+    return {} if value is None else dict(_as_mapping("hf_overrides", value))
 
 
 def _as_mapping(name: str, value: Any) -> Mapping[str, Any]:

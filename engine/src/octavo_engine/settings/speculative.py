@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from octavo_engine.settings.records import SpeculativeConfig
+from octavo_engine.settings.vllm import SETTING, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
 
 MAX_DRAFT_TOKENS = 32
@@ -13,6 +15,19 @@ _FIELDS = {
     "ngram": ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     "draft_model": ("method", "model", "num_speculative_tokens", "revision", "draft_tensor_parallel_size"),
 }
+#: vLLM's other fields: without effect here, or only with the value that changes nothing.
+_VLLM_FIELDS = {
+    **dict.fromkeys(("enforce_eager", "disable_padded_drafter_batch", "use_local_argmax_reduction"), SETTING),
+    **dict.fromkeys(("max_model_len", "code_revision", "disable_by_batch_size", "draft_sample_method"), SETTING),
+    **dict.fromkeys(("attention_backend", "moe_backend", "disable_eagle_block_drop"), SETTING),
+    "parallel_drafting": VllmArgument(fulfilled=(False,), missing="drafts are made one after another."),
+    "use_heterogeneous_vocab": VllmArgument(fulfilled=(False,), missing="a draft model has the target's vocabulary."),
+    "rejection_sample_method": VllmArgument(fulfilled=("standard",), missing="outputs don't depend on drafts."),
+    "kv_cache_dtype": VllmArgument(fulfilled=("auto",), missing="the KV cache has the type of the model."),
+    "quantization": VllmArgument(missing="a draft model keeps the type of its checkpoint."),
+}
+#: vLLM's short arguments -> the fields that they set.
+_SHORT = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 _REMEDY = (
     "set method='ngram', which takes drafts from the sequence itself, or model to the name or path of a draft model, "
     "or leave speculative_config out."
@@ -25,7 +40,14 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
         return value
     given = _as_mapping(value)
     method = _method(given)
-    unknown = sorted(given.keys() - set(_FIELDS[method]))
+    others = {name: value for name, value in given.items() if name in _VLLM_FIELDS}
+    list(
+        find_unused(
+            {f"speculative_config.{name}": _VLLM_FIELDS[name] for name in others},
+            {f"speculative_config.{name}": value for name, value in others.items()},
+        )
+    )
+    unknown = sorted(given.keys() - others.keys() - set(_FIELDS[method]))
     if unknown:
         raise StartupError(
             f"speculative_config has no field {unknown[0]!r} for method {method!r}: leave it out, or use one of "
@@ -37,6 +59,22 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
         )
     num_tokens = _count("num_speculative_tokens", given["num_speculative_tokens"], most=MAX_DRAFT_TOKENS)
     return _ngram(given, num_tokens) if method == "ngram" else _draft_model(given, num_tokens)
+
+
+def speculation_setting(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `speculative_config` with the fields that vLLM's short arguments set. Raises StartupError."""
+    short = {key: arguments[name] for name, key in _SHORT.items() if arguments.get(name) is not None}
+    given = arguments.get("speculative_config")
+    if not short:
+        return {}
+    whole = {} if given is None else asdict(given) if isinstance(given, SpeculativeConfig) else _as_mapping(given)
+    for name, key in _SHORT.items():
+        if key in short and whole.get(key) not in (None, short[key]):
+            raise StartupError(
+                f"{name}={short[key]!r} and speculative_config.{key}={whole[key]!r} contradict each other: omit one of "
+                "them."
+            )
+    return {"speculative_config": {**whole, **short}}
 
 
 def _ngram(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:

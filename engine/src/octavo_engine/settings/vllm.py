@@ -288,6 +288,7 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "enable_prompt_adapter": _values(False, is_switch=True, **_NO_PROMPT_ADAPTERS),
     "convert": _values("auto", "none", *EMBED, **_NO_POOLING),
     "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY, harmless=ANY)),
     "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
     "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),

@@ -40,10 +40,8 @@ def load_served_model(config: EngineConfig, files: ModelFiles) -> ModelConfig:
     """
     model = load_model_config(files)
     if not is_pooling(config, files, model.architecture):
-        for name in ("pooler_config", "hf_overrides"):
-            if getattr(config, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise StartupError(f"{flag} is a setting of embedding models: add --runner pooling, or omit it.")
+        if config.pooler_config:
+            raise StartupError("--pooler-config is a setting of embedding models: add --runner pooling, or omit it.")
         return model
     for key, value in _BIDIRECTIONAL.items():
         if model.hf.get(key) is value:
@@ -58,7 +56,6 @@ def load_served_model(config: EngineConfig, files: ModelFiles) -> ModelConfig:
             "--enable-lora: adapters of embedding models are not supported: omit it, or merge the adapter into the "
             "checkpoint."
         )
-    model = replace(model, hf={**model.hf, **config.hf_overrides})
     return replace(model, pooling=_model_pooling(config, files, model))
 
 

@@ -33,6 +33,9 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     """Locate the files of the configured model. Raises StartupError."""
     revision, load_format = config.revision, config.load_format
     files = resolve_model(config.model, revision=revision, load_format=load_format, download_dir=download_dir(config))
+    if config.hf_overrides:
+        files = replace(files, config=_merged(files.config, config.hf_overrides))
+        files = replace(files, quantisation=read_quantisation(files))
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
     method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
@@ -42,6 +45,16 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
             "omit it, or use another checkpoint."
         )
     return files
+
+
+def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace keys of a config. As in vLLM, only the keys of a nested config (text_config) are replaced one by one."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        own = merged.get(key)
+        is_nested = key.endswith("_config") and key != "quantization_config"
+        merged[key] = _merged(own, value) if is_nested and isinstance(own, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def with_local_adapters(config: EngineConfig) -> EngineConfig:
