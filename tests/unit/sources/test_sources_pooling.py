@@ -140,6 +140,21 @@ def test_overrides_replace_any_key_of_the_config(folder):
     assert (model.max_position_embeddings, model.pooling) == (77, None)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ({"rope_theta": 7}, {"rope_type": "linear", "factor": 2, "rope_theta": 7}),
+        ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 5}),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 7}, {"rope_type": "yarn", "rope_theta": 7}),
+        ({"rope_parameters": {"rope_theta": 9}}, {"rope_theta": 9}),
+    ],
+)
+def test_older_spellings_of_rope_override_the_newer_one(folder, overrides, found):
+    set_config(folder, rope_parameters={"rope_type": "linear", "factor": 2, "rope_theta": 5})
+    files = resolve_files(resolve_config(model=str(folder), load_format="dummy", hf_overrides=overrides))
+    assert files.config["rope_parameters"] == found
+
+
 def test_an_overridden_quantisation_is_read(folder):
     settings = {"quantization_config": {"quant_method": "bitnet"}}
     with pytest.raises(StartupError, match="bitnet"):

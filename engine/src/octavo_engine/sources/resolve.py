@@ -34,7 +34,7 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
     revision, load_format = config.revision, config.load_format
     files = resolve_model(config.model, revision=revision, load_format=load_format, download_dir=download_dir(config))
     if config.hf_overrides:
-        files = replace(files, config=_merged(files.config, config.hf_overrides))
+        files = replace(files, config=_with_rope(_merged(files.config, config.hf_overrides), config.hf_overrides))
         files = replace(files, quantisation=read_quantisation(files))
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
@@ -55,6 +55,19 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         is_nested = key.endswith("_config") and key != "quantization_config"
         merged[key] = _merged(own, value) if is_nested and isinstance(own, dict) and isinstance(value, dict) else value
     return merged
+
+
+def _with_rope(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Write overridden keys of RoPE in their older spelling to `rope_parameters`, too, which has priority."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_parameters" in overrides:
+        return config
+    if "rope_scaling" in overrides:
+        theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
+        rope = theta | (overrides["rope_scaling"] or {"rope_type": "default"})
+    if "rope_theta" in overrides:
+        rope = {**rope, "rope_theta": overrides["rope_theta"]}
+    return {**config, "rope_parameters": rope}
 
 
 def with_local_adapters(config: EngineConfig) -> EngineConfig:
