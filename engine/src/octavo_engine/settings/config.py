@@ -90,7 +90,7 @@ class EngineConfig:
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device that runs the model.")
     seed: int | None = setting(
-        None, "Seed of requests without one, so that a restart repeats their answers. Default: random.", parse=int
+        None, "Seed of requests without one, so that a restart repeats their answers.", parse=int, unset="random"
     )
     generation_config: str = setting(
         "auto",
@@ -164,7 +164,7 @@ class EngineConfig:
         ge=1,
         unset="as many as fit",
     )
-    swap_space: float = setting(0.0, "CPU memory in GiB for the KV blocks of preempted requests.", ge=0, unset="0.0")
+    swap_space: float = setting(0.0, "CPU memory in GiB for the KV blocks of preempted requests.", ge=0)
     enable_sleep_mode: bool = setting(
         False, "Routes /sleep and /wake_up, which release and restore the memory of the KV cache and the weights."
     )
@@ -200,7 +200,7 @@ class EngineConfig:
     # The grammar library's JSON parser rejects deeper nesting.
     max_schema_depth: int = setting(64, "Largest number of nested levels in a request's JSON schema.", ge=1, le=120)
     grammar_compile_timeout: float = setting(
-        10.0, "Seconds after which a request fails if its grammar is still being compiled.", ge=0.001, unset="10.0"
+        10.0, "Seconds after which a request fails if its grammar is still being compiled.", ge=0.001
     )
     max_logprobs: int = setting(
         20, "Largest number of log-probabilities per token that a request may ask for; -1: no limit.", ge=-1, parse=int
