@@ -57,6 +57,7 @@ async def tiny_llama(folder: Path, num_ranks: int = 1) -> AsyncIterator[Served]:
         model=str(model),
         dtype="float32",
         enable_lora=True,
+        enable_sleep_mode=True,
         num_gpu_blocks_override=600,
         num_threads=num_ranks,
         tensor_parallel_size=num_ranks,
@@ -171,6 +172,30 @@ async def test_a_stalled_load_delays_nothing_on_two_ranks(servers, tmp_path):
         assert await completion(served, "a") == await completion(served, "b") != await completion(served, MODEL)
         await leave(served, loading)
         assert await names(served) == [MODEL, "a", "b"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_an_adapter_that_stalls_keeps_the_engine_asleep_until_its_file_is_right(tmp_path, num_ranks):
+    folder = write_adapter(tmp_path / "a", llama_pairs(seed=7))
+    file = folder / "adapter_config.json"
+    settings = file.read_bytes()
+    async with tiny_llama(tmp_path, num_ranks) as served, asyncio.timeout(LIMIT_S):
+        assert (await load(served, "a", folder)).status_code == 200
+        before = await completion(served, "a")
+        assert (await served.http.post("/sleep?level=2")).status_code == 200
+        file.unlink()
+        os.mkfifo(file)
+        waking = asyncio.create_task(served.http.post("/wake_up"))
+        assert (await served.http.get("/health")).status_code == 200
+        answer = await waking
+        assert answer.status_code == 503, answer.text
+        assert str(folder) in answer.json()["error"]["message"]
+        assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert (await served.http.get("/health")).status_code == 200
+        file.unlink()
+        file.write_bytes(settings)
+        assert (await served.http.post("/wake_up")).status_code == 200
+        assert await completion(served, "a") == before != await completion(served, MODEL)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "s3"])

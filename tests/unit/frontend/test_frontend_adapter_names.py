@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.frontend.adapter_names import AdapterNames
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.loop.loaded_adapters import STALL_S
 from octavo_engine.process import messages
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.main import call_adapter
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.lora import lora_modules
 from octavo_engine.settings.records import SchedulerConfig
+from octavo_engine.sources.progress import STALL_S
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound, OctavoError, Unavailable
 from octavo_testing.clock import Clock
 from octavo_testing.scripted import ScriptedExecutor, ready_info, scripted_hash

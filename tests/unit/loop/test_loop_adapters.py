@@ -4,11 +4,11 @@ from concurrent.futures import Future
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.loop import loaded_adapters
 from octavo_engine.loop.engine_core import EngineCore
-from octavo_engine.loop.loaded_adapters import MAX_LOADS, MAX_STUCK, STALL_S
+from octavo_engine.loop.loaded_adapters import MAX_LOADS, MAX_STUCK
 from octavo_engine.settings.records import SchedulerConfig
-from octavo_engine.sources.progress import LoadEnded
+from octavo_engine.sources import progress
+from octavo_engine.sources.progress import STALL_S, LoadEnded
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.records import EngineRequest
 from octavo_testing.clock import Clock
@@ -235,6 +235,6 @@ def test_content_that_was_loaded_twice_leaves_when_it_is_unloaded_twice(rig: Rig
 
 def test_a_load_of_a_script_ends_without_progress_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.executor.preparing["b"] = Future()
-    monkeypatch.setattr(loaded_adapters, "STALL_S", 0.0)
+    monkeypatch.setattr(progress, "STALL_S", 0.0)
     with pytest.raises(Unavailable, match="gave no byte"):
         rig.core.load_adapter("b")

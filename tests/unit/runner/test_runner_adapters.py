@@ -1,5 +1,6 @@
 """Adapters of a tiny Llama: equal to a checkpoint into which they are merged; hashes, limits, and sleep."""
 
+import os
 import random
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
+from octavo_engine.sources import progress
 from octavo_engine.wire.errors import StartupError, Unavailable
 from octavo_testing.adapter_files import llama_pairs, write_adapter, write_merged
 from octavo_testing.tiny_models import VOCAB, make_tiny
@@ -140,6 +142,29 @@ def test_a_changed_adapter_keeps_the_engine_asleep(model: Path, tmp_path: Path) 
     with pytest.raises(Unavailable, match="has changed"):
         llm.wake_up()
     save_file(original, file)
+    llm.wake_up()
+    assert tokens(llm, request(folder)) == before
+    llm.shutdown()
+
+
+def test_a_stalled_adapter_keeps_the_engine_asleep(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_adapter(tmp_path / "a", llama_pairs(seed=7))
+    llm = LLM(str(model), enable_lora=True, lora_modules=[f"a={folder}"], **SETTINGS)
+    before = tokens(llm, request(folder))
+    llm.sleep(level=2)
+    file = folder / "adapter_config.json"
+    content = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "STALL_S", 0.0)
+        with pytest.raises(Unavailable, match=f"adapter {folder}: its source gave no byte"):
+            llm.wake_up()
+    fifo = file.rename(tmp_path / "fifo")
+    file.write_bytes(content)
+    os.close(os.open(fifo, os.O_RDWR))  # the hanging read returns
     llm.wake_up()
     assert tokens(llm, request(folder)) == before
     llm.shutdown()

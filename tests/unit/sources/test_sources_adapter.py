@@ -1,6 +1,7 @@
 """Adapters on disk: scales of modules, and a refusal of everything that is broken or is no plain LoRA."""
 
 import json
+import logging
 import struct
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,15 @@ def test_settings_without_effect_are_accepted(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", llama_pairs("self_attn.q_proj"), **settings, init_lora_weights="gaussian")
     assert json.loads((folder / "adapter_config.json").read_text())["lora_dropout"] == 0.1
     assert len(read_adapter(folder).modules) == 2
+
+
+def test_a_read_that_may_hang_is_logged_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(*args: Any, **options: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(octavo_engine.sources.adapter, "read_json_object", hang)
+    with caplog.at_level(logging.INFO), pytest.raises(InterruptedError):
+        read_adapter(tmp_path)
+    assert str(tmp_path) in caplog.text

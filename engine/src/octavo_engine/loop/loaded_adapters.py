@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
-from octavo_engine.sources.progress import LoadEnded, size_text
+from octavo_engine.sources.progress import TimedRead
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S
 
@@ -24,20 +24,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOADS, MAX_STUCK = 8, 32
-STALL_S = 60.0
 
 #: Receives the hash of an adapter, or why it could not be loaded.
 Reply = Callable[[str | OctavoError], None]
 
 
-class AdapterLoad:
-    """States: waiting, reading (it has a future), ended. The thread that reads calls `advance`."""
+class AdapterLoad(TimedRead):
+    """States: waiting, reading (it has a future), ended."""
 
     def __init__(self, location: str, reply: Reply, clock: Callable[[], float]) -> None:
+        super().__init__(f"adapter {location}", clock)
         self.location, self.reply = location, reply
         self.future: Future[object] | None = None
-        self.is_ended = False
-        self._clock, self._advanced_s, self._num_bytes = clock, 0.0, 0
 
     def start(self, executor: "Executor", on_done: Callable[[], None]) -> None:
         self._advanced_s = self._clock()
@@ -48,28 +46,12 @@ class AdapterLoad:
             self.future.set_exception(error)
         self.future.add_done_callback(lambda _: on_done())
 
-    def advance(self, num_bytes: int) -> None:
-        """Record bytes that were read. Raises LoadEnded if the load has ended."""
-        if self.is_ended:
-            raise LoadEnded
-        if num_bytes > 0:
-            self._num_bytes += num_bytes
-            self._advanced_s = self._clock()
-
     @property
     def is_done(self) -> bool:
         return self.future is not None and self.future.done()
 
-    @property
-    def stalls_at_s(self) -> float:
-        return self._advanced_s + STALL_S
-
     def stall_error(self) -> Unavailable:
-        return Unavailable(
-            f"adapter {self.location}: its source gave no byte for {STALL_S:g} s, after {size_text(self._num_bytes)}: "
-            "check the volume, the network or the server that it is on, then load it again.",
-            retry_after_s=WAKE_RETRY_S,
-        )
+        return Unavailable(f"{self.stall_text()}, then load it again.", retry_after_s=WAKE_RETRY_S)
 
 
 class LoadedAdapters:

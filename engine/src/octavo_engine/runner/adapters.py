@@ -17,7 +17,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.runner.lora_terms import LayerTerm, Terms, content_hash, make_terms, read_tensors
 from octavo_engine.settings.lora import check_num_adapters
 from octavo_engine.sources.adapter import AdapterFiles, read_adapter
-from octavo_engine.sources.progress import Advance, ignore_progress
+from octavo_engine.sources.progress import Advance, ignore_progress, read_unless_stalled
 from octavo_engine.sources.resolve import locate_adapter
 from octavo_engine.wire.errors import StartupError
 
@@ -92,14 +92,12 @@ class Adapters:
         self._loaded = {adapter: replace(loaded, terms={}) for adapter, loaded in self._loaded.items()}
 
     def reload(self, reload_model: Callable[[], Model]) -> Model:
-        """Load the model again, and all adapters. Raises StartupError if one has changed since it was loaded."""
+        """Read all adapters, then load the model again. Raises StartupError if an adapter stalls or has changed."""
+        read = {adapter: _read_again(adapter, loaded.folder) for adapter, loaded in self._loaded.items()}
         model, reloaded = reload_model(), {}
-        for adapter, loaded in self._loaded.items():
-            files = read_adapter(loaded.folder)
-            tensors = read_tensors(files)
-            if content_hash(files, tensors) != adapter:
-                raise files.error("it has changed since it was loaded: restart the engine.")
-            reloaded[adapter] = replace(loaded, terms=make_terms(files, tensors, model, max_rank=self._max_rank))
+        for adapter, (files, tensors) in read.items():
+            terms = make_terms(files, tensors, model, max_rank=self._max_rank)
+            reloaded[adapter] = LoadedAdapter(files.folder, terms)
         self._model, self._loaded = model, reloaded
         return model
 
@@ -117,6 +115,19 @@ class Adapters:
         finally:
             for linear in terms:
                 linear.adapter = None
+
+
+def _read_again(adapter: str, folder: Path) -> tuple[AdapterFiles, dict[str, Tensor]]:
+    """Read an adapter, whose hash is `adapter`. Raises StartupError if its source stalls or its content has changed."""
+
+    def read(advance: Advance) -> tuple[AdapterFiles, dict[str, Tensor]]:
+        files = read_adapter(folder, advance)
+        return files, read_tensors(files, advance)
+
+    files, tensors = read_unless_stalled(f"adapter {folder}", read)
+    if content_hash(files, tensors) != adapter:
+        raise files.error("it has changed since it was loaded: restart the engine.")
+    return files, tensors
 
 
 def _add_terms(terms: Sequence[tuple[slice, LayerTerm]], x: Tensor, parts: tuple[Tensor, ...]) -> None:

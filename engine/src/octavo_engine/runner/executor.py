@@ -4,10 +4,9 @@
 has run the plan when `submit` returns.
 """
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
@@ -16,12 +15,10 @@ from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.lora_terms import tensors_of_bytes
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.adapter import AdapterFiles
-from octavo_engine.sources.progress import Advance
+from octavo_engine.sources.progress import Advance, read_on_thread
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.sleep import MemoryTag
-
-logger = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -96,19 +93,9 @@ class LocalExecutor:
         return cast("Future[object]", self._grammars.submit(grammar))
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
-        adapters, future = self._adapters, Future[object]()
-        if adapters is None:
+        if self._adapters is None:
             raise StartupError(f"adapter {location}: adapters need --enable-lora: add it.")
-
-        def read() -> None:
-            try:
-                future.set_result(adapters.prepare(location, advance))
-            except Exception as error:
-                logger.debug("adapter %s could not be read", location, exc_info=True)
-                future.set_exception(error)
-
-        threading.Thread(target=read, name="adapter", daemon=True).start()  # it may hang: no exit waits for it
-        return future
+        return cast("Future[object]", read_on_thread(partial(self._adapters.prepare, location, advance)))
 
     def add_adapter(self, prepared: object) -> str:
         assert self._adapters is not None, "an adapter was prepared"

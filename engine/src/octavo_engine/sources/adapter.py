@@ -4,6 +4,7 @@ Every setting and every tensor that the engine would not apply is refused, so th
 than in training. Errors are StartupErrors in one line with the folder, the value and a remedy.
 """
 
+import logging
 import math
 import re
 import time
@@ -17,6 +18,8 @@ from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.safetensors_header import SafeTensor, read_safetensors
 from octavo_engine.wire.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, TENSORS_FILE = ADAPTER_FILES
 PICKLED_FILE = "adapter_model.bin"
@@ -90,6 +93,7 @@ def read_adapter(folder: Path, advance: Advance = ignore_progress) -> AdapterFil
     files = AdapterFiles(folder=folder, modules={})
     if not folder.is_dir():
         raise files.error("there is no such folder: give the folder that peft's save_pretrained has written.")
+    logger.info("adapter %s: reading its files", folder)  # before a read that may hang
     settings = read_json_object(folder / SETTINGS_FILE, max_bytes=MAX_FILE_BYTES, advance=advance)
     _check_settings(files, settings)
     if (folder / PICKLED_FILE).is_file() and not files.tensors_file.is_file():

@@ -1,6 +1,7 @@
 """Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s. Before, its space is checked.
 
-Progress is measured by the size of the files in the folder, so it works with every client library.
+Progress is measured by the size of the files in the folder, so it works with every client library. A read whose source
+gives no byte for `STALL_S` is over; its thread may hang in the source.
 """
 
 import logging
@@ -8,9 +9,13 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from octavo_engine.wire.errors import StartupError
 
@@ -18,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 #: Called with the number of bytes that were read or downloaded since the last call.
 Advance = Callable[[int], None]
+Result = TypeVar("Result")
 
+STALL_S = 60.0
 BAR_PERIOD_S, LOG_PERIOD_S = 0.2, 10.0
 _KIB = 1024.0
 
@@ -29,6 +36,61 @@ class LoadEnded(Exception):
 
 def ignore_progress(num_bytes: int) -> None:
     """Do nothing: an `Advance` of reads that no load waits for."""
+
+
+class TimedRead:
+    """The progress of a read that may stall. The thread that reads calls `advance`."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_ended = False
+        self._name, self._clock = name, clock
+        self._advanced_s, self._num_bytes = clock(), 0
+
+    def advance(self, num_bytes: int) -> None:
+        """Record bytes that were read. Raises LoadEnded if the read has ended."""
+        if self.is_ended:
+            raise LoadEnded
+        if num_bytes > 0:
+            self._num_bytes += num_bytes
+            self._advanced_s = self._clock()
+
+    @property
+    def stalls_at_s(self) -> float:
+        return self._advanced_s + STALL_S
+
+    def stall_text(self) -> str:
+        return (
+            f"{self._name}: its source gave no byte for {STALL_S:g} s, after {size_text(self._num_bytes)}: check the "
+            "volume, the network or the server that it is on"
+        )
+
+
+def read_on_thread(read: Callable[[], Result]) -> "Future[Result]":
+    """Read on a thread of its own, which may hang: no exit waits for it."""
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(read())
+        except Exception as error:
+            logger.debug("a read has failed", exc_info=True)
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="read", daemon=True).start()
+    return future
+
+
+def read_unless_stalled(name: str, read: Callable[[Advance], Result]) -> Result:
+    """Read and wait for the result. Raises StartupError if the source gives no byte for `STALL_S`."""
+    timed = TimedRead(name)
+    future = read_on_thread(partial(read, timed.advance))
+    while not future.done():
+        left_s = timed.stalls_at_s - time.monotonic()
+        if left_s <= 0:
+            timed.is_ended = True
+            raise StartupError(f"{timed.stall_text()}.")
+        wait([future], left_s)
+    return future.result()
 
 
 @contextmanager
