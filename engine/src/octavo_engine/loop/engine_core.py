@@ -14,12 +14,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.loop.loaded_adapters import LoadedAdapters, Reply
-from octavo_engine.loop.pending_grammars import PendingGrammars
+from octavo_engine.loop.pending_requests import PendingRequests, Work, grammar_work
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
@@ -64,7 +64,8 @@ class EngineCore:
         self._proposer = proposer
         self._adapters = LoadedAdapters(executor, adapters, clock)
         self._costs = StepCosts()
-        self._pending_grammars = PendingGrammars(executor.prepare, timeout_s=grammar_timeout_s)
+        self._pending = PendingRequests()
+        self._grammar_timeout_s = grammar_timeout_s
         self._deadlines = QueueDeadlines(scheduler.is_waiting)
         self._events: list[SeqOutput] = []  # terminal records that do not come from a commit
         self._in_flight: deque[tuple[int, Future[StepResult]]] = deque()  # ids and results of submitted plans
@@ -87,8 +88,8 @@ class EngineCore:
                 raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: load it first.", param="adapter")
             now = self._clock()
             self._scheduler.add(request, now, deferred=request.grammar is not None)
-            if request.grammar is not None:
-                self._pending_grammars.start(request.request_id, request.grammar, now)
+            if works := self._start_works(request, now):
+                self._pending.start(request.request_id, works)
             if request.start_by_s is not None:
                 self._deadlines.add(request.request_id, request.start_by_s)
         except OctavoError as error:
@@ -119,26 +120,27 @@ class EngineCore:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one output. Unknown ids are ignored: the last output may have been sent already."""
         self._events += self._scheduler.abort(request_id, index)
-        self._release_grammars([request_id])
+        self._forget_ended([request_id])
 
     def has_work(self) -> bool:
-        has_done = self._pending_grammars.has_done() or self._adapters.has_done() or self._lost is not None
+        has_done = self._pending.has_done() or self._adapters.has_done() or self._lost is not None
         return bool(self._events or self._in_flight) or self._scheduler.has_work() or has_done
 
     def on_more_work(self, call: Callable[[], None]) -> None:
         """Set a function that is called, on any thread, when an idle core may have work again."""
-        self._pending_grammars.on_done = self._adapters.on_done = self._wake = call
+        self._pending.on_done = self._adapters.on_done = self._wake = call
 
     def sleep_s(self) -> float | None:
         """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
-        parts = (self._pending_grammars.next_deadline_s, self._deadlines.next_s, self._adapters.next_deadline_s)
+        parts = (self._pending.next_deadline_s, self._deadlines.next_s, self._adapters.next_deadline_s)
         deadlines = [s for s in (next_s() for next_s in parts) if s is not None]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait_for_work(self, timeout_s: float) -> None:
-        """Unless there is work, block until a grammar is compiled or the timeout has passed, whichever is first."""
+        """Unless there is work, block until something that a request waits for is done, or the timeout has passed."""
+        futures = self._pending.futures()
         if not self.has_work():
-            self._pending_grammars.wait_for_done(timeout_s)
+            wait(futures, timeout_s, FIRST_COMPLETED)
 
     def step(self) -> CoreOutputs:
         """Run one step if there is work; return all records since the previous call."""
@@ -146,12 +148,12 @@ class EngineCore:
             raise self._lost
         started = self._clock()
         self._adapters.finish_loading(is_asleep=bool(self._released))
-        for request_id, error in self._pending_grammars.pop_done(started):
+        for request_id, error in self._pending.pop_done(started):
             self._events += self._scheduler.prepared(request_id, started, error=error)
         for request_id in self._deadlines.pop_expired(started):
             self.abort(request_id)
         outputs = self._advance(started) if self._in_flight or self._scheduler.has_work() else []
-        self._release_grammars([out.request_id for out in outputs if out.finish_reason is not None])
+        self._forget_ended([out.request_id for out in outputs if out.finish_reason is not None])
         self._adapters.free_unused(lambda: {seq.group.request.adapter for seq in self._scheduler.sequences()})
         events, self._events = self._events, []
         self._step_s = self._clock() - started
@@ -256,11 +258,17 @@ class EngineCore:
                     raise Unavailable(message + "then call wake_up again.", retry_after_s=WAKE_RETRY_S) from error
                 self._released.discard(tag)
 
-    def _release_grammars(self, request_ids: list[str]) -> None:
-        """Release the compiled grammars of those requests that have ended."""
+    def _start_works(self, request: EngineRequest, now: float) -> list[Work]:
+        """Start the work that a request waits for."""
+        if request.grammar is None:
+            return []
+        return [grammar_work(self._executor.prepare(request.grammar), now=now, timeout_s=self._grammar_timeout_s)]
+
+    def _forget_ended(self, request_ids: list[str]) -> None:
+        """Release what was made for those requests that have ended."""
         for request_id in request_ids:
             if not self._scheduler.is_live(request_id):
-                self._pending_grammars.forget(request_id)
+                self._pending.forget(request_id)
 
     def _submit(self, plan: StepPlan) -> "Future[StepResult]":
         try:

@@ -1,5 +1,6 @@
-"""The engine core and slow grammars: other requests run, late grammars fail, unused grammars are freed."""
+"""The engine core and work that requests wait for: others run, late work ends a request, results are freed."""
 
+import math
 import weakref
 from concurrent.futures import Future
 
@@ -7,9 +8,12 @@ import pytest
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.grammar.library import GrammarError
 from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.pending_requests import PendingRequests, Work
 from octavo_engine.settings.records import SchedulerConfig
-from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.records import EngineRequest, ErrorInfo
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
+
+LATE = ErrorInfo("late")
 
 
 class Compiled:
@@ -125,3 +129,48 @@ def test_a_duplicate_id_leaves_the_first_request_unchanged(rig):
     rig.add("a", "h")
     rig.compiles("g")
     assert [reason for _, reason, _ in rig.run()] == ["error", "stop"]
+
+
+def test_a_request_waits_for_all_of_its_work_and_keeps_the_results() -> None:
+    pending, first, second = PendingRequests(), Future[object](), Future[object]()
+    woken: list[bool] = []
+    pending.on_done = lambda: woken.append(True)
+    pending.start("a", [work(first, deadline_s=5.0), work(second)])
+    compiled = Compiled()
+    alive = weakref.ref(compiled)
+    first.set_result(compiled)
+    del compiled
+    assert (pending.pop_done(1.0), pending.futures(), pending.next_deadline_s()) == ([], [second], None)
+    assert pending.pop_done(6.0) == []  # the first work was done in time
+    second.set_result(None)
+    assert woken == [True, True]
+    assert pending.pop_done(7.0) == [("a", None)]
+    del first
+    assert alive() is not None
+    pending.forget("a")
+    assert alive() is None
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_first_failure_ends_a_request_that_waits_for_more(is_late: bool) -> None:
+    pending, failing, hanging = PendingRequests(), Future[object](), Future[object]()
+    pending.start("a", [work(hanging), work(failing, deadline_s=5.0)])
+    pending.start("b", [work(hanging)])
+    if not is_late:
+        failing.set_exception(ValueError("broken"))
+    ((request_id, error),) = pending.pop_done(6.0)
+    assert (request_id, error) == ("a", LATE if is_late else ErrorInfo("broken", "invalid_request"))
+    hanging.set_result(None)
+    assert pending.pop_done(7.0) == [("b", None)]
+
+
+def test_a_request_that_is_forgotten_while_it_waits_never_returns() -> None:
+    pending, future = PendingRequests(), Future[object]()
+    pending.start("a", [work(future, deadline_s=5.0)])
+    pending.forget("a")
+    future.set_result(None)
+    assert (pending.pop_done(6.0), pending.next_deadline_s(), pending.futures()) == ([], None, [])
+
+
+def work(future: "Future[object]", deadline_s: float = math.inf) -> Work:
+    return Work(future, lambda error: ErrorInfo(str(error), "invalid_request"), deadline_s, LATE)

@@ -1,0 +1,108 @@
+"""Requests that wait for work beside the steps, such as the compilation of a grammar, and the results of that work.
+
+Work runs on other threads. `on_done` is called on one of them, so that an idle engine loop can sleep until then.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from octavo_engine.wire.records import ErrorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One thing that a request waits for. `describe_failure`: makes the request's error of an exception of the future.
+
+    `late`: the request's error if the future is not done by `deadline_s`.
+    """
+
+    future: "Future[object]"
+    describe_failure: Callable[[BaseException], ErrorInfo]
+    deadline_s: float = math.inf
+    late: ErrorInfo | None = None
+
+    def error(self, now: float) -> ErrorInfo | None:
+        """Return why the request must end, or None."""
+        if not self.future.done():
+            return self.late if self.deadline_s <= now else None
+        failure = self.future.exception()
+        return None if failure is None else self.describe_failure(failure)
+
+
+def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> Work:
+    """Wait for a compiled grammar. Compilation continues after the timeout, so that a retry may succeed."""
+    late = (
+        f"The grammar of the output took longer to compile than {timeout_s:g} s: make the schemas, regex or grammar "
+        "smaller, or raise --grammar-compile-timeout."
+    )
+    return Work(
+        future,
+        lambda error: ErrorInfo(f"The grammar of the output could not be compiled: {error}", "invalid_request"),
+        now + timeout_s,
+        ErrorInfo(late, "internal"),
+    )
+
+
+class PendingRequests:
+    """A request waits for several things at once. Its results are kept until `forget`, as long as it may run."""
+
+    def __init__(self) -> None:
+        self.on_done: Callable[[], None] = _ignore
+        self._waiting: dict[str, Sequence[Work]] = {}
+        self._held: dict[str, list[object]] = {}
+        self._done: deque[str] = deque()  # ids of requests of which some work is done; filled by other threads
+
+    def start(self, request_id: str, works: Sequence[Work]) -> None:
+        """Let a request wait; if all of its work is done already, `pop_done` returns it at the next call."""
+        self._waiting[request_id] = works
+        for work in works:
+            work.future.add_done_callback(lambda _: self._on_future_done(request_id))
+
+    def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
+        """Return the requests whose work is all done, and those of which some work has failed or is late.
+
+        The error is None on success. Requests that ended meanwhile are left out.
+        """
+        ids = []
+        while self._done:
+            ids.append(self._done.popleft())
+        if not self._waiting:
+            return []
+        ids += [i for i, works in self._waiting.items() if any(work.deadline_s <= now for work in works)]
+        ended = []
+        for request_id in dict.fromkeys(i for i in ids if i in self._waiting):
+            works = self._waiting[request_id]
+            errors = [error for work in works if (error := work.error(now)) is not None]
+            if not errors and not all(work.future.done() for work in works):
+                continue
+            del self._waiting[request_id]
+            if not errors:
+                self._held[request_id] = [work.future.result() for work in works]
+            ended.append((request_id, errors[0] if errors else None))
+        return ended
+
+    def has_done(self) -> bool:
+        return bool(self._done)
+
+    def forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        self._held.pop(request_id, None)
+
+    def next_deadline_s(self) -> float | None:
+        deadlines = [work.deadline_s for works in self._waiting.values() for work in works if not work.future.done()]
+        return min((s for s in deadlines if s < math.inf), default=None)
+
+    def futures(self) -> "list[Future[object]]":
+        """Return the futures of all work that is not done."""
+        return [work.future for works in self._waiting.values() for work in works if not work.future.done()]
+
+    def _on_future_done(self, request_id: str) -> None:
+        self._done.append(request_id)
+        self.on_done()
+
+
+def _ignore() -> None:
+    """Do nothing: the default `on_done`, for an engine core whose caller waits with `wait_for_work`."""
