@@ -100,7 +100,7 @@ async def test_a_value_that_asks_for_nothing_is_accepted(served, path, body):
 async def test_vectors_with_values_that_ask_for_nothing(kind):
     nulls = {name: None for name in kind.model_fields if name not in VECTORS[kind]}
     of_text = {"stream": False, "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "auto", "n": 1,
-               "encoding_format": "float", "truncation_side": "left", "embed_dtype": "float32"}  # fmt: skip
+               "encoding_format": "float", "embed_dtype": "float32"}  # fmt: skip
     for fields in (nulls, of_text, dict.fromkeys(of_text)):
         parse_request(json.dumps({**fields, **VECTORS[kind]}).encode(), kind, RequestLimits()).check()
 

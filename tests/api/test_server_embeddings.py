@@ -5,6 +5,7 @@ import base64
 import os
 import signal
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,15 +114,44 @@ async def test_text_may_fill_the_context(served):
     assert (await embed(served, [[5] * LENGTH])).usage.prompt_tokens == LENGTH
 
 
-@pytest.mark.parametrize(("side", "kept"), [("left", slice(-10, None)), ("right", slice(10))])
+@pytest.mark.parametrize(
+    ("side", "kept"),
+    [({}, slice(10)), ({"truncation_side": "left"}, slice(-10, None)), ({"truncation_side": "right"}, slice(10))],
+)
 async def test_truncation(served, side, kept):
     ids = [3 + i for i in range(200)]
-    cut = await embed(served, [ids], extra_body={"truncate_prompt_tokens": 10, "truncation_side": side})
+    cut = await embed(served, [ids], extra_body={"truncate_prompt_tokens": 10, **side})
     whole = await embed(served, [ids[kept]])
     assert cut.usage.prompt_tokens == 10
     assert np.allclose(cut.data[0].embedding, whole.data[0].embedding, atol=1e-5)
-    everything = await embed(served, [ids], extra_body={"truncate_prompt_tokens": -1})
+    everything = await embed(served, [ids], extra_body={"truncate_prompt_tokens": -1, **side})
     assert everything.usage.prompt_tokens == LENGTH
+
+
+async def test_a_text_that_is_cut_keeps_the_end_token_whose_row_is_its_vector(served, tmp_path):
+    folder = make_embedder("qwen3", tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>", "add_eos_token": true}')
+    config = replace(served.engine.config, model=str(folder))
+    text, end = "x" * 300 + "y" * 300, byte_tokenizer().token_to_id("</s>")
+    first = [*ids_of("x" * 9), end]
+    expected = {None: first, "right": ids_of("x" * 10), "left": [*ids_of("y" * 9), end]}
+    async with running(config, DEFAULT_LOADER) as llm, serving(llm) as server:
+        for side, ids in expected.items():
+            fields = {"truncate_prompt_tokens": 10, "truncation_side": side}
+            cut = await embed(server, text, extra_body=fields)
+            whole = await embed(server, [ids])
+            assert np.allclose(cut.data[0].embedding, whole.data[0].embedding, atol=1e-5), side
+        body = {"truncate_prompt_tokens": 10, "text_1": text, "text_2": "x" * 9}
+        answer = await server.http.post("/score", json=body)
+        assert answer.json()["data"][0]["score"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["use_activation", "normalize"])
+async def test_vectors_have_length_one_unless_a_request_wants_the_row(served, folder, name):
+    (row,) = pooled_rows(folder, [ids_of(TEXTS[0])])
+    for value, vector in ((False, row), (True, row / np.linalg.norm(row)), (None, row / np.linalg.norm(row))):
+        answer = await embed(served, TEXTS[0], extra_body={name: value})
+        assert np.allclose(answer.data[0].embedding, vector, atol=1e-3), value
 
 
 @pytest.mark.parametrize(
@@ -145,6 +175,8 @@ async def test_truncation(served, side, kept):
         ({"input": "a", "tools": [{}]}, "tools", []),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", []),
         ({"input": "a", "truncate_prompt_tokens": 200}, "truncate_prompt_tokens", ["200", str(LENGTH)]),
+        ({"input": "a", "use_activation": 3}, "use_activation", []),
+        ({"input": "a", "use_activation": True, "normalize": False}, "use_activation", ["normalize"]),
         ({"input": "a", "priority": 1}, "priority", ["--scheduling-policy"]),
         ({"input": "a", "cache_salt": ""}, "cache_salt", []),
         ({}, "input", []),

@@ -75,6 +75,22 @@ async def test_best_documents_as_objects(served, cosines):
     assert len((await post(served, "/rerank", **body | {"top_n": 0}))["results"]) == 100
 
 
+@pytest.mark.parametrize("documents", [DOCUMENTS[0], {"text": DOCUMENTS[0]}], ids=["text", "object"])
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_one_document_needs_no_list(served, cosines, path, documents):
+    (entry,) = (await post(served, path, query=QUERY, documents=documents, return_documents=True))["results"]
+    assert (entry["index"], entry["document"]["text"]) == (0, DOCUMENTS[0])
+    assert np.isclose(entry["relevance_score"], cosines[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+async def test_a_cosine_is_the_same_with_and_without_activation(served, cosines, value):
+    ranks = await post(served, "/rerank", query=QUERY, documents=DOCUMENTS[:1], use_activation=value)
+    scores = await post(served, "/score", text_1=QUERY, text_2=DOCUMENTS[0], use_activation=value)
+    found = [ranks["results"][0]["relevance_score"], scores["data"][0]["score"]]
+    assert np.allclose(found, cosines[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 async def test_scores_of_one_text_and_of_pairs(served, cosines, path):
     one = await post(served, path, text_1=QUERY, text_2=DOCUMENTS)
@@ -94,6 +110,10 @@ async def test_scores_of_one_text_and_of_pairs(served, cosines, path):
         ("/rerank", {"query": "a", "documents": ["a", {"title": "b"}]}, "documents[1]"),
         ("/rerank", {"query": "a", "documents": ["a", "b" * 129]}, "documents[1]"),
         ("/rerank", {"query": "b" * 129, "documents": ["a"]}, "query"),
+        ("/rerank", {"query": "a", "documents": ""}, "documents"),
+        ("/rerank", {"query": "a", "documents": {"title": "b"}}, "documents"),
+        ("/rerank", {"query": "a", "documents": "a", "use_activation": 3}, "use_activation"),
+        ("/score", {"text_1": "a", "text_2": "b", "use_activation": 3}, "use_activation"),
         ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["a"] * 1025}, "documents"),
         ("/rerank", {"query": "a", "documents": ["a"], "stream": True}, "stream"),

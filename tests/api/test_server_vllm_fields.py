@@ -194,6 +194,18 @@ async def test_prompts_are_truncated(served, fields, ids):
     assert answer.json()["usage"]["prompt_tokens"] == len(ids)
 
 
+async def test_a_text_that_is_cut_keeps_the_begin_token_unless_a_side_is_given(tmp_path):
+    config = write_byte_model(tmp_path) / "tokenizer_config.json"
+    settings = {"bos_token": "<|im_start|>", "add_bos_token": True}
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    async with serving(ScriptedClient(tmp_path)) as served:
+        start = served.engine.tokenizer.bos_token_id
+        for side, ids in ((None, [start, *b"fg"]), ("left", [*b"efg"]), ("right", [start, *b"ab"])):
+            served.engine.reset()
+            await post(served, TEXT, prompt="abcdefg", truncate_prompt_tokens=3, truncation_side=side, max_tokens=1)
+            assert served.engine.requests[0].prompt_token_ids == ids, side
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_prompt_beyond_the_context_can_be_truncated(served, path):
     text = "x" * 2 * CONTEXT

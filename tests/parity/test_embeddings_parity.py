@@ -83,6 +83,43 @@ def test_shorter_vectors_are_cut_and_normalised(tmp_path: Path) -> None:
     assert np.allclose(np.stack(vectors[2:]), rows, atol=1e-3)
 
 
+def test_prompts_are_cut_as_over_http(tmp_path: Path) -> None:
+    folder = make_embedder("qwen3", tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>", "add_eos_token": true}')
+    llm = LLM(str(folder), dtype="float32", runner="pooling", max_model_len=32, num_gpu_blocks_override=50)
+    text, end = "abcdefgh" * 9, llm.get_tokenizer().eos_token_id
+    ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
+
+    def cut(prompt: str | list[int], **options: object) -> list[int]:
+        (output,) = llm.embed(prompt, use_tqdm=False, tokenization_kwargs=options)
+        return output.prompt_token_ids
+
+    assert cut(text, truncate_prompt_tokens=10) == [*ids[:9], end]
+    assert cut(ids, truncate_prompt_tokens=10) == cut(text, truncate_prompt_tokens=10, add_special_tokens=False)
+    assert cut(ids, truncate_prompt_tokens=10) == ids[:10]
+    assert cut(text, truncate_prompt_tokens=10, truncation_side="left") == [*ids[-9:], end]
+    assert cut(text, truncate_prompt_tokens=-1) == [*ids[:31], end]
+    assert cut("ab", add_special_tokens=False) == ids[:2]
+    (score,) = llm.score(text, text, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": 4})
+    assert score.prompt_token_ids == [*ids[:3], end] * 2
+    for options in (
+        {"truncate_prompt_tokens": 33},
+        {"truncate_prompt_tokens": -2},
+        {"truncation_side": "top"},
+        {"x": 1},
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            cut(text, **options)
+        assert refused.value.param == next(iter(options))
+    (row,) = pooled_rows(folder, [[*ids[:3], end]])
+    for params in (PoolingParams(use_activation=False), PoolingParams(normalize=False)):
+        (output,) = llm.embed([[*ids[:3], end]], use_tqdm=False, pooling_params=params)
+        assert np.allclose(output.outputs.embedding, row, atol=1e-3)
+    with pytest.raises(InvalidRequest, match="use_activation"):
+        PoolingParams(use_activation=True, normalize=False)
+    llm.shutdown()
+
+
 def test_prompt_may_fill_context_and_cache(tmp_path: Path) -> None:
     """The second time, every block is cached and none is free for the copy of the last one."""
     folder, text = make_embedder("llama", tmp_path), [[3 + i % 250 for i in range(64)]]

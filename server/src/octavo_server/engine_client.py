@@ -4,7 +4,7 @@ These protocols contain no code; they keep the handlers independent of processes
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo_engine.text.detokenizer import TokenTexts
 
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 class TextCodec(TokenTexts, Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def truncate(
+        self,
+        token_ids: list[int],
+        size: int,
+        *,
+        side: Literal["left", "right"] | None,
+        max_model_len: int,
+        is_framed: bool,
+        for_vector: bool = False,
+    ) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 

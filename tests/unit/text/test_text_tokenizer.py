@@ -1,6 +1,7 @@
 """`Tokenizer` and `load_tokenizer`: tokenizer.json with its config, GGUF files, vocab.json with merges.txt."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,40 @@ def test_a_flag_that_is_not_null_changes_its_own_end(
     assert tokenizer.encode("z") == [*[bos] * before, ord("z"), *[eos] * after]
     assert tokenizer.encode("") == [*[bos] * before, *[eos] * after]
     assert tokenizer.encode("z", add_special_tokens=False) == [ord("z")]
+
+
+@pytest.mark.parametrize("for_vector", [False, True])
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("own", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+def test_a_cut_without_a_side_keeps_the_special_tokens_around_a_text(
+    own: tuple[bool, bool], side: Any, for_vector: bool
+) -> None:
+    """Expected: the library's own truncation, which cuts the text and then puts the special tokens around it."""
+    backend = _byte_level_backend(add_bos_token=own[0], add_eos_token=own[1])
+    tokenizer = Tokenizer(Backend.from_str(backend.to_str()), bos_token_id=None, eos_token_id=None, origin="x")
+    default = "right" if for_vector else "left"
+    for size in range(3, 12):
+        whole = tokenizer.encode("xyzabcd")
+        cut = tokenizer.truncate(whole, size, side=side, max_model_len=99, is_framed=True, for_vector=for_vector)
+        plain = whole[:size] if (side or default) == "right" else whole[-size:]
+        backend.enable_truncation(size, direction=default)
+        assert cut == (backend.encode("xyzabcd").ids if side is None else plain)
+        assert len(cut) == min(size, len(whole))
+        unframed = tokenizer.truncate(whole, size, side=side, max_model_len=99, is_framed=False, for_vector=for_vector)
+        assert unframed == plain
+
+
+def test_a_cut_is_limited_by_the_context() -> None:
+    backend = _byte_level_backend(add_bos_token=True, add_eos_token=True)
+    tokenizer = Tokenizer(backend, bos_token_id=None, eos_token_id=None, origin="x")
+    whole = tokenizer.encode("uvwxyz")
+    cut = partial(tokenizer.truncate, whole, side=None, max_model_len=5, is_framed=True)
+    assert cut(-1, for_vector=True) == [whole[0], *b"uvw", whole[-1]]
+    assert cut(-1, for_vector=False) == [whole[0], *b"yz", whole[-1]]
+    assert [cut(size, for_vector=True) for size in (0, 1, 2)] == [[], whole[:1], [whole[0], whole[-1]]]
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens=6 is more than 5") as refused:
+        cut(6, for_vector=True)
+    assert refused.value.param == "truncate_prompt_tokens"
 
 
 def test_several_tokens_at_an_end_stay_if_the_other_end_changes(tmp_path: Path) -> None:

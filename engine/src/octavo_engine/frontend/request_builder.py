@@ -7,7 +7,7 @@ which imports no torch and never changes the caller's `SamplingParams`.
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ from octavo_engine.wire.structured import StructuredOutputs
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
+#: Keys of vLLM's `tokenization_kwargs` that are supported, and checks of their values.
+_TOKENIZE_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
+    "add_special_tokens": lambda value: isinstance(value, bool),
+    "truncate_prompt_tokens": lambda value: value is None or (type(value) is int and value >= -1),
+    "truncation_side": lambda value: value in (None, "left", "right"),
+}
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -122,6 +128,31 @@ class Frontend:
         else:
             raise InvalidRequest("a prompt dict needs prompt (text) or prompt_token_ids (ids).", param="prompt")
         return replace(parsed, cache_salt=prompt.get("cache_salt") or "")
+
+    def tokenize_with(self, options: Mapping[str, Any], prompt: Prompt) -> TokenizedPrompt:
+        """Tokenise and cut a prompt. `options`: vLLM's `add_special_tokens`, `truncate_prompt_tokens` and
+        `truncation_side`, as in requests over HTTP. Raises InvalidRequest."""
+        for name, value in options.items():
+            if not _TOKENIZE_OPTIONS.get(name, lambda _: False)(value):
+                raise InvalidRequest(
+                    f"tokenization_kwargs: {name}={value!r} is not supported: use add_special_tokens (true or false), "
+                    "truncate_prompt_tokens (at least -1) and truncation_side (left or right).",
+                    param=name,
+                )
+        special, size = options.get("add_special_tokens", True), options.get("truncate_prompt_tokens")
+        tokenized = self.tokenize(prompt, add_special_tokens=special)
+        if size is None:
+            return tokenized
+        is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None)
+        tokenized.token_ids = self.tokenizer.truncate(
+            tokenized.token_ids,
+            size,
+            side=options.get("truncation_side"),
+            max_model_len=self.max_model_len,
+            is_framed=special and is_text,
+            for_vector=self.model.pooling is not None,
+        )
+        return tokenized
 
     def build(
         self,

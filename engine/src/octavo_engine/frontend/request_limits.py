@@ -50,7 +50,8 @@ def check_length(num_prompt_tokens: int, max_model_len: int) -> None:
 def resolve_pooling(params: PoolingParams, model: ModelPooling, size: int) -> PoolingParams:
     """Check `dimensions` and set the parameters that are left out. `size`: the dimensions of the model's vectors."""
     asked, cuts = params.dimensions, model.matryoshka_dimensions
-    normalize = model.normalize if params.normalize is None else params.normalize
+    given = params.normalize if params.use_activation is None else params.use_activation
+    normalize = model.normalize if given is None else given
     if asked is not None and asked != size:
         if not model.is_matryoshka:
             raise InvalidRequest(

@@ -181,11 +181,16 @@ class LLM(UnsupportedMethods):
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **still_to_come: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """Return one vector per prompt, in order. Raises InvalidRequest before any prompt runs."""
+        """Return one vector per prompt, in order. Raises InvalidRequest before any prompt runs.
+
+        `tokenization_kwargs`: options of `Frontend.tokenize_with`.
+        """
         check_call(still_to_come)
-        tokenized = self._tokenize(prompts, None)
+        options = tokenization_kwargs or {}
+        tokenized = [self._frontend.tokenize_with(options, prompt) for prompt in _as_list(prompts)]
         params = _one_each("pooling_params", pooling_params or PoolingParams(), len(tokenized))
         pooling = [self._frontend.resolve_pooling(each) for each in params]
         assemblies = [self._assembly(*each, priority=0) for each in zip(tokenized, pooling, strict=True)]

@@ -8,7 +8,7 @@ gives exactly the same text as the whole. Bytes that are not UTF-8 become U+FFFD
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -75,8 +75,39 @@ class Tokenizer:
             _check_encodable(text)
         return encode_texts(self._backend, texts, add_special_tokens=add_special_tokens)
 
+    def truncate(
+        self,
+        token_ids: list[int],
+        size: int,
+        *,
+        side: Literal["left", "right"] | None,
+        max_model_len: int,
+        is_framed: bool,
+        for_vector: bool = False,
+    ) -> list[int]:
+        """Cut a prompt to `size` tokens; -1: to the context, less one token of output except `for_vector`.
+
+        `side`: "left" keeps the last tokens, the default, "right" the first ones, the default `for_vector`. With the
+        default, special tokens that `encode` has put around a text stay (`is_framed`). Raises InvalidRequest.
+        """
+        if size > max_model_len:
+            message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        if size == -1:
+            size = max_model_len if for_vector else max_model_len - 1
+        if size >= len(token_ids):
+            return token_ids
+        before, after = (self.special_frame if is_framed and side is None else None) or ([], [])
+        room = size - len(before) - len(after)
+        if room < 0:
+            return token_ids[:size]
+        text = token_ids[len(before) : len(token_ids) - len(after)]
+        keeps_first = side == "right" or (side is None and for_vector)
+        return [*before, *(text[:room] if keeps_first else text[len(text) - room :]), *after]
+
+    @cached_property
     def special_frame(self) -> tuple[list[int], list[int]] | None:
-        """Return the special tokens added before and after each text; None if adding them changes other tokens."""
+        """The special tokens added before and after each text; None if adding them changes other tokens."""
         frames = [
             _split_around(self.encode(text), self.encode(text, add_special_tokens=False)) for text in ("a", "b c")
         ]
@@ -85,7 +116,7 @@ class Tokenizer:
     def _encode_long(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encode in pieces where the text can be cut safely, with one object for all occurrences of an id."""
         _check_encodable(text)  # the check of a piece would name a place in the piece
-        frame = self.special_frame() if add_special_tokens else ([], [])
+        frame = self.special_frame if add_special_tokens else ([], [])
         if frame is None:
             return self.encode_each([text])[0]
         pieces = self._splitter.split(text)

@@ -9,16 +9,24 @@ from octavo_engine.wire.errors import InvalidRequest
 class PoolingParams:
     """None means the model's own value. `dimensions`: the vector's first values only, which are then normalised.
 
-    Construction raises InvalidRequest, which names the field.
+    `use_activation`: a vector of length 1; `normalize` is its older name. Construction raises InvalidRequest, which
+    names the field.
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
 
     def __post_init__(self) -> None:
         if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
             raise InvalidRequest(
                 f"dimensions must be an integer of at least 1, got {self.dimensions!r}.", param="dimensions"
             )
-        if self.normalize not in (None, False, True):
-            raise InvalidRequest(f"normalize must be true or false, got {self.normalize!r}.", param="normalize")
+        for name in ("normalize", "use_activation"):
+            if (value := getattr(self, name)) not in (None, False, True):
+                raise InvalidRequest(f"{name} must be true or false, got {value!r}.", param=name)
+        if None not in (self.normalize, self.use_activation) and self.normalize != self.use_activation:
+            raise InvalidRequest(
+                f"use_activation={self.use_activation} and its older name normalize={self.normalize} differ: set one.",
+                param="use_activation",
+            )

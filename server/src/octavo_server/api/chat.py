@@ -158,7 +158,7 @@ def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
     text = render_messages(_template_of(context, body), body, context.render_defaults)
     special, may_exceed = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
     ids = context.tokenize_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
-    return PromptInput(token_ids=body.truncate(ids, max_model_len=context.client.max_model_len), text=text)
+    return PromptInput(token_ids=context.truncate(ids, body, is_framed=special), text=text)
 
 
 def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRenderer | None:

@@ -73,10 +73,10 @@ def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingPa
 
 async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Prompt) -> PromptInput:
     text, may_exceed = (prompt if isinstance(prompt, str) else None), body.truncate_prompt_tokens is not None
+    special = text is not None and body.add_special_tokens is not False
     if isinstance(prompt, str):
-        special = True if body.add_special_tokens is None else body.add_special_tokens
         prompt = await context.encode_prompt(prompt, add_special_tokens=special, may_exceed=may_exceed)
-    ids = body.truncate(prompt, max_model_len=context.client.max_model_len)
+    ids = context.truncate(prompt, body, is_framed=special)
     if body.echo and (text is None or len(ids) < len(prompt)):
         text = context.decode(ids)
     return PromptInput(token_ids=ids, text=text)

@@ -29,6 +29,7 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import is_usable
 from octavo_server.http.request_threads import RequestThreads
 from octavo_server.kv.publisher import KVPublisher
+from octavo_server.openai.embedding import VectorFields
 from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
@@ -195,6 +196,22 @@ class ApiContext:
             check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         check_chars(text, self.config.limits)
         return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def truncate(self, token_ids: list[int], body: GenerationFields | VectorFields, *, is_framed: bool) -> list[int]:
+        """Cut a prompt as its request asks. `is_framed`: `encode_prompt` has added the special tokens of a text.
+
+        Raises InvalidRequest.
+        """
+        if body.truncate_prompt_tokens is None:
+            return token_ids
+        return self.client.tokenizer.truncate(
+            token_ids,
+            body.truncate_prompt_tokens,
+            side=body.truncation_side,
+            max_model_len=self.client.max_model_len,
+            is_framed=is_framed,
+            for_vector=isinstance(body, VectorFields),
+        )
 
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
         """Convert token ids to text. Raises InvalidRequest, which names `param`, for an id outside the vocabulary."""

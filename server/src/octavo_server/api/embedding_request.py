@@ -15,7 +15,6 @@ from octavo_server.api.generation import Generation, GenerationDelta, PromptInpu
 from octavo_server.openai.answer import Usage, count_usage
 from octavo_server.openai.completion import Prompt
 from octavo_server.openai.embedding import VectorFields
-from octavo_server.openai.fields import truncate
 
 RETRY_AFTER_S = 1.0
 
@@ -48,14 +47,11 @@ async def prepare(
 
 
 async def _token_ids(context: ApiContext, body: VectorFields, text: Prompt) -> list[int]:
-    size = body.truncate_prompt_tokens
+    special = isinstance(text, str) and body.add_special_tokens is not False
     if isinstance(text, str):
-        special = body.add_special_tokens is not False
-        text = await context.encode_prompt(text, add_special_tokens=special, may_exceed=size is not None)
-    if size is None:
-        return text
-    length = context.client.max_model_len
-    return truncate(text, size, side=body.truncation_side, max_model_len=length, num_output=0)
+        may_exceed = body.truncate_prompt_tokens is not None
+        text = await context.encode_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
+    return context.truncate(text, body, is_framed=special)
 
 
 @contextmanager

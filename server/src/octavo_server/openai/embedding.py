@@ -29,7 +29,10 @@ class VectorFields(EngineFields):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as the model's context holds.")
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Left, the default, keeps the last tokens."
+        None, description="Right, the default, keeps the first tokens."
+    )
+    use_activation: bool | None = Field(
+        None, description="Vectors of length 1. Default: as the model was trained. Scores are the same with both."
     )
 
     def pooling_params(self) -> PoolingParams:
@@ -51,14 +54,14 @@ class EmbeddingRequest(VectorFields):
         None, description="base64: little-endian float32. Default: float."
     )
     dimensions: int | None = Field(None, ge=1, description="Only this many first values, which are then normalised.")
-    normalize: bool | None = Field(None, description="Vectors of length 1. Default: as the model was trained.")
+    normalize: bool | None = Field(None, description="The older name of use_activation.")
 
     def texts(self) -> list[tuple[str, Prompt]]:
         """The texts with their names. Raises InvalidRequest for an empty text, or none."""
         return named_texts("input", split_prompts(self.input))
 
     def pooling_params(self) -> PoolingParams:
-        return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
+        return PoolingParams(dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation)
 
 
 def named_texts(field: str, texts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:

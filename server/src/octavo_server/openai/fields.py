@@ -116,13 +116,6 @@ class GenerationFields(StructuredFields, SamplingFields):
             raise InvalidRequest("use_beam_search is not available with stream=true.", param="use_beam_search")
         self.check_salt()
 
-    def truncate(self, token_ids: list[int], *, max_model_len: int) -> list[int]:
-        """Cut a prompt to `truncate_prompt_tokens`. Raises InvalidRequest if that exceeds the context."""
-        size = self.truncate_prompt_tokens
-        if size is None:
-            return token_ids
-        return truncate(token_ids, size, side=self.truncation_side, max_model_len=max_model_len, num_output=1)
-
     def sampling_params(
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
@@ -141,19 +134,6 @@ class GenerationFields(StructuredFields, SamplingFields):
         if self.use_beam_search and 0 <= values.get("temperature", 1) < GREEDY_BELOW:
             values["temperature"] = 1  # beams are ranked, not drawn, so temperature 0 leaves their n outputs different
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)
-
-
-def truncate(
-    token_ids: list[int], size: int, *, side: Literal["left", "right"] | None, max_model_len: int, num_output: int
-) -> list[int]:
-    """Cut a prompt to `size` tokens; -1: to the context without `num_output` tokens. Raises InvalidRequest."""
-    if size > max_model_len:
-        message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
-        raise InvalidRequest(message, param="truncate_prompt_tokens")
-    if size == -1:
-        size = max_model_len - num_output
-    first = 0 if side == "right" else max(len(token_ids) - size, 0)
-    return token_ids[first : first + size]
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:

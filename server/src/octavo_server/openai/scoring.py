@@ -12,6 +12,7 @@ from octavo_server.openai.embedding import VectorFields, named_texts
 from octavo_server.openai.entries import Entries
 
 Texts = str | Entries[str]
+Document = str | dict[str, Any]
 
 
 class ScoreRequest(VectorFields):
@@ -40,7 +41,7 @@ class ScoreRequest(VectorFields):
 
 class RerankRequest(VectorFields):
     query: str
-    documents: list[str | dict[str, Any]] = Field(description="Texts, or objects with a `text`.")
+    documents: Document | list[Document] = Field(description="Texts, or objects with a `text`; one, or a list.")
     top_n: int | None = Field(None, ge=0, description="Only this many best documents. Default, and 0: all.")
     return_documents: bool | None = Field(
         None, description="Texts beside the scores. Default: true; of /v2/rerank: false."
@@ -48,15 +49,18 @@ class RerankRequest(VectorFields):
 
     def texts(self) -> list[tuple[str, Prompt]]:
         """The query, then the documents, with their names. Raises InvalidRequest."""
-        documents = [self._text(index, document) for index, document in enumerate(self.documents)]
-        return [*named_texts("query", [self.query]), *named_texts("documents", documents)]
+        if isinstance(self.documents, list):
+            texts = [_text_of(f"documents[{index}]", document) for index, document in enumerate(self.documents)]
+        else:
+            texts = [_text_of("documents", self.documents)]
+        return [*named_texts("query", [self.query]), *named_texts("documents", texts)]
 
-    def _text(self, index: int, document: str | dict[str, Any]) -> str:
-        text = document.get("text") if isinstance(document, dict) else document
-        if not isinstance(text, str):
-            name = f"documents[{index}]"
-            raise InvalidRequest(f"{name} has no text: send a string, or an object with a text.", param=name)
-        return text
+
+def _text_of(name: str, document: Document) -> str:
+    text = document.get("text") if isinstance(document, dict) else document
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} has no text: send a string, or an object with a text.", param=name)
+    return text
 
 
 class Score(Struct, kw_only=True):

@@ -93,7 +93,7 @@ class PromptHashCache:
         self._nodes: TwoQueueCache[tuple[int, str], Node] = TwoQueueCache(max_bytes)
         self._roots: TwoQueueCache[tuple[bytes, bool], Node] = TwoQueueCache(max_bytes // 16)
         self._known_parts: dict[str, list[int]] = {}
-        self._frame = tokenizer.special_frame()
+        self._frame = tokenizer.special_frame
 
     @property
     def num_bytes(self) -> int:
