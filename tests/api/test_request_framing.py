@@ -245,6 +245,19 @@ async def test_a_response_after_the_body_leaves_the_connection_open():
         assert (await connection.reader.read()).endswith(b"/behind|")
 
 
+@pytest.mark.parametrize("num_sent", [1, 50])
+async def test_a_request_in_progress_at_a_shutdown_ends_the_connection(num_sent):
+    async with connected() as connection:
+        head, body = post(b"/held", b"x" * 100)
+        await connection.send(head + body[:num_sent])
+        (protocol,) = connection.server.server_state.connections
+        protocol.shutdown()
+        await connection.send(body[num_sent:])
+        connection.app.resumed.set()
+        assert b"connection: close" in await connection.reader.readuntil(b"\r\n\r\n")
+        assert await connection.reader.read() == b"/held|" + body
+
+
 async def test_a_bad_request_waits_for_the_response_before_it():
     async with connected() as connection:
         await connection.send(b"GET /held HTTP/1.1\r\n\r\nNO HTTP\r\n\r\n")
@@ -280,7 +293,8 @@ async def test_uvicorn_has_each_private_name_in_use():
     assert set(vars(made)) >= PROTOCOL
     methods = {"_unset_keepalive_if_required", "_start_asgi_task", "on_response_complete", "on_header", "on_body"}
     methods |= {"on_message_begin", "on_headers_complete", "on_message_complete", "connection_made", "connection_lost"}
-    assert methods | {"data_received", "pause_writing", "resume_writing"} <= set(vars(httptools_impl.HttpToolsProtocol))
+    methods |= {"data_received", "pause_writing", "resume_writing", "shutdown"}
+    assert methods <= set(vars(httptools_impl.HttpToolsProtocol))
     assert {"resume_reading", "pause_reading", "read_paused"} <= set(dir(FlowControl(None)))
     code = httptools_impl.RequestResponseCycle.__init__.__code__
     assert set(code.co_names) | set(code.co_varnames) >= CYCLE

@@ -114,6 +114,10 @@ class TimeoutProtocol(RequestFraming):
         if self.cycle.response_complete and not self.transport.is_closing():
             self.idle[self] = None
 
+    def shutdown(self) -> None:
+        self._keeps_alive = False
+        super().shutdown()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._unread_bytes = self.transport.get_write_buffer_size()
