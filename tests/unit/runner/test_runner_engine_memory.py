@@ -3,14 +3,19 @@
 from pathlib import Path
 
 import pytest
+from octavo_engine.runner import engine_memory
+from octavo_engine.runner.drafter import DraftCache, Drafter
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.load import load
+from octavo_engine.runner.runner import Runner
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.records import SpeculativeConfig
+from octavo_engine.settings.records import LoRAModule, SpeculativeConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import MemoryTag
+from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.tiny_models import make_tiny
 
 
@@ -79,3 +84,54 @@ def test_the_release_of_the_kv_cache_frees_the_graphs_of_both_models(
     draft, target = renewed
     executor.release("kv_cache")
     assert renewed[2:] == [target, draft]
+
+
+def held(executor: Executor) -> list[bool]:
+    """Tell which parts of the memory are held: model, that of the adapters, draft model; caches of both, and hosts."""
+    memory, adapters = executor._memory, executor._adapters
+    runner, drafter = memory._runner, memory._drafter
+    weights = [runner.model.model, adapters._model, drafter.model.model]
+    caches = [memory._backend.cache.keys, runner.host, drafter.cache.backend.cache.keys, drafter.cache._host]
+    return [part is not None and len(part) > 0 if isinstance(part, list) else part is not None
+            for part in (*weights, *caches)]  # fmt: skip
+
+
+#: Released parts, the part whose restoration fails, and the method that fails.
+FAILURES: list[tuple[list[MemoryTag], MemoryTag, type, str]] = [
+    (["weights"], "weights", Drafter, "reload_model"),
+    (["weights"], "weights", Runner, "capture_graphs"),
+    (["kv_cache"], "kv_cache", DraftCache, "allocate"),
+    (["kv_cache"], "kv_cache", Runner, "capture_graphs"),
+    (["weights", "kv_cache"], "weights", Drafter, "reload_model"),
+]
+
+
+def test_a_part_that_fails_leaves_the_memory_as_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_memory, "return_freed_memory", lambda: None)  # it takes most of the time
+    adapter = write_adapter(tmp_path / "adapter", llama_pairs(seed=1))
+    drafts = SpeculativeConfig(method="draft_model", model=str(folder), num_speculative_tokens=2)
+    config = EngineConfig(
+        model=str(folder), dtype="float32", num_gpu_blocks_override=20, swap_space=0.001, speculative_config=drafts,
+        enable_lora=True, lora_modules=(LoRAModule(name="a", path=str(adapter)),),
+    )  # fmt: skip
+    executor = load(config)[0]
+    expected = next_token(executor, 0)
+    for number, (released, restored, owner, method) in enumerate(FAILURES, 1):
+        for tag in released:
+            executor.release(tag)
+        before = held(executor)
+        with monkeypatch.context() as failing:
+            failing.setattr(owner, method, _raise_no_room)
+            with pytest.raises(RuntimeError, match="no room"):
+                executor.restore(restored)
+        assert held(executor) == before, method
+        for tag in released:
+            executor.restore(tag)
+        assert all(held(executor))
+        assert next_token(executor, number) == expected
+
+
+def _raise_no_room(*_: object) -> None:
+    raise RuntimeError("no room")

@@ -56,10 +56,20 @@ class EngineMemory:
         self.device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
-        """Load the weights again, or allocate an empty KV cache. On an error, the memory stays released.
+        """Load the weights again, or allocate an empty KV cache. On an error, the memory is released again.
 
         Once nothing is released any more, the graphs of decode steps are captured, so that no request waits for them.
         """
+        try:
+            self._restore(tag)
+            if not self._released - {tag}:
+                self._runner.capture_graphs()
+        except Exception:
+            self.release(tag)  # what was restored of it: the adapters, say, if the draft model cannot be loaded
+            raise
+        self._released.discard(tag)
+
+    def _restore(self, tag: MemoryTag) -> None:
         if tag == "weights":
             model = self._load_model()
             if self._drafter is not None:
@@ -70,9 +80,6 @@ class EngineMemory:
             self._runner.host = self._make_host()
             if self._drafter is not None:
                 self._drafter.cache.allocate()
-        self._released.discard(tag)
-        if not self._released:
-            self._runner.capture_graphs()
 
 
 def return_freed_memory() -> None:
