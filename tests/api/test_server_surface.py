@@ -1,11 +1,14 @@
 """Routes besides generation: models, tokens, keys, metrics, documentation."""
 
 import json
+from importlib.metadata import Distribution
 
 import pytest
 import pytest_asyncio
 from octavo_engine.wire.metrics import active_metrics
 from octavo_engine.wire.records import EngineStats
+from octavo_server.router import admin_routes
+from octavo_testing.routing import routing
 from octavo_testing.scripted import text_ids, write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
 
@@ -68,8 +71,16 @@ async def test_detokenize_rejects_unknown_token_ids(served):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
 
 
-async def test_version_is_shown(served):
-    assert (await served.http.get("/version")).json() == {"version": "0.1.0"}
+async def test_the_version_is_read_from_the_package_once(served, routed, monkeypatch):
+    monkeypatch.setattr(Distribution, "from_name", lambda _: pytest.fail("a request reads the package's metadata"))
+    for server, path in ((served, "/version"), (routed, "/version"), (served, "/server_info")):
+        assert (await server.http.get(path)).json()["version"] == "0.1.0"
+
+
+async def test_a_router_shows_the_version_of_its_package(monkeypatch):
+    monkeypatch.setattr(admin_routes, "version", lambda package: f"9 of {package}")
+    async with routing("http://127.0.0.1:1") as router:
+        assert (await router.http.get("/version")).json() == {"version": "9 of octavo-server"}
 
 
 PAGE = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}

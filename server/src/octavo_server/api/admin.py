@@ -4,7 +4,6 @@ No response contains a prompt, an answer or a key.
 """
 
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -57,4 +56,4 @@ async def reset_prefix_cache(request: Request) -> Response:
 async def server_info(request: Request) -> Response:
     client = context_of(request).client
     ready = {name: value for name, value in asdict(client.ready_info).items() if name != "hash_root"}
-    return json_reply({"version": version("octavo-server"), "engine_config": asdict(client.config), "engine": ready})
+    return json_reply({"version": request.app.version, "engine_config": asdict(client.config), "engine": ready})

@@ -3,7 +3,6 @@
 By `/ready` and `/drain` a platform such as Kubernetes drains a server before stopping it, and can cancel the drain.
 """
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
@@ -77,8 +76,8 @@ async def resume(request: Request) -> Response:
 
 
 @router.get("/version", **answers("The server's version", dict[str, str]))
-async def show_version() -> Response:
-    return JSONResponse({"version": version("octavo-server")})
+async def show_version(request: Request) -> Response:
+    return JSONResponse({"version": request.app.version})
 
 
 @router.get("/load", **answers("Requests in progress", dict[str, int]))

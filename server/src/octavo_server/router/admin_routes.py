@@ -6,6 +6,7 @@ of the router. `http/access.py` has checked the caller's access before.
 """
 
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 from octavo_engine.wire.errors import InvalidRequest, OctavoError
@@ -32,7 +33,9 @@ class AdminContext:
 
 
 def build_admin(context: AdminContext) -> FastAPI:
-    app = FastAPI(title="Octavo router", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Octavo router", version=version("octavo-server"), openapi_url=None, docs_url=None, redoc_url=None
+    )
     app.state.context = context
     app.include_router(router)
     app.add_exception_handler(OctavoError, _refuse)

@@ -6,7 +6,6 @@ requests bypass it.
 
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
@@ -63,8 +62,8 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/version")
-async def show_version() -> Response:
-    return JSONResponse({"version": version("octavo-server")})
+async def show_version(request: Request) -> Response:
+    return JSONResponse({"version": request.app.version})
 
 
 @router.get("/load")
