@@ -200,6 +200,11 @@ PROFILES = {
     "process": f"credential_process = echo '{JSON_KEYS}'\n",
     "role": "role_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = nobody\n",
     "failed": "credential_process = false\n",
+    "missing": "credential_process = /missing/tool\n",
+    "blank": "credential_process =\n",
+    "list": "credential_process = echo []\n",
+    "null": f"credential_process = echo '{json.dumps({'Version': 1, 'AccessKeyId': None, 'SecretAccessKey': None})}'\n",
+    "token": "role_arn = arn:aws:iam::123456789012:role/reader\nweb_identity_token_file = /missing/token\n",
     "empty": "output = json\n",
 }
 
@@ -251,6 +256,11 @@ def test_region_and_endpoint_of_the_environment_replace_those_of_a_profile(
         ("empty", "get_credentials"),
         ("role", '"nobody" referenced in the profile "role" does not exist'),
         ("failed", "custom-process"),
+        ("missing", "/missing/tool"),
+        ("blank", ""),
+        ("list", ""),
+        ("null", ""),
+        ("token", "/missing/token"),
         ("unreadable", "Unable to parse config file"),
     ],
 )

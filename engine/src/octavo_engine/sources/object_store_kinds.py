@@ -102,7 +102,6 @@ def _profile_options(profile: str) -> dict[str, Any]:
     """Return the credentials, region and endpoint of a profile of AWS, which boto3 reads. Raises StartupError."""
     remedy = f'eval "$(aws configure export-credentials --profile {profile} --format env)"'
     try:
-        from botocore.exceptions import BotoCoreError, ClientError
         from botocore.session import Session
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
@@ -114,7 +113,7 @@ def _profile_options(profile: str) -> dict[str, Any]:
         settings = session.get_scoped_config()
         provider = Boto3CredentialProvider(session, ttl=_PROFILE_TTL)
         provider()  # reports an expired login now, and not as a failed request that is repeated
-    except (BotoCoreError, ClientError, ValueError) as error:
+    except Exception as error:  # a profile may name a program, the output of which boto3 hardly checks
         what = first_line(error)
         raise StartupError(
             f"AWS_PROFILE={profile}: boto3 found no credentials: {what}. Mend it, or {remedy}"
