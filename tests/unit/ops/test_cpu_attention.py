@@ -6,7 +6,8 @@ import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBackend, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.ops.native_attention import NativeBackend, can_serve
+from octavo_engine.ops.cpu_length_groups import Lengths
+from octavo_engine.ops.native_attention import NativeBackend, Tiles, can_serve, make_tiles
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_testing.attention_cases import SeqShape, make_batch, make_spec, random_qkv, run_history_and_step
@@ -148,10 +149,54 @@ def test_large_groups_are_split_so_that_scratch_stays_bounded() -> None:
     assert [len(g.queries) for g in batch.private.groups[None]] == [2, 2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("mix", ["mixed", "long"])
-def test_the_number_of_threads_changes_nothing(make: MakeBackend, mix: str) -> None:
-    spec = make_spec(heads=9, kv_heads=3, window=200)
-    alone = compare(make, spec, MIXES[mix])
+@pytest.mark.parametrize("shapes", [MIXES["mixed"], MIXES["long"], [SeqShape(1200, 1)], [SeqShape(900, 40)]], ids=str)
+def test_the_number_of_threads_changes_nothing(make: MakeBackend, shapes: list[SeqShape]) -> None:
+    spec = make_spec(heads=9, kv_heads=3, window=600)
+    torch.set_num_threads(1)
+    alone = compare(make, spec, shapes)
     torch.set_num_threads(2)
-    together = compare(make, spec, MIXES[mix])
+    together = compare(make, spec, shapes)
     torch.testing.assert_close(together, alone)
+    if native_library() is not None and make is not CpuBackend:
+        assert torch.equal(together, alone)
+
+
+def tiles_of(*shapes: SeqShape, threads: int) -> Tiles:
+    lengths = Lengths.from_batch(make_batch([*shapes], 16)[0])
+    return make_tiles(lengths, group=3, kv_heads=3, window=None, tile_rows=64, threads=threads)
+
+
+def test_keys_are_divided_only_if_threads_would_wait() -> None:
+    long, short = SeqShape(5000, 1), SeqShape(300, 1)
+    assert len(tiles_of(long, threads=1).merges) == 0
+    assert len(tiles_of(*[long] * 16, threads=2).merges) == 0
+    assert tiles_of(*[short] * 8, long, threads=4).merges.tolist() == [[8, 1, 0, 20]]
+
+
+def test_the_memory_of_partial_results_is_bounded() -> None:
+    tiles = tiles_of(SeqShape(60_000, 2000), SeqShape(100_000, 60), threads=128)
+    assert 0 < tiles.partial_rows <= 1 << 15
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("window", [None, 300], ids=lambda w: f"window-{w}")
+def test_the_last_tokens_of_a_cached_prompt_have_the_bits_of_the_whole_prompt(
+    make: MakeBackend, dtype: torch.dtype, window: int | None
+) -> None:
+    """A prefix hit, a chunk and a decode step change no answer: a row's bits depend on its own keys only."""
+    spec = make_spec(heads=9, kv_heads=3, window=window)
+    backend = make([spec.kv], 16, dtype)
+    if not isinstance(backend, NativeBackend):
+        pytest.skip("torch makes no promise of equal bits")
+    qkv = random_qkv(spec, 400, dtype, seed=0)
+    batch, num_blocks = make_batch([SeqShape(0, 400)], 16)
+    backend.allocate(num_blocks)
+    backend.begin_step(batch)
+    whole = backend.attend(spec, *qkv, batch)
+    differ = []
+    for queries in (100, 64, 34, 33, 16, 1):
+        batch, _ = make_batch([SeqShape(400 - queries, queries)], 16)
+        backend.begin_step(batch)
+        if not torch.equal(backend.attend(spec, *(x[-queries:] for x in qkv), batch), whole[-queries:]):
+            differ.append(queries)
+    assert differ == []

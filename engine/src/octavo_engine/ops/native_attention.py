@@ -3,9 +3,9 @@
 The kernel takes ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
 of tiles. It needs fp32 or bf16, and block sizes that are whole vectors; `ops/cpu_backend.py` selects the backend.
 
-The keys of a sequence with few queries (decode, drafts, a short chunk) are divided at multiples of `PART_KEYS`; with
-more queries, each tile processes all its keys. The division, and so the result, depends only on the sequence itself. It
-is the same for one query and for several: a draft has the bits of a decode step.
+The kernel adds keys by parts of `PART_KEYS` at fixed positions and folds the parts from left to right, so a row's bits
+depend only on its own keys. The list decides who computes, never what: a tile is one work item, or, to balance the
+threads, each part of it is one.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import BlockStore
-from octavo_engine.ops.cpu_length_groups import Ints, Lengths
+from octavo_engine.ops.cpu_length_groups import Lengths
 from octavo_engine.ops.scratch import Scratch
 
-PART_KEYS = 256
-DIVIDED_QUERIES = 33  # the most tokens of a decode step with drafts
+PART_KEYS = 256  # `kPartKeys`
+_MOST_PARTIAL_ROWS = 1 << 15  # of the tiles that are divided in a step, which bounds the memory of partial results
 
 _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
 
@@ -35,43 +35,44 @@ class Tiles:
 
     tiles: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]
-    num_partials: int
+    partial_rows: int
 
 
-def make_tiles(lengths: Lengths, *, group: int, window: int | None, tile_rows: int, chunk_keys: int) -> Tiles:
-    """Make the work list. `chunk_keys`: a window that begins inside a chunk is extended to the chunk's first key."""
+def make_tiles(
+    lengths: Lengths, *, group: int, kv_heads: int, window: int | None, tile_rows: int, threads: int
+) -> Tiles:
+    """Make the work list. A tile is divided if one KV head of it is more than half of a thread's share."""
     per_tile = max(1, tile_rows // group)
-    first = lengths.seq - lengths.query
     num_tiles = -(-lengths.query // per_tile)
-    oldest = _oldest_key(first, window) // chunk_keys * chunk_keys
-    is_divided = (num_tiles == 1) | (lengths.query <= DIVIDED_QUERIES)
-    num_parts = np.where(is_divided, -(-lengths.seq // PART_KEYS) - oldest // PART_KEYS, 1)
-    units = num_tiles * num_parts
-    seq = np.repeat(np.arange(len(units)), units)
-    index = np.arange(len(seq)) - np.repeat(np.cumsum(units) - units, units)
-    tile, part_idx = np.divmod(index, num_parts[seq])
-
-    query = tile * per_tile
+    seq = np.repeat(np.arange(len(num_tiles)), num_tiles)
+    query = (np.arange(len(seq)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
     num_queries = np.minimum(per_tile, lengths.query[seq] - query)
-    position = first[seq] + query
-    part = (oldest[seq] // PART_KEYS + part_idx) * PART_KEYS
-    key_begin = _oldest_key(position, window) // chunk_keys * chunk_keys
-    key_begin = np.where(is_divided[seq], np.maximum(part, key_begin), key_begin)
-    key_end = position + num_queries
-    key_end = np.where(is_divided[seq], np.minimum(part + PART_KEYS, key_end), key_end)
-
-    is_cut = num_parts[seq] > 1
-    partial = np.where(is_cut, np.cumsum(is_cut) - 1, -1)
+    position = (lengths.seq - lengths.query)[seq] + query
     row = lengths.row[seq] + query
-    columns = [seq, row, position, num_queries, key_begin, key_end, partial, np.zeros_like(seq)]
+    begin = np.zeros_like(position) if window is None else np.maximum(0, position + 1 - window)
+    end = position + num_queries
+
+    cost = num_queries * (end - begin)
+    parts = -(-end // PART_KEYS) - begin // PART_KEYS
+    is_divided = (parts > 1) & (2 * threads * cost > kv_heads * cost.sum()) & (threads > 1)
+    is_divided &= np.cumsum(np.where(is_divided, parts * num_queries * group, 0)) <= _MOST_PARTIAL_ROWS
+    parts = np.where(is_divided, parts, 1)
+
+    tile = np.repeat(np.arange(len(parts)), parts)
+    part = np.arange(len(tile)) - np.repeat(np.cumsum(parts) - parts, parts)
+    part_begin = (begin[tile] // PART_KEYS + part) * PART_KEYS
+    begin = np.where(is_divided[tile], np.maximum(begin[tile], part_begin), begin[tile])
+    end = np.where(is_divided[tile], np.minimum(end[tile], part_begin + PART_KEYS), end[tile])
+    rows = np.where(is_divided, num_queries * group, 0)[tile]
+    partial = np.cumsum(rows) - rows
+    columns = [
+        *(column[tile] for column in (seq, row, position, num_queries)),
+        *(begin, end, np.where(is_divided[tile], partial, -1), np.zeros_like(tile)),
+    ]
     tiles = np.stack(columns, axis=1).astype(np.int32)
-    order = np.argsort(-(num_queries * (key_end - key_begin)), kind="stable")
-    merges = np.stack([row, num_queries, partial, num_parts[seq]], axis=1)[is_cut & (part_idx == 0)]
-    return Tiles(np.ascontiguousarray(tiles[order]), merges.astype(np.int32), int(is_cut.sum()))
-
-
-def _oldest_key(position: Ints, window: int | None) -> Ints:
-    return np.zeros_like(position) if window is None else np.maximum(0, position + 1 - window)
+    order = np.argsort(-(num_queries[tile] * (end - begin)), kind="stable")
+    merges = np.stack([row, num_queries, partial[np.cumsum(parts) - parts], parts], axis=1)[is_divided]
+    return Tiles(np.ascontiguousarray(tiles[order]), merges.astype(np.int32), int(rows.sum()))
 
 
 class _Layer(ctypes.Structure):
@@ -126,7 +127,6 @@ class NativeBackend(AttendByParts):
         self._block_size = block_size
         self._lanes: int = library.octavo_lanes()
         self._tile_rows: int = library.octavo_tile_rows()
-        self._chunk_keys: int = library.octavo_chunk_keys()
         self.cache = BlockStore([self._shapes(spec) for spec in specs], dtype)
         self.bytes_per_block = self.cache.bytes_per_block
         self.copy_blocks = self.cache.copy_blocks
@@ -206,9 +206,10 @@ class NativeBackend(AttendByParts):
         tiles = work.tiles = make_tiles(
             step.lengths,
             group=work.group,
+            kv_heads=work.kv.num_kv_heads,
             window=work.kv.window,
             tile_rows=self._tile_rows,
-            chunk_keys=self._chunk_keys,
+            threads=torch.get_num_threads(),
         )
         struct = work.struct
         struct.slots, struct.tables = step.slots.data_ptr(), step.tables.data_ptr()
@@ -225,8 +226,7 @@ class NativeBackend(AttendByParts):
 
     def _partial_size(self, work: _Work) -> int:
         assert work.tiles is not None
-        rows, width = max(self._tile_rows, work.group), 2 + self._padded(work.kv.head_dim)
-        return work.tiles.num_partials * work.kv.num_kv_heads * rows * width
+        return work.tiles.partial_rows * work.kv.num_kv_heads * (2 + self._padded(work.kv.head_dim))
 
     def _shapes(self, spec: LayerKVSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         keys = (spec.num_kv_heads, spec.head_dim, self._block_size)
@@ -237,8 +237,8 @@ class NativeBackend(AttendByParts):
 
 
 def can_serve(library: ctypes.CDLL, block_size: int, dtype: torch.dtype) -> bool:
-    whole = block_size % library.octavo_lanes() == 0 and library.octavo_chunk_keys() % block_size == 0
-    return whole and dtype in (torch.float32, torch.bfloat16)
+    is_whole = block_size % library.octavo_lanes() == 0 and 128 % block_size == 0
+    return is_whole and dtype in (torch.float32, torch.bfloat16)
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,9 +3,10 @@
 // Layout. K block: [kv_heads, head_dim, block_size], so that one vector holds one dimension of several keys. V block:
 // [kv_heads, block_size, padded_dim]; padded_dim is head_dim rounded up to whole vectors.
 // Work. A tile is a run of query tokens of one sequence; its rows are these tokens times the query heads that share a
-// KV head. A thread processes a (tile, KV head), reads the keys in chunks, and keeps a running softmax in fp32. Long
-// decode contexts are divided into parts of fixed length that are merged afterwards. A row's result depends only on its
-// own sequence, with sums in a fixed order, for any number of threads and other sequences.
+// KV head. A thread processes a (tile, KV head), or one part of its keys, to balance threads: the tiles are merged then.
+// Numerics. Keys are divided into parts of kPartKeys at fixed positions. A row's part has its own maximum, and its sums
+// begin with zero and add keys in order. `fold` adds the parts from left to right, whichever thread does. Keys that a row
+// does not see add exactly 0. So a row's bits depend only on its own keys: not on the tile, the step or the threads.
 // Keys at or after a tile's `key_end` are never read from V, and their scores are replaced: stale contents are harmless.
 
 #include <algorithm>
@@ -28,7 +29,7 @@ constexpr int kScoreRows = 6, kValueRows = 3;
 constexpr int kSplit = 2;           // partial sums of a score; one number for all rows, so that rows do not affect bits
 constexpr int kValueVectors = 4;    // vectors of one row that are accumulated in registers
 constexpr int kTileRows = 64;       // rows of a tile; one token may have more
-constexpr int kChunkKeys = 128;     // keys scored between two updates of the softmax; a multiple of the block size
+constexpr int kPartKeys = 256;      // keys with one maximum; a multiple of the block size
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Returns a block as fp32: the block itself, or a copy in `buffer`, for tiles that read it more than once.
@@ -118,7 +119,7 @@ template <typename T>
 void score_block(const float* q, int rows, const T* k, int dim, int block_size, float* scores) {
   for (int r = 0; r < rows; r += kScoreRows) {
     int count = std::min(kScoreRows, rows - r);
-    kScore<T>[count - 1](q + r * dim, dim, k, dim, block_size, scores + r * kChunkKeys, kChunkKeys);
+    kScore<T>[count - 1](q + r * dim, dim, k, dim, block_size, scores + r * kPartKeys, kPartKeys);
   }
 }
 
@@ -129,7 +130,7 @@ void value_block(const float* weights, int rows, const T* v, int dim, int count,
     for (int d = 0; d < dim; d += kValueVectors * kLanes) {
       int vectors = std::min(kValueVectors, (dim - d) / kLanes);
       AddValues<T> add = kValue<T>[(num_rows - 1) * kValueVectors + vectors - 1];
-      add(weights + r * kChunkKeys, kChunkKeys, v + d, dim, count, out + r * dim + d);
+      add(weights + r * kPartKeys, kPartKeys, v + d, dim, count, out + r * dim + d);
     }
   }
 }
@@ -160,7 +161,7 @@ struct Step {
   const int32_t* tables;  // [seqs, table_stride]
   const Tile* tiles;
   const Merge* merges;
-  float* partials;  // [partials, kv_heads, rows of a tile, 2 + padded_dim]
+  float* partials;  // of the tiles with partial >= 0, from row `partial` on: [kv_heads, rows of the tile, 2 + padded_dim]
   int64_t table_stride, num_tiles, num_merges;
   int32_t num_threads;
 };
@@ -177,35 +178,59 @@ struct Attention : Layer, Step {
 
 int padded(int dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 int max_rows(const Attention& a) { return std::max(kTileRows, a.group); }
-int64_t partial_stride(const Attention& a) { return int64_t(max_rows(a)) * (2 + padded(a.head_dim)); }
+float* partial_of(const Attention& a, int64_t first_row, int rows, int head, int row) {
+  return a.partials + (first_row * a.kv_heads + head * rows + row) * (2 + padded(a.head_dim));
+}
+
+// The result of some parts of a row: the maximum, the total of the weights e^(score - best), and `sums` of the values.
+struct State {
+  float best, total;
+};
+
+// Adds the next part to those before it. The smaller maximum's weight is at most 1, the larger one's is 1.
+void fold(State& state, float* sums, State part, const float* part_sums, int dim) {
+  if (part.total == 0) return;  // the row sees no key of the part
+  if (part.best > state.best) {
+    float weight = std::exp(state.best - part.best);
+    state = {part.best, state.total * weight + part.total};
+    for (int d = 0; d < dim; d += kLanes) store(sums + d, load(sums + d) * weight + load(part_sums + d));
+  } else {
+    float weight = std::exp(part.best - state.best);
+    state.total += part.total * weight;
+    for (int d = 0; d < dim; d += kLanes) store(sums + d, load(part_sums + d) * weight + load(sums + d));
+  }
+}
 
 struct Workspace {
   explicit Workspace(const Attention& a)
       : dim(padded(a.head_dim)),
         q(max_rows(a) * a.head_dim),
-        scores(max_rows(a) * kChunkKeys),
-        out(max_rows(a) * dim),
+        scores(max_rows(a) * kPartKeys),
+        part(max_rows(a) * dim),
+        sums(max_rows(a) * dim),
         block(a.block_size * dim),
-        best(max_rows(a)),
-        total(max_rows(a)) {}
+        states(max_rows(a)),
+        parts(max_rows(a)) {}
   int dim;
-  std::vector<float> q, scores, out, block, best, total;
+  std::vector<float> q, scores, part, sums, block;
+  std::vector<State> states, parts;
 };
 
-// Caps and masks the scores of `count` keys from `first_key`, updates the running softmax, and stores the weights.
-void softmax_chunk(const Attention& a, const Tile& tile, int rows, int first_key, int count, Workspace& w) {
-  int width = (count + kLanes - 1) / kLanes * kLanes;
+// Caps and masks the scores of the part's keys [skip, count), the first of which is `first_key`, and stores the weights.
+void soften(const Attention& a, const Tile& tile, int rows, int first_key, int skip, int count, Workspace& w) {
   for (int r = 0; r < rows; r++) {
-    float* s = w.scores.data() + r * kChunkKeys;
+    float* s = w.scores.data() + r * kPartKeys;
     int position = tile.position + r / a.group;
-    int end = std::min(std::min(position + 1, int(tile.key_end)) - first_key, count);
+    int end = std::min(position + 1 - first_key, count);
     int begin = a.window > 0 ? std::max(0, position + 1 - a.window - first_key) : 0;
+    int low = begin / kLanes * kLanes, high = (end + kLanes - 1) / kLanes * kLanes;
     if (end <= begin) {
-      std::fill(s, s + width, 0.0f);
+      std::fill(s + skip, s + count, 0.0f);
+      w.parts[r] = {kNever, 0.0f};
       continue;
     }
     Vec top = splat(kNever);
-    for (int i = 0; i < width; i += kLanes) {
+    for (int i = low; i < high; i += kLanes) {
       Vec x = load(s + i);
       if (a.softcap > 0) x = tanh_vec(x / a.softcap) * a.softcap;
       if (i < begin || i + kLanes > end)
@@ -214,18 +239,16 @@ void softmax_chunk(const Attention& a, const Tile& tile, int rows, int first_key
       store(s + i, x);
       top = x > top ? x : top;
     }
-    float best = std::max(w.best[r], max_of(top));
-    float correction = w.best[r] == kNever ? 0.0f : std::exp(w.best[r] - best);
+    float best = max_of(top);
     Vec sum{};
-    for (int i = 0; i < width; i += kLanes) {
+    for (int i = low; i < high; i += kLanes) {
       Vec e = exp_vec(load(s + i) - best);
       store(s + i, e);
       sum += e;
     }
-    if (correction != 1.0f)
-      for (int d = 0; d < w.dim; d += kLanes) store(&w.out[r * w.dim + d], load(&w.out[r * w.dim + d]) * correction);
-    w.best[r] = best;
-    w.total[r] = w.total[r] * correction + sum_of(sum);
+    if (skip < low) std::fill(s + skip, s + low, 0.0f);
+    if (high < count) std::fill(s + high, s + count, 0.0f);
+    w.parts[r] = {best, sum_of(sum)};
   }
 }
 
@@ -241,13 +264,13 @@ void attend_tile(const Attention& a, const Tile& tile, int head, Workspace& w) {
     const T* q = static_cast<const T*>(a.q) + (tile.token_row + i) * a.q_stride + int64_t(head) * a.group * dim;
     for (int j = 0; j < a.group * dim; j++) w.q[i * a.group * dim + j] = to_float(q[j]) * a.scale;
   }
-  std::fill_n(w.out.begin(), rows * w.dim, 0.0f);
-  std::fill_n(w.best.begin(), rows, kNever);
-  std::fill_n(w.total.begin(), rows, 0.0f);
+  std::fill_n(w.sums.begin(), rows * w.dim, 0.0f);
+  std::fill_n(w.states.begin(), rows, State{kNever, 0.0f});
 
-  for (int first = tile.key_begin; first < tile.key_end; first += kChunkKeys) {
-    int count = std::min(kChunkKeys, tile.key_end - first);
-    for (int key = 0; key < count; key += block_size) {
+  for (int first = tile.key_begin / kPartKeys * kPartKeys; first < tile.key_end; first += kPartKeys) {
+    int count = std::min(kPartKeys, tile.key_end - first);
+    int skip = std::max(0, tile.key_begin - first) / block_size * block_size;  // keys of blocks before the window
+    for (int key = skip; key < count; key += block_size) {
       const T* block = keys + table[(first + key) / block_size] * k_block;
       if (first + key + block_size < tile.key_end)
         prefetch(keys + table[(first + key) / block_size + 1] * k_block, dim * block_size * sizeof(T));
@@ -258,19 +281,21 @@ void attend_tile(const Attention& a, const Tile& tile, int head, Workspace& w) {
         score_block(w.q.data(), rows, widen(block, dim * block_size, w.block.data()), dim, block_size, scores);
       }
     }
-    softmax_chunk(a, tile, rows, first, count, w);
-    for (int key = 0; key < count; key += block_size) {
+    soften(a, tile, rows, first, skip, count, w);
+    std::fill_n(w.part.begin(), rows * w.dim, 0.0f);
+    for (int key = skip; key < count; key += block_size) {
       const T* block = values + table[(first + key) / block_size] * v_block;
       if (key + block_size < count)
         prefetch(values + table[(first + key) / block_size + 1] * v_block, block_size * w.dim * sizeof(T));
       int valid = std::min(block_size, count - key);
       const float* weights = w.scores.data() + key;
       if (rows <= kValueRows) {
-        value_block(weights, rows, block, w.dim, valid, w.out.data());
+        value_block(weights, rows, block, w.dim, valid, w.part.data());
       } else {
-        value_block(weights, rows, widen(block, valid * w.dim, w.block.data()), w.dim, valid, w.out.data());
+        value_block(weights, rows, widen(block, valid * w.dim, w.block.data()), w.dim, valid, w.part.data());
       }
     }
+    for (int r = 0; r < rows; r++) fold(w.states[r], &w.sums[r * w.dim], w.parts[r], &w.part[r * w.dim], w.dim);
   }
 }
 
@@ -285,14 +310,14 @@ template <typename T>
 void store_tile(const Attention& a, const Tile& tile, int head, const Workspace& w) {
   int rows = tile.num_queries * a.group;
   for (int r = 0; r < rows; r++) {
-    const float* sum = w.out.data() + r * w.dim;
+    const float* sums = w.sums.data() + r * w.dim;
     if (tile.partial < 0) {
-      finish_row<T>(a, tile.token_row, r, head, sum, w.total[r]);
+      finish_row<T>(a, tile.token_row, r, head, sums, w.states[r].total);
     } else {
-      float* p = a.partials + (int64_t(tile.partial) * a.kv_heads + head) * partial_stride(a) + r * (2 + w.dim);
-      p[0] = w.best[r];
-      p[1] = w.total[r];
-      std::copy(sum, sum + w.dim, p + 2);
+      float* p = partial_of(a, tile.partial, rows, head, r);
+      p[0] = w.states[r].best;
+      p[1] = w.states[r].total;
+      std::copy(sums, sums + w.dim, p + 2);
     }
   }
 }
@@ -300,21 +325,15 @@ void store_tile(const Attention& a, const Tile& tile, int head, const Workspace&
 template <typename T>
 void merge_parts(const Attention& a, const Merge& merge, int head) {
   const int dim = padded(a.head_dim), rows = merge.num_queries * a.group;
-  std::vector<float> sum(dim);
+  std::vector<float> sums(dim);
   for (int r = 0; r < rows; r++) {
-    auto part = [&](int i) {
-      return a.partials + (int64_t(merge.first_partial + i) * a.kv_heads + head) * partial_stride(a) + r * (2 + dim);
-    };
-    float best = kNever, total = 0;
-    for (int i = 0; i < merge.num_partials; i++) best = std::max(best, part(i)[0]);
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    for (int i = 0; i < merge.num_partials; i++) {
-      const float* p = part(i);
-      float weight = p[0] == kNever ? 0.0f : std::exp(p[0] - best);
-      total += weight * p[1];
-      for (int d = 0; d < dim; d++) sum[d] += weight * p[2 + d];
+    State state{kNever, 0.0f};
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int64_t i = 0; i < merge.num_partials; i++) {
+      const float* p = partial_of(a, merge.first_partial + i * rows, rows, head, r);
+      fold(state, sums.data(), {p[0], p[1]}, p + 2, dim);
     }
-    finish_row<T>(a, merge.token_row, r, head, sum.data(), total);
+    finish_row<T>(a, merge.token_row, r, head, sums.data(), state.total);
   }
 }
 
@@ -357,7 +376,7 @@ extern "C" {
 
 int32_t octavo_lanes() { return kLanes; }
 int32_t octavo_tile_rows() { return kTileRows; }
-int32_t octavo_chunk_keys() { return kChunkKeys; }
+int32_t octavo_part_keys() { return kPartKeys; }
 
 // q: [tokens, heads, head_dim] and k, v: [tokens, kv_heads, head_dim], tokens a stride apart; out: like q, contiguous.
 void octavo_attend(const Layer* l, const Step* s, const void* q, int64_t q_stride, void* out) {
