@@ -51,6 +51,11 @@ BODIES = {
     "completion": ("completion", "/v1/completions", {"prompt": "The quick brown fox. " * 5}),
     "ids": ("completion", "/v1/completions", {"prompt": [*range(40)]}),
     "responses": ("responses", "/v1/responses", {"input": "a question " * 9, "instructions": "be brief"}),
+    "truncated": (
+        "responses",
+        "/v1/responses",
+        {"input": [{"role": "user", "content": f"question {i} " * 9} for i in range(9)], "truncation": "auto"},
+    ),
     "salted": ("completion", "/v1/completions", {"prompt": "The quick brown fox. " * 5, "cache_salt": "mine"}),
 }  # fmt: skip
 

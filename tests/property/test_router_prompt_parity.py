@@ -21,7 +21,7 @@ from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.kv.card import KVModelCard, read_card, write_card
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.rendering import render_messages
+from octavo_server.openai.rendering import render_messages, without_oldest
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS, TOKENS
@@ -44,14 +44,14 @@ def template_of(name, content_format):
 
 
 @functools.cache
-def reader_of(tokenizer_name, template_name, isolated, content_format):
+def reader_of(tokenizer_name, template_name, isolated, content_format, context):
     """Hasher of a card that was encoded and decoded."""
     tokenizer, template = tokenizer_of(tokenizer_name), template_of(template_name, content_format)
     card = KVModelCard(
         models=("m",),
         root=ROOT,
         block_size=BLOCK,
-        max_model_len=CONTEXT,
+        max_model_len=context,
         tokenizer=tokenizer.to_json(),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -85,7 +85,7 @@ def stored(token_ids, salt, adapter):
     return set(numbers(change.stored)) if change else set()
 
 
-def engine_prompts(kind, raw, template, tokenizer):
+def engine_prompts(kind, raw, template, tokenizer, context):
     if kind == "completion":
         body = CompletionRequest.model_validate_json(raw)
         body.check()
@@ -99,22 +99,31 @@ def engine_prompts(kind, raw, template, tokenizer):
         asked.check()
         body = asked.as_chat()
     body.check()
-    text = render_messages(template, body)
-    return [tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))]
+
+    def prompt_of(chat):
+        return tokenizer.encode(render_messages(template, chat), add_special_tokens=bool(chat.add_special_tokens))
+
+    if kind == "responses" and asked.truncation == "auto":
+        body = without_oldest(body, lambda chat: len(prompt_of(chat)) < context)
+    return [prompt_of(body)]
 
 
 def check(kind, body, **place):
     check_raw(kind, json.dumps(body).encode(), **place)
 
 
-def check_raw(kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False, form="auto"):
+def check_raw(
+    kind, raw, *, tokenizer="byte level", template="chatml", tenant="", isolated=False, form="auto", context=CONTEXT
+):
     """Compare the proxy's decoding of a body with the engine's."""
     body = msgspec.json.decode(raw)
-    prompts = engine_prompts(kind, raw, template_of(template, form), tokenizer_of(tokenizer))
+    prompts = engine_prompts(kind, raw, template_of(template, form), tokenizer_of(tokenizer), context)
     salt = tenant_salt(tenant if isolated else "", body.get("cache_salt") or "")
     longest = max(prompts, key=len)
+    if len(longest) >= context:
+        return  # the engine refuses it
     adapter = ADAPTERS.get(body.get("model"), "")
-    prompt = reader_of(tokenizer, template, isolated, form).hash_prompt(kind, body, tenant, adapter=adapter)
+    prompt = reader_of(tokenizer, template, isolated, form, context).hash_prompt(kind, body, tenant, adapter=adapter)
     assert prompt.is_exact
     assert prompt.num_tokens == sum(map(len, prompts))
     assert len(prompt.hashes) == len(longest) // BLOCK
@@ -244,6 +253,16 @@ ITEM = (
 )
 def test_responses_have_the_engines_hashes(given_input, place, fields):
     check("responses", {"input": given_input, **fields}, **place)
+
+
+@given(
+    items=st.lists(ITEM, min_size=1, max_size=9),
+    place=PLACE,
+    context=st.integers(1, 90),
+    fields=st.fixed_dictionaries({}, optional={"instructions": TEXT, "reasoning": st.just({"effort": "low"})}),
+)
+def test_truncated_responses_have_the_engines_hashes(items, place, context, fields):
+    check("responses", {"input": items, "truncation": "auto", **fields}, context=context, **place)
 
 
 BLOCKS = st.lists(st.builds(lambda t: {"type": "text", "text": t}, TEXT), max_size=3)

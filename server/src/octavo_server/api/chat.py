@@ -2,13 +2,11 @@
 
 import copy
 import time
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import APIRouter
 from octavo_engine.frontend.request_builder import ResolvedParams
-from octavo_engine.text.messages import SYSTEM_ROLES
 from octavo_engine.text.template import ChatTemplate, special_tokens
 from octavo_engine.wire.errors import InvalidRequest
 from starlette.requests import Request
@@ -22,7 +20,7 @@ from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
-from octavo_server.openai.rendering import ChatRenderer, render_messages, render_options
+from octavo_server.openai.rendering import ChatRenderer, render_messages, render_options, without_oldest
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 from octavo_server.output_parsing.tool_use import ToolUse
@@ -134,24 +132,16 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
     return await context.threads.run(partial(_prompt_of, context, body), num_bytes=num_bytes)
 
 
-def without_oldest(context: ApiContext, body: ChatCompletionRequest) -> ChatCompletionRequest:
-    """Drop the oldest messages, in a thread, until the prompt fits the context: never system messages, nor the user's
-    last message and those after it."""
+def fitted_chat(context: ApiContext, body: ChatCompletionRequest) -> ChatCompletionRequest:
+    """Drop the oldest messages, in a thread, until the prompt fits the context."""
 
-    def kept_from(start: int) -> ChatCompletionRequest:
-        kept = [message for i, message in enumerate(body.messages) if i >= start or message.role in SYSTEM_ROLES]
-        return body.model_copy(update={"messages": kept})
-
-    def fits(start: int) -> bool:
+    def fits(chat: ChatCompletionRequest) -> bool:
         try:
-            return len(_prompt_of(context, kept_from(start)).token_ids) < context.client.max_model_len
+            return len(_prompt_of(context, chat).token_ids) < context.client.max_model_len
         except InvalidRequest:
             return False
 
-    roles = [message.role for message in body.messages]
-    last = max((i for i, role in enumerate(roles) if role == "user"), default=len(roles) - 1)
-    starts = [0, *(i for i in range(1, last + 1) if roles[i] != "tool")]  # a tool's result needs its call
-    return kept_from(starts[min(bisect_left(starts, True, key=fits), len(starts) - 1)])
+    return without_oldest(body, fits)
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:

@@ -1,9 +1,11 @@
 """Renders a chat request to the text of its prompt; replicas and routers share this code, so prompts can't differ."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from octavo_engine.text.messages import SYSTEM_ROLES
 from octavo_engine.text.template import NO_TEMPLATE
 from octavo_engine.wire.errors import InvalidRequest
 
@@ -89,6 +91,23 @@ def render_conversation(
         continue_final_message=options.continue_final_message,
         **options.kwargs,
     )
+
+
+def without_oldest(body: ChatCompletionRequest, fits: Callable[[ChatCompletionRequest], bool]) -> ChatCompletionRequest:
+    """Drop the oldest messages until the prompt fits: never system messages, nor the user's last message and those
+    after it. If even these do not fit, only they are left."""
+    if fits(body):
+        return body
+
+    def kept_from(start: int) -> ChatCompletionRequest:
+        kept = [message for i, message in enumerate(body.messages) if i >= start or message.role in SYSTEM_ROLES]
+        return body.model_copy(update={"messages": kept})
+
+    roles = [message.role for message in body.messages]
+    last = max((i for i, role in enumerate(roles) if role == "user"), default=len(roles) - 1)
+    starts = [i for i in range(1, last + 1) if roles[i] != "tool"] or [0]  # a tool's result needs its call
+    fit = bisect_left(starts, True, hi=len(starts) - 1, key=lambda start: fits(kept_from(start)))
+    return kept_from(starts[fit])
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:

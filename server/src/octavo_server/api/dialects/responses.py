@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo_server.api.chat import ChatTurn, chat_turn, render_chat, without_oldest
+from octavo_server.api.chat import ChatTurn, chat_turn, fitted_chat, render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.dialects.responses_writer import ResponsesWriter
 from octavo_server.api.openapi import accepts, answers
@@ -62,7 +62,7 @@ async def _read(context: ApiContext, request: Request) -> tuple[ResponsesRequest
     """Return the body, the same request for the chat API, and the body's bytes."""
     (body, chat), num_bytes = await read_body(request, partial(_parse, context))
     if body.truncation == "auto":
-        chat = await context.threads.run(partial(without_oldest, context, chat), num_bytes=num_bytes)
+        chat = await context.threads.run(partial(fitted_chat, context, chat), num_bytes=num_bytes)
     return body, chat, num_bytes
 
 

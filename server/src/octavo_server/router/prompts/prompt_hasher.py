@@ -21,9 +21,16 @@ from pydantic import ValidationError
 from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.kv.card import KVModelCard
+from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
-from octavo_server.openai.rendering import RenderDefaults, RenderOptions, render_conversation, render_options
+from octavo_server.openai.rendering import (
+    RenderDefaults,
+    RenderOptions,
+    render_conversation,
+    render_options,
+    without_oldest,
+)
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.chat_fields import ChatFields
@@ -116,8 +123,12 @@ class PromptHasher:
         if kind == "completion":
             return self._completion(body, root)
         if kind != "chat":
-            chat = validate_request(dict(body), _OTHER_CHATS[kind]).as_chat()
-            return [self._chat(chat.conversation(), render_options(chat, self._defaults), root)]
+            asked = validate_request(dict(body), _OTHER_CHATS[kind])
+            chat = asked.as_chat()
+            options = render_options(chat, self._defaults)
+            if isinstance(asked, ResponsesRequest) and asked.truncation == "auto":
+                chat = without_oldest(chat, lambda shorter: self._fits(shorter, options, root))
+            return [self._chat(chat.conversation(), options, root)]
         return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
     def _chat(self, messages: object, options: RenderOptions, root: bytes) -> Blocks:
@@ -125,6 +136,12 @@ class PromptHasher:
             raise InvalidRequest("The chat template renders a different text each time.", param="messages")
         text = render_conversation(self._template, self._fields.conversation(messages), options)
         return self._text(text, root, add_special_tokens=options.add_special_tokens)
+
+    def _fits(self, chat: ChatCompletionRequest, options: RenderOptions, root: bytes) -> bool:
+        try:
+            return _num_tokens(self._chat(chat.conversation(), options, root)) < self.card.max_model_len
+        except InvalidRequest:
+            return False
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         fields = {name: body.get(name) for name in ("prompt", "add_special_tokens")}
