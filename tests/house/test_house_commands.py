@@ -5,8 +5,11 @@ import fnmatch
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -198,6 +201,18 @@ def test_the_table_of_libraries_says_where_each_is_imported() -> None:
         unlisted = {(n, p) for n, p in used if not any(n == m and f"{p}/".startswith(f"{q}/") for m, q in listed)}
         unused = {(n, p) for n, p in listed if not any(n == m and f"{q}/".startswith(f"{p}/") for m, q in used)}
         assert (distribution, unlisted, unused) == (distribution, set(), set())
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_distribution_requires_only_libraries_that_it_imports(distribution: str) -> None:
+    root = ROOT / distribution
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    required = {re.split(r"[\[<>=]", text)[0] for text in chain(project["dependencies"], *extras)}
+    owners = packages_distributions()
+    libraries = {name for path in (root / "src").rglob("*.py") for name in imports(path)}
+    imported = {owner.lower().replace("_", "-") for name in libraries for owner in owners.get(name, [name])}
+    assert {name for name in required if not name.startswith("octavo-")} - imported == set()
 
 
 def test_readme_fits_one_screen_and_names_the_commands() -> None:

@@ -87,7 +87,7 @@ def test_the_release_of_the_kv_cache_frees_the_graphs_of_both_models(
 
 
 def held(executor: Executor) -> list[bool]:
-    """Tell which parts of the memory are held: model, that of the adapters, draft model; caches of both, and hosts."""
+    """Return which parts of the memory are held: model, that of the adapters, draft model; both caches and hosts."""
     memory, adapters = executor._memory, executor._adapters
     runner, drafter = memory._runner, memory._drafter
     weights = [runner.model.model, adapters._model, drafter.model.model]
