@@ -128,39 +128,6 @@ def test_dimensions_come_from_config_or_overrides(folder):
     assert (found.is_matryoshka, found.matryoshka_dimensions) == (True, (4, 8))
 
 
-def test_overrides_replace_any_key_of_the_config(folder):
-    """Objects are replaced whole, except those of nested configs, whose keys are replaced one by one."""
-    set_config(folder, rope_scaling={"factor": 2}, vision_config={"a": {"b": 1}, "c": 2})
-    overrides = {"max_position_embeddings": 77, "rope_scaling": None, "vision_config": {"a": {"d": 3}}, "mine": [1]}
-    config = resolve_config(model=str(folder), load_format="dummy", hf_overrides=json.dumps(overrides))
-    files = resolve_files(config)
-    assert files.config["vision_config"] == {"a": {"d": 3}, "c": 2}
-    assert {key: files.config[key] for key in ("rope_scaling", "mine")} == {"rope_scaling": None, "mine": [1]}
-    model = load_served_model(config, files)
-    assert (model.max_position_embeddings, model.pooling) == (77, None)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "found"),
-    [
-        ({"rope_theta": 7}, {"rope_type": "linear", "factor": 2, "rope_theta": 7}),
-        ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 5}),
-        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 7}, {"rope_type": "yarn", "rope_theta": 7}),
-        ({"rope_parameters": {"rope_theta": 9}}, {"rope_theta": 9}),
-    ],
-)
-def test_older_spellings_of_rope_override_the_newer_one(folder, overrides, found):
-    set_config(folder, rope_parameters={"rope_type": "linear", "factor": 2, "rope_theta": 5})
-    files = resolve_files(resolve_config(model=str(folder), load_format="dummy", hf_overrides=overrides))
-    assert files.config["rope_parameters"] == found
-
-
-def test_an_overridden_quantisation_is_read(folder):
-    settings = {"quantization_config": {"quant_method": "bitnet"}}
-    with pytest.raises(StartupError, match="bitnet"):
-        resolve_files(resolve_config(model=str(folder), load_format="dummy", hf_overrides=settings))
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

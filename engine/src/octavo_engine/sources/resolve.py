@@ -26,16 +26,20 @@ from octavo_engine.sources.quantisation import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
+#: Keys of RoPE that transformers 4 has beside each other, and transformers 5 in `rope_parameters`.
+_OLDER_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling"}
 _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt"}
 
 
 def resolve_files(config: EngineConfig) -> ModelFiles:
     """Locate the files of the configured model. Raises StartupError."""
-    revision, load_format = config.revision, config.load_format
-    files = resolve_model(config.model, revision=revision, load_format=load_format, download_dir=download_dir(config))
-    if config.hf_overrides:
-        files = replace(files, config=_with_rope(_merged(files.config, config.hf_overrides), config.hf_overrides))
-        files = replace(files, quantisation=read_quantisation(files))
+    files = resolve_model(
+        config.model,
+        revision=config.revision,
+        load_format=config.load_format,
+        download_dir=download_dir(config),
+        overrides=config.hf_overrides,
+    )
     if config.model_impl == "transformers" and files.gguf is not None:
         raise StartupError(f"{files.gguf}: --model-impl transformers reads no GGUF files: omit it, or use safetensors.")
     method = "gguf" if files.gguf is not None else files.quantisation and files.quantisation.method
@@ -50,6 +54,10 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Replace keys of a config. As in vLLM, only the keys of a nested config (text_config) are replaced one by one."""
     merged = dict(config)
+    if overrides.get("rope_parameters"):
+        merged.pop("rope_scaling", None)  # transformers would prefer it
+    elif older := sorted(_OLDER_ROPE & overrides.keys()):
+        merged |= _with_older_rope(merged.pop("rope_parameters", None), older)
     for key, value in overrides.items():
         own = merged.get(key)
         is_nested = key.endswith("_config") and key != "quantization_config"
@@ -57,17 +65,17 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
     return merged
 
 
-def _with_rope(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Write overridden keys of RoPE in their older spelling to `rope_parameters`, too, which has priority."""
-    rope = config.get("rope_parameters")
-    if not isinstance(rope, dict) or "rope_parameters" in overrides:
-        return config
-    if "rope_scaling" in overrides:
-        theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
-        rope = theta | (overrides["rope_scaling"] or {"rope_type": "default"})
-    if "rope_theta" in overrides:
-        rope = {**rope, "rope_theta": overrides["rope_theta"]}
-    return {**config, "rope_parameters": rope}
+def _with_older_rope(rope: Any, overridden: list[str]) -> dict[str, Any]:
+    """Spell `rope_parameters`, which have priority, as `overridden` keys are spelled: as transformers 4 does."""
+    if not isinstance(rope, dict):
+        return {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise StartupError(
+            f"hf_overrides: {', '.join(overridden)} cannot replace the RoPE of each layer type ({', '.join(rope)}): "
+            "replace rope_parameters."
+        )
+    beside = {key: rope[key] for key in _OLDER_ROPE & rope.keys()}
+    return {**beside, "rope_scaling": {key: value for key, value in rope.items() if key not in beside}}
 
 
 def with_local_adapters(config: EngineConfig) -> EngineConfig:
@@ -89,11 +97,17 @@ def resolve_text_files(config: EngineConfig, files: ModelFiles) -> ModelFiles:
 
 
 def resolve_model(
-    model: str, *, revision: str | None = None, load_format: str = "auto", download_dir: Path | None = None
+    model: str,
+    *,
+    revision: str | None = None,
+    load_format: str = "auto",
+    download_dir: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> ModelFiles:
     """Locate a model's files. Raises StartupError: one line with the model or the file, and a remedy.
 
     `download_dir`: folder for downloads, in the layout of the hub's cache. None: the cache of each hub.
+    `overrides`: keys that replace those of config.json.
     """
     if load_format not in LOAD_FORMATS:
         raise StartupError(f"load format {load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}.")
@@ -102,6 +116,7 @@ def resolve_model(
         files = _open_folder(model, location, load_format)
     else:
         files = _open_file(model, location, load_format)
+    files = replace(files, config=_merged(files.config, overrides or {}))
     return replace(files, quantisation=read_quantisation(files))
 
 
