@@ -15,6 +15,7 @@ from octavo_engine.settings.declare import all_settings, setting
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.config_file import ConfiguredParser
 from octavo_server.cli.declared_flags import add_flags, flags_of, record_of
+from octavo_testing.usage_errors import usage_error
 
 Dtype = Literal["auto", "float16", "float32"]
 
@@ -122,10 +123,7 @@ def test_the_flags_of_parsed_values_give_the_same_record(argv, name, value):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_an_error_names_flag_value_and_limit(argv, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parser().parse_args(argv)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, parser().parse_args, argv)
 
 
 def test_the_first_variable_that_is_set_counts_without_the_flag(monkeypatch):

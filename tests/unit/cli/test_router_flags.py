@@ -4,6 +4,7 @@ import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.route_flags import settings_of
+from octavo_testing.usage_errors import usage_error
 
 URL = ("--replica", "http://a:1")
 
@@ -36,19 +37,13 @@ def test_a_config_file_may_list_several_replicas(tmp_path):
     "flag", ["--workers", "--max-index-entries", "--max-requests-per-replica", "--breaker-failures"]
 )
 def test_numbers_below_the_minimum_are_refused(flag, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parsed(*URL, flag, "0")
-    assert caught.value.code == 2
-    assert f"argument {flag}: '0' must be at least 1" in capsys.readouterr().err
+    assert f"argument {flag}: '0' must be at least 1" in usage_error(capsys, parsed, *URL, flag, "0")
     assert getattr(parsed(*URL, flag, "1"), flag.removeprefix("--").replace("-", "_")) == 1
 
 
 @pytest.mark.parametrize("flag", ["--connect-timeout", "--first-byte-timeout", "--idle-timeout", "--service-interval"])
 def test_times_of_zero_are_refused(flag, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parsed(*URL, flag, "0")
-    assert caught.value.code == 2
-    assert f"argument {flag}: '0' is too short" in capsys.readouterr().err
+    assert f"argument {flag}: '0' is too short" in usage_error(capsys, parsed, *URL, flag, "0")
 
 
 def test_retries_queue_and_hold_time_may_be_zero():

@@ -21,6 +21,7 @@ from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.cli.main import build_parser, main
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.http.listener import bind
+from octavo_testing.usage_errors import usage_error
 
 
 def parse(*argv):
@@ -84,10 +85,7 @@ def test_flag_sets_its_field(argv, field, value):
     ids=" ".join,
 )
 def test_unsupported_flags_are_rejected(argv, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(*argv)
-    assert caught.value.code == 2
-    assert argv[0] in capsys.readouterr().err
+    assert argv[0] in usage_error(capsys, parse, *argv)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +97,7 @@ def test_unsupported_flags_are_rejected(argv, capsys):
     ],
 )
 def test_a_flag_out_of_range_names_its_limit(flag, text, limit, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(flag, text)
-    assert caught.value.code == 2
-    assert f"argument {flag}: '{text}' must be {limit}" in capsys.readouterr().err
+    assert f"argument {flag}: '{text}' must be {limit}" in usage_error(capsys, parse, flag, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +134,7 @@ def test_a_setting_of_one_line_has_flag_help_range_and_key_of_the_file(monkeypat
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        build_parser().parse_args(argv)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, build_parser().parse_args, argv)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.serve import engine_config_of, server_config_of
+from octavo_testing.usage_errors import usage_error
 
 
 @pytest.fixture
@@ -82,10 +83,7 @@ def test_empty_file_changes_nothing(parse):
     ],
 )
 def test_error_names_an_invalid_entry(parse, capsys, text, message):
-    with pytest.raises(SystemExit) as caught:
-        parse(text)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in usage_error(capsys, parse, text)
 
 
 def test_missing_file_is_reported(capsys):
