@@ -146,9 +146,11 @@ def test_the_progress_bar_shows_token_rates(llm, capsys):
 
 def test_arguments_and_variables_without_effect_are_named(model, caplog, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V1", "1")
-    make_llm(model, trust_remote_code=True, enforce_eager=True).shutdown()
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "attention_backend": "FLASH_ATTN"}
+    make_llm(model, trust_remote_code=True, enforce_eager=True, speculative_config=drafts).shutdown()
     assert [record.message for record in caplog.records if "without effect" in record.message] == [
-        "accepted without effect here: trust_remote_code=True (no code from checkpoints is ever run)",
+        "accepted without effect here: speculative_config.attention_backend='FLASH_ATTN', "
+        "trust_remote_code=True (no code from checkpoints is ever run)",
         "set without effect here: VLLM_USE_V1",
     ]
 

@@ -109,6 +109,17 @@ def test_an_argument_without_effect_passes():
         ),
         ({"num_scheduler_steps": 8}, ["deprecated by vLLM and without effect here, leave out: --num-scheduler-steps"]),
         ({"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}}, []),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "kv_cache_dtype": "auto"}}, []),
+        (
+            {
+                "speculative_config": '{"model": "m", "enforce_eager": true, "max_model_len": 9}',
+                "cudagraph_metrics": True,
+            },
+            [
+                "accepted without effect here: --speculative-config.enforce_eager, --speculative-config.max_model_len, "
+                "--cudagraph-metrics"
+            ],
+        ),
     ],
 )
 def test_arguments_without_effect_are_named(arguments, lines):

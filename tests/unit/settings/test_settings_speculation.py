@@ -5,6 +5,7 @@ from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.serve import engine_config_of
+from octavo_server.cli.vllm_flags import unused_flags
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 DRAFT = {"model": "small", "num_speculative_tokens": 3}
@@ -57,3 +58,10 @@ def test_short_arguments_that_contradict_are_refused():
         resolve_config(spec_tokens=4, speculative_config=NGRAM)
     with pytest.raises(StartupError, match="num_speculative_tokens"):
         resolve_config(spec_method="ngram")
+
+
+@pytest.mark.parametrize("value", ['{"method": "ngram", "enforce_eager": true}', '{"method": "ngram"}'])
+def test_the_start_names_fields_without_effect(value):
+    args = build_parser().parse_args(["serve", "--speculative-config", value, "--spec-tokens", "3"])
+    named = ["accepted without effect here: --speculative-config.enforce_eager"] if "eager" in value else []
+    assert unused_flags(args) == named

@@ -14,7 +14,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.declare import Setting, all_settings
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
 from octavo_engine.settings.pooling import runner_setting
-from octavo_engine.settings.speculative import speculation_setting
+from octavo_engine.settings.speculative import speculation_setting, unused_fields
 from octavo_engine.settings.vllm import (
     CALL_ARGUMENTS,
     ENGINE_ARGUMENTS,
@@ -79,7 +79,8 @@ def _check_async_scheduling(config: EngineConfig) -> None:
 def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:
     """Return the arguments of vLLM that are accepted without effect. Raises StartupError for a refused value."""
     own = EngineConfig.__dataclass_fields__.keys()
-    return list(find_unused(_ARGUMENTS, {n: v for n, v in arguments.items() if n in _ARGUMENTS and n not in own}))
+    others = {name: value for name, value in arguments.items() if name in _ARGUMENTS and name not in own}
+    return [*unused_fields(arguments.get("speculative_config")), *find_unused(_ARGUMENTS, others)]
 
 
 def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:

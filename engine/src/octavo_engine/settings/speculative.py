@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from octavo_engine.settings.records import SpeculativeConfig
-from octavo_engine.settings.vllm import SETTING, VllmArgument, find_unused
+from octavo_engine.settings.vllm import SETTING, UnusedArgument, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
 
 MAX_DRAFT_TOKENS = 32
@@ -40,14 +40,8 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
         return value
     given = _as_mapping(value)
     method = _method(given)
-    others = {name: value for name, value in given.items() if name in _VLLM_FIELDS}
-    list(
-        find_unused(
-            {f"speculative_config.{name}": _VLLM_FIELDS[name] for name in others},
-            {f"speculative_config.{name}": value for name, value in others.items()},
-        )
-    )
-    unknown = sorted(given.keys() - others.keys() - set(_FIELDS[method]))
+    unused_fields(given)
+    unknown = sorted(given.keys() - _VLLM_FIELDS.keys() - set(_FIELDS[method]))
     if unknown:
         raise StartupError(
             f"speculative_config has no field {unknown[0]!r} for method {method!r}: leave it out, or use one of "
@@ -59,6 +53,14 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
         )
     num_tokens = _count("num_speculative_tokens", given["num_speculative_tokens"], most=MAX_DRAFT_TOKENS)
     return _ngram(given, num_tokens) if method == "ngram" else _draft_model(given, num_tokens)
+
+
+def unused_fields(value: Any) -> list[UnusedArgument]:
+    """Return vLLM's fields that are accepted without effect. Raises StartupError for a refused value."""
+    given = {} if value is None or isinstance(value, SpeculativeConfig) else _as_mapping(value)
+    table = {f"speculative_config.{name}": argument for name, argument in _VLLM_FIELDS.items()}
+    named = {f"speculative_config.{name}": given[name] for name in given if name in _VLLM_FIELDS}
+    return list(find_unused(table, named))
 
 
 def speculation_setting(arguments: Mapping[str, Any]) -> dict[str, Any]:

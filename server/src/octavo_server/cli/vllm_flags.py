@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from octavo_engine.settings.speculative import unused_fields
 from octavo_engine.settings.vllm import (
     ALWAYS_ON,
     ENGINE_ARGUMENTS,
@@ -79,7 +80,8 @@ def check_server_arguments(args: argparse.Namespace) -> None:
 
 def unused_flags(args: argparse.Namespace) -> list[str]:
     """Log lines about flags that were accepted without effect."""
-    return describe_unused(find_unused(TABLE, _given(args, TABLE)), as_flags=True)
+    unused = [*unused_fields(args.speculative_config), *find_unused(TABLE, _given(args, TABLE))]
+    return describe_unused(unused, as_flags=True)
 
 
 def _given(args: argparse.Namespace, table: Mapping[str, VllmArgument]) -> dict[str, Any]:
