@@ -47,6 +47,16 @@ def test_short_arguments_set_fields(arguments, same):
     assert resolve_config(**arguments) == resolve_config(speculative_config=same)
 
 
+@pytest.mark.parametrize("given", [NGRAM, NGRAM | {"prompt_lookup_max": 2}, DRAFT, DRAFT | {"revision": "v1"}])
+def test_short_arguments_may_repeat_those_of_an_instance(given):
+    instance = resolve_config(speculative_config=given).speculative_config
+    for short in ({"spec_tokens": 3}, {"spec_method": instance.method}):
+        assert resolve_config(speculative_config=instance, **short).speculative_config == instance
+    for short in ({"spec_tokens": 4}, {"spec_model": "other"}):
+        with pytest.raises(StartupError, match=r"spec_|has no effect"):
+            resolve_config(speculative_config=instance, **short)
+
+
 @pytest.mark.parametrize("config", [(), ("--speculative-config", '{"method": "ngram"}')])
 def test_the_flags_set_fields(config):
     args = build_parser().parse_args(["serve", "--spec-method", "ngram", "--spec-tokens", "3", *config])

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from octavo_engine.settings.records import SpeculativeConfig
@@ -69,7 +68,9 @@ def speculation_setting(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = arguments.get("speculative_config")
     if not short:
         return {}
-    whole = {} if given is None else asdict(given) if isinstance(given, SpeculativeConfig) else _as_mapping(given)
+    if isinstance(given, SpeculativeConfig):
+        given = {name: getattr(given, name, None) for name in _FIELDS[given.method]}
+    whole = {} if given is None else _as_mapping(given)
     for name, key in _SHORT.items():
         if key in short and whole.get(key) not in (None, short[key]):
             raise StartupError(
