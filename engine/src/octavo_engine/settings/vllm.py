@@ -150,10 +150,8 @@ _NO_POOLING: dict[str, Any] = {
 _NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
 _SHARED_STEPS = "prompts share each step, see --max-step-ms"
 _NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}
-_CONFIG_JSON: dict[str, Any] = {
-    "missing": "the model's config.json is used as it is.",
-    "remedy": "edit config.json in a copy of the model and serve that folder.",
-}
+_CONFIG_JSON: dict[str, Any] = {"missing": "the model's config.json decides.", "remedy": "see --hf-overrides."}
+_ROPE = _CONFIG_JSON | {"remedy": """--hf-overrides '{"rope_scaling": {...}, "rope_theta": ...}' replaces it."""}
 _NO_TRANSFER: dict[str, Any] = {"missing": "KV blocks are neither sent to other engines nor stored outside this one."}
 _GRAMMAR: dict[str, Any] = {"missing": "outputs follow the grammar as it is sent."}
 
@@ -257,8 +255,8 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
         SWITCH, fulfilled=(False,), note="the tokenizer is loaded, and outputs have text"
     ),
     "hf_config_path": VllmArgument(**_CONFIG_JSON),
-    "rope_scaling": _values({}, **_CONFIG_JSON),
-    "rope_theta": VllmArgument(**_CONFIG_JSON),
+    "rope_scaling": _values({}, **_ROPE),
+    "rope_theta": VllmArgument(**_ROPE),
     "disable_sliding_window": _values(False, is_switch=True, **_CONFIG_JSON),
     "prefix_caching_hash_algo": _values(
         "sha256",
@@ -288,7 +286,7 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "enable_prompt_adapter": _values(False, is_switch=True, **_NO_PROMPT_ADAPTERS),
     "convert": _values("auto", "none", *EMBED, **_NO_POOLING),
     "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
-    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY, harmless=ANY)),
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY)),
     "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
     "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),
