@@ -26,7 +26,7 @@ class Setting:
     `parse`: makes the value from text; without it, the type of the field decides.
     `aliases`: other words for values. `convert`: makes the field's value from one of any source.
     `metavar`: word for the value in the help; "": the type of the field decides; None: the flag's name.
-    `env`: variables that count if the flag is not given, the first one that is set.
+    `env`: variables that count if the flag is not given: of a list all that are set, else the first one.
     """
 
     text: str

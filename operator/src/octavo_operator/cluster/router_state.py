@@ -1,6 +1,6 @@
 """`RouterState`: the state of one router pod, from the events of its stream (docs/reference/router.md).
 
-The router may be any program: figures that cannot be are left out, and texts and names are limited.
+The router may be any program: impossible figures are left out, and texts and names are limited.
 """
 
 from collections.abc import Set
