@@ -17,157 +17,100 @@ def build_parser() -> argparse.ArgumentParser:
         description="Create the engines and routers of InferenceServices, and keep them running.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--namespace",
-        action="append",
-        dest="namespaces",
-        help="namespace whose InferenceServices the operator manages; may be repeated (default: all)",
-    )
+    text = "Namespaces whose InferenceServices the operator manages; one for each flag. Default: all."
+    _add_list(parser, "--namespace", text, dest="namespaces", metavar="NAMESPACE")
     _add_pod_flags(parser)
     _add_monitoring_flags(parser)
     _add_lease_flags(parser)
     _add_metrics_api_flags(parser)
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=DEFAULT_WORKERS,
-        metavar="N",
-        help="number of services that are reconciled concurrently (default: %(default)s)",
+    add = parser.add_argument
+    text = "Number of services that are reconciled concurrently. Default: %(default)s."
+    add("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help=text)
+    text = (
+        "URL of the liveness probe, with the address on which /readyz and /metrics are served, too. Default: "
+        "%(default)s."
     )
-    parser.add_argument(
-        "--liveness",
-        metavar="URL",
-        default="http://0.0.0.0:8080/healthz",
-        help="URL of the liveness probe, with the address on which /readyz and /metrics are served, too "
-        "(default: %(default)s)",
-    )
-    formats = ("json", "text")
-    parser.add_argument(
-        "--log-format", choices=formats, default="json", help="format of log lines (default: %(default)s)"
-    )
+    add("--liveness", metavar="URL", default="http://0.0.0.0:8080/healthz", help=text)
+    add("--log-format", choices=("json", "text"), default="json", help="Format of log lines. Default: %(default)s.")
     return parser
+
+
+def _add_list(parser: argparse.ArgumentParser, flag: str, text: str, **details: Any) -> None:
+    """Add a flag that may be repeated."""
+    parser.add_argument(flag, action="append", default=[], help=text, **details)
 
 
 def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--engine-image", required=True, help="image of engine pods, unless the spec of their service names one")
-    add("--router-image", required=True, help="image of router pods, unless the spec of their service names one")
-    policies = ("Always", "IfNotPresent", "Never")
-    add("--image-pull-policy", choices=policies, help="pull policy of --engine-image and --router-image")
-    add(
-        "--image-pull-secret",
-        action="append",
-        dest="image_pull_secrets",
-        default=[],
-        metavar="NAME",
-        help="name of a pull Secret, in the namespace of each service, which pods use beside those of the spec; may be "
-        "repeated",
+    add("--engine-image", required=True, help="Image of engine pods, unless the spec of their service names one.")
+    add("--router-image", required=True, help="Image of router pods, unless the spec of their service names one.")
+    text = "Pull policy of --engine-image and --router-image. Default: that of Kubernetes."
+    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help=text)
+    text = (
+        "Names of pull Secrets, in the namespace of each service, which pods use beside those of the spec; one for "
+        "each flag. Default: none."
     )
-    add(
-        "--router-role",
-        default="ClusterRole/octavo-router",
-        metavar="KIND/NAME",
-        type=_role,
-        help="ClusterRole, or Role in each namespace, by which routers read EndpointSlices (default: %(default)s)",
+    _add_list(parser, "--image-pull-secret", text, dest="image_pull_secrets", metavar="NAME")
+    text = "ClusterRole, or Role in each namespace, by which routers read EndpointSlices. Default: %(default)s."
+    add("--router-role", default="ClusterRole/octavo-router", metavar="KIND/NAME", type=_role, help=text)
+    add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster. Default: %(default)s.")
+    text = "Seconds for which terminating pods keep serving while proxies remove them. Default: %(default)s."
+    add("--lame-duck", type=int, default=15, metavar="S", help=text)
+    text = "Number of services that another default image or setting of pods rolls out at a time. Default: %(default)s."
+    add("--max-rollouts", type=int, default=1, metavar="N", help=text)
+    text = "User of engine and router pods that the platform assigns, as OpenShift does. Default: user 10001."
+    add("--no-fixed-user", action="store_true", help=text)
+    text = (
+        "Whether specs may give pods rights on their node, such as hostPath volumes and privileged containers. "
+        "Default: %(default)s."
     )
-    add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster (default: %(default)s)")
-    add(
-        "--lame-duck",
-        type=int,
-        default=15,
-        metavar="S",
-        help="seconds for which terminating pods keep serving while proxies remove them (default: %(default)s)",
-    )
-    add(
-        "--max-rollouts",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of services that another default image or setting of pods rolls out at a time (default: "
-        "%(default)s)",
-    )
-    add(
-        "--no-fixed-user",
-        action="store_true",
-        help="let the platform assign the user of engine and router pods, as OpenShift does; without it, user 10001",
-    )
-    add(
-        "--pod-templates",
-        choices=("restricted", "any"),
-        default="restricted",
-        help="whether specs may give pods rights on their node, such as hostPath volumes and privileged containers "
-        "(default: %(default)s)",
-    )
-    add("--gateway-api", action="store_true", help="create HTTPRoutes (Gateway API) for services with exposure.gateway")
+    add("--pod-templates", choices=("restricted", "any"), default="restricted", help=text)
+    text = "HTTPRoutes (Gateway API) for services with exposure.gateway. Default: off."
+    add("--gateway-api", action="store_true", help=text)
 
 
 def _add_monitoring_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--pod-monitors", action="store_true", help="create PodMonitors of engines and routers")
-    add(
-        "--monitor-label",
-        action="append",
-        dest="monitor_labels",
-        default=[],
-        metavar="NAME=VALUE",
-        type=_label,
-        help="label to set on PodMonitors, by which Prometheus selects them; may be repeated",
+    parser.add_argument("--pod-monitors", action="store_true", help="PodMonitors of engines and routers. Default: off.")
+    text = "Labels of PodMonitors, by which Prometheus selects them; one for each flag. Default: none."
+    _add_list(parser, "--monitor-label", text, dest="monitor_labels", metavar="NAME=VALUE", type=_label)
+    text = (
+        "Namespaces whose Prometheus may read metrics of engines and routers, by NetworkPolicies; one for each flag. "
+        "Default: none."
     )
-    add(
-        "--scraped-from",
-        action="append",
-        default=[],
-        metavar="NAMESPACE",
-        help="namespace whose Prometheus may read metrics of engines and routers, by NetworkPolicies; may be repeated",
+    _add_list(parser, "--scraped-from", text, metavar="NAMESPACE")
+    text = (
+        "Peers of a NetworkPolicy that may read metrics of engines and routers, as JSON objects with podSelector, "
+        "namespaceSelector or ipBlock; one for each flag. Default: none."
     )
-    add(
-        "--scrape-peer",
-        action="append",
-        dest="scrape_peers",
-        default=[],
-        metavar="JSON",
-        type=_json_object,
-        help="peer of a NetworkPolicy that may read metrics of engines and routers, as a JSON object with podSelector, "
-        "namespaceSelector or ipBlock; may be repeated",
-    )
+    _add_list(parser, "--scrape-peer", text, dest="scrape_peers", metavar="JSON", type=_json_object)
 
 
 def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     namespace = os.environ.get("POD_NAMESPACE", "default")
-    add("--lease-namespace", default=namespace, help="namespace of operator and Lease (default: %(default)s)")
-    add("--lease-name", default="octavo-operator", help="name of the Lease for leader election (default: %(default)s)")
-    add(
-        "--identity",
-        default=os.environ.get("POD_NAME") or os.uname().nodename,
-        help="name of this operator as holder of the Lease (default: name of the pod)",
-    )
+    add("--lease-namespace", default=namespace, help="Namespace of operator and Lease. Default: %(default)s.")
+    add("--lease-name", default="octavo-operator", help="Name of the Lease for leader election. Default: %(default)s.")
+    identity = os.environ.get("POD_NAME") or os.uname().nodename
+    text = "Name of this operator as holder of the Lease. Default: the name of the pod."
+    add("--identity", default=identity, help=text)
     key = parser.add_mutually_exclusive_group(required=True)
-    key.add_argument(
-        "--key-secret",
-        metavar="NAME",
-        help="Secret in --lease-namespace with the key from which routers' secrets are derived; created if missing",
-    )
-    key.add_argument("--key-file", type=Path, help="file with the key from which routers' secrets are derived")
+    text = "Secret in --lease-namespace with the key from which routers' secrets are derived; created if missing."
+    key.add_argument("--key-secret", metavar="NAME", help=text)
+    key.add_argument("--key-file", type=Path, help="File with the key from which routers' secrets are derived.")
 
 
 def _add_metrics_api_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--metrics-api-port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port on which the API server gets the custom metrics of services, for their HorizontalPodAutoscalers "
-        "(default: 0, not served: the operator scales them itself)",
+    text = (
+        "Port on which the API server gets the custom metrics of services, for their HorizontalPodAutoscalers; 0: not "
+        "served, the operator scales them itself. Default: %(default)s."
     )
-    add(
-        "--metrics-api-service",
-        default="octavo-metrics-api",
-        metavar="NAME",
-        help="Service in --lease-namespace of that port, and Secret with its certificate authority, which is created "
-        "(default: %(default)s)",
+    add("--metrics-api-port", type=int, default=0, metavar="PORT", help=text)
+    text = (
+        "Service in --lease-namespace of that port, and Secret with its certificate authority, which is created. "
+        "Default: %(default)s."
     )
+    add("--metrics-api-service", default="octavo-metrics-api", metavar="NAME", help=text)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

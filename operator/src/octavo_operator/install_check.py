@@ -86,15 +86,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Check that an operator leads and that the API server accepts an InferenceService.",
         allow_abbrev=False,
     )
-    parser.add_argument("--lease", required=True, metavar="NAMESPACE/NAME", help="Lease that the leader holds")
-    parser.add_argument("--namespace", required=True, help="namespace for the dry run, watched by the operator")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=PATIENCE_S,
-        metavar="S",
-        help="seconds to wait for a leader (default: %(default)g)",
-    )
+    add = parser.add_argument
+    add("--lease", required=True, metavar="NAMESPACE/NAME", help="Lease that the leader holds.")
+    add("--namespace", required=True, help="Namespace for the dry run, watched by the operator.")
+    text = "Seconds to wait for a leader. Default: %(default)g."
+    add("--patience", type=float, default=PATIENCE_S, metavar="S", help=text)
     return parser
 
 

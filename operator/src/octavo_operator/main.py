@@ -83,7 +83,7 @@ async def _operate(
     telemetry: Telemetry,
     stopping: asyncio.Event,
 ) -> None:
-    cluster, view, queue, namespaces = Cluster(api), View(), WorkQueue[Key](), tuple(args.namespaces or ())
+    cluster, view, queue, namespaces = Cluster(api), View(), WorkQueue[Key](), tuple(args.namespaces)
     apis = await retry_until_ok(lambda: _find_apis(cluster, settings_of(args), namespaces))
     key = await retry_until_ok(lambda: _load_key(cluster, args))
     secrets_of = partial(derive_secrets, key)
