@@ -117,6 +117,7 @@ AUTH = "auth: {apiKeysSecretRef: {name: k}}"
     [
         ("", "the file has no InferenceService: apiVersion: serving.octavo.dev/v1alpha1"),
         ("a: [", "not valid YAML: while parsing"),
+        (service("a") + "kind: Service\n", "not valid YAML: the key 'kind' is in line"),
         ("- 1", "document 1 is not a Kubernetes object"),
         (service("a") * 2, "InferenceService a: the name occurs twice"),
         (service("A"), "InferenceService A: metadata.name must begin with a letter"),

@@ -5,7 +5,7 @@ As for `kubectl apply`, a file may hold several documents and Lists. Other kinds
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,24 @@ def read_documents(text: str) -> Documents:
     return documents
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML's own loader drops the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        places: dict[Any, yaml.Mark] = {}
+        for key, _ in node.value:
+            place = key.start_mark
+            if (first := places.setdefault((key.tag, str(key.value)), place)) is not place:
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} is in line {first.line + 1} and again in line {place.line + 1}: keep one "
+                    "of them"
+                )
+        return super().construct_mapping(node, deep)
+
+
 def _manifests(text: str) -> Iterator[dict[str, Any]]:
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
         raise InvalidSpec(f"the file is not valid YAML: {' '.join(str(error).split())}") from None
     for position, document in enumerate(documents, 1):
