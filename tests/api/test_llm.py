@@ -180,6 +180,15 @@ def test_a_setting_of_one_line_is_an_argument(model, monkeypatch):
         LLM(model=model, dummy=10)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [("trace", 5, "text"), ("max_step_ms", "", "a number, at least 0"), ("served_model_name", 5, "a list of values")],
+)
+def test_a_value_of_a_wrong_type_is_refused(name, value, rule):
+    with pytest.raises(StartupError, match=f"^{name} must be {rule}, got {value!r}"):
+        LLM(**{name: value})
+
+
 def test_arguments_of_calls_are_never_ignored(llm):
     with pytest.raises(StartupError, match="mm_processor_kwargs='x' is not supported"):
         llm.generate("hi", scripted("x"), mm_processor_kwargs="x")

@@ -9,8 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 from octavo_engine.offline.llm import LLM
-from octavo_engine.settings.arg_types import kv_events
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.settings.records import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash, tenant_salt
@@ -181,14 +181,30 @@ async def test_an_endpoint_in_use_fails_the_start(config):
         ZmqEvents(KVEventsConfig(enable_kv_cache_events=True, endpoint="ipc://@octavo", replay_endpoint="udp://*:1"))
 
 
+def events_of(value):
+    return resolve_config(kv_events_config=value).kv_events_config
+
+
 def test_the_flag_accepts_vllms_configuration():
     given = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
-    assert kv_events(json.dumps(given)) == kv_events(given) == KVEventsConfig(**given)
-    assert kv_events('{"publisher": "null", "enable_kv_cache_events": true}') is None
-    assert kv_events("{}") is None
-    for wrong in ("[", "[1]", '{"endpint": "x"}', '{"publisher": "kafka"}', '{"hwm": -1}', "3"):
-        with pytest.raises(StartupError, match="kv_events_config"):
-            kv_events(wrong)
+    assert events_of(json.dumps(given)) == events_of(given) == KVEventsConfig(**given)
+    assert events_of('{"publisher": "null", "enable_kv_cache_events": true}') is None
+    assert events_of("{}") is None
+    for wrong, reason in (
+        *(
+            ("[", "JSON object"),
+            ("[1]", "JSON object"),
+            ("3", "JSON object"),
+            ('{"endpint": "x"}', "no field 'endpint'"),
+        ),
+        *(
+            ('{"publisher": "kafka"}', "one of zmq, null"),
+            ('{"hwm": -1}', "at least 0"),
+            ('{"topic": 3}', "text, got 3"),
+        ),
+    ):
+        with pytest.raises(StartupError, match=f"^kv_events_config.*{reason}"):
+            events_of(wrong)
 
 
 def test_offline_use_with_kv_events_is_refused(folder, config):

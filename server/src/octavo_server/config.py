@@ -8,14 +8,13 @@ from octavo_engine.log_format import LogFormat
 from octavo_engine.settings.arg_types import (
     comma_list,
     json_list,
-    json_object,
     metrics_prefix,
     port,
     seconds,
     size_or_auto,
     whole_seconds,
 )
-from octavo_engine.settings.declare import setting
+from octavo_engine.settings.declare import Declared, setting
 
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings
@@ -25,7 +24,7 @@ ADMIN_SECRET_VARIABLE = "OCTAVO_ADMIN_SECRET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BodyLimits:
+class BodyLimits(Declared):
     """Limits of one request that the router checks, too."""
 
     max_request_bytes: int = setting(
@@ -76,7 +75,7 @@ class RequestLimits(BodyLimits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
+class QueueLimits(Declared):
     """Limits of the engine's queue; None: no limit."""
 
     max_num_queued_reqs: int | None = setting(
@@ -99,7 +98,7 @@ class QueueLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings:
+class HttpSettings(Declared):
     """Settings that the engine's server and the router share."""
 
     host: str | None = setting(
@@ -145,7 +144,7 @@ class HttpSettings:
         unset="no key is required",
         metavar="KEY",
         repeats=True,
-        repr=False,
+        secret=True,
     )
     api_key_file: tuple[Path, ...] = setting(
         tuple,
@@ -161,7 +160,7 @@ class HttpSettings:
         env=(SECRET_VARIABLE,),
         unset="replicas trust no router",
         metavar="SECRET",
-        repr=False,
+        secret=True,
     )
     router_secret_file: Path | None = setting(
         None,
@@ -215,7 +214,7 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsSettings:
+class TlsSettings(Declared):
     """Files of the server's certificate, and of the authorities that sign clients' certificates. None: no TLS."""
 
     ssl_certfile: Path | None = setting(None, "Certificate of the server (PEM); turns on HTTPS.", group="server")
@@ -291,7 +290,6 @@ class ServerConfig(HttpSettings):
     default_chat_template_kwargs: dict[str, Any] = setting(
         {},
         'Values for the chat template, such as {"enable_thinking": false}; those of a request replace them.',
-        parse=json_object,
     )
     reasoning_parser: str | None = setting(
         None,

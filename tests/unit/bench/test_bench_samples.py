@@ -7,9 +7,10 @@ import statistics
 import pytest
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
+from octavo_engine.wire.errors import StartupError
 from octavo_server.bench.arrivals import ArrivalProcess, RampUp
 from octavo_server.bench.datasets import check_dataset
-from octavo_server.bench.options import InvalidOption, parse_options
+from octavo_server.bench.options import parse_options
 from octavo_server.bench.sample_files import burstgpt_samples, custom_samples, sharegpt_samples
 from octavo_server.bench.samples import (
     InvalidDataset,
@@ -157,7 +158,7 @@ def parse(*argv):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_invalid_options_are_rejected(argv, message):
-    with pytest.raises(InvalidOption, match=message.replace(".", r"\.")):
+    with pytest.raises(StartupError, match=message.replace(".", r"\.")):
         parse_options(parse(*argv))
 
 

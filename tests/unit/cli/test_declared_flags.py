@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from octavo_engine.settings.arg_types import comma_list, json_list, json_object, seconds, size_or_auto
-from octavo_engine.settings.declare import all_settings, setting
+from octavo_engine.settings.declare import Declared, all_settings, setting
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.config_file import ConfiguredParser
 from octavo_server.cli.declared_flags import add_flags, flags_of, record_of
@@ -21,7 +21,7 @@ Dtype = Literal["auto", "float16", "float32"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
+class Inner(Declared):
     max_things: int = setting(7, "Number of things.", ge=1, le=9, env=("A_THINGS", "B_THINGS"))
     level: Literal[0, 1, 2] = setting(0, "Level.", env=("A_LEVEL",))
     is_loud: bool = setting(False, "Noise.", env=("A_NOISE",))
@@ -29,7 +29,7 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
+class Outer(Declared):
     """Every kind of declaration that the engine, the server and the router have."""
 
     tensor_parallel_size: int = setting(1, "Ranks.", group="model: It computes.", flags=("-tp",), ge=1)
@@ -42,8 +42,9 @@ class Outer:
     fields: dict[str, Any] = setting({}, "JSON.", parse=json_object)
     is_async: bool | None = setting(None, "Overlap.", unset="on one GPU")
     sizes: tuple[int, ...] = setting((), "Sizes.", metavar="N", convert=lambda sizes: tuple(sorted(sizes)))
+    few: tuple[int, ...] = setting((), "Few.", ge=1, le=4)
     names: tuple[str, ...] = setting((), "Names.", group="access")
-    key: tuple[str, ...] = setting(tuple, "Keys.", repeats=True, repr=False)
+    key: tuple[str, ...] = setting(tuple, "Keys.", repeats=True, secret=True)
     methods: tuple[str, ...] = setting(("*",), "Methods.", parse=json_list, unset="all")
     paths: tuple[str, ...] = setting((), "Paths.", parse=comma_list)
     socket: Path | None = setting(None, "Socket.")
@@ -114,7 +115,12 @@ def test_the_flags_of_parsed_values_give_the_same_record(argv, name, value):
         (["--tensor-parallel-size", "0"], "argument --tensor-parallel-size/-tp: '0' must be at least 1"),
         (["--max-things", "10"], "argument --max-things: '10' must be between 1 and 9"),
         (["--share", "nan"], "argument --share: 'nan' must be between 0.01 and 1.0"),
-        (["--share", "half"], "argument --share: 'half' is not a number"),
+        (["--share", "half"], "argument --share: 'half' is not a number, and must be between 0.01 and 1.0"),
+        (
+            ["--few", "-1"],
+            "argument --few: '-1' is not a whole number (1024, 32k = 32000, 32K = 32768)",
+        ),
+        (["--few", "1", "5"], "argument --few: '5' must be between 1 and 4"),
         (["--dtype", "int3"], "invalid choice: 'int3'"),
         (["--level", "3"], "invalid choice: 3"),
         (["--wait", "-1"], "'-1' is not a number of seconds"),
@@ -178,7 +184,7 @@ def test_flags_that_the_caller_adds_are_left_out():
 
 def test_a_path_is_text_and_stays_a_path_where_one_is_asked_for():
     declared = {each.name: each for each in all_settings(Outer)}
-    assert [declared[name].converted(Path("/s")) for name in ("host", "socket")] == ["/s", Path("/s")]
+    assert [declared[name].checked(Path("/s")) for name in ("host", "socket")] == ["/s", Path("/s")]
 
 
 def test_a_key_is_hidden():
@@ -210,8 +216,8 @@ def test_two_records_with_the_same_setting_are_refused():
 #: Command -> file, class and field of the record to which the line is added.
 PLACES = {
     "serve": ("octavo_server.config", "class RequestLimits(BodyLimits):", "limits"),
-    "route": ("octavo_server.router.settings", "class ForwardLimits:", "forward"),
-    "both": ("octavo_server.config", "class BodyLimits:", "limits"),
+    "route": ("octavo_server.router.settings", "class ForwardLimits(Declared):", "forward"),
+    "both": ("octavo_server.config", "class BodyLimits(Declared):", "limits"),
 }
 LINE = 'max_dummies: int = setting(7, "Largest number of dummies.", group="toys", ge=1, le=9, env=("OCTAVO_DUMMIES",))'
 SCRIPT = """

@@ -100,9 +100,12 @@ def test_an_empty_decision_list_is_reported(as_json, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["-n", "0"], "argument -n: '0' must be from 1 to 1000"),
-        (["-n", "-3"], "argument -n: '-3' must be from 1 to 1000"),
-        (["-n", "1001"], "argument -n: '1001' must be from 1 to 1000"),
+        (["-n", "0"], "argument -n: '0' must be between 1 and 1000"),
+        (
+            ["-n", "-3"],
+            "argument -n: '-3' is not a whole number (1024, 32k = 32000, 32K = 32768), and must be between 1 and 1000",
+        ),
+        (["-n", "1001"], "argument -n: '1001' must be between 1 and 1000"),
         (["--candidates", "0"], "argument --candidates: '0' must be at least 1"),
     ],
 )

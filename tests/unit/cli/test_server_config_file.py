@@ -79,11 +79,19 @@ def test_empty_file_changes_nothing(parse):
         ("max-num-seqs: 1\nmax_num_seqs: 2", "'max-num-seqs' and 'max_num_seqs' set the same flag: keep one of them"),
         ("enable-lora: true\nno-enable-lora: true", "'enable-lora' and 'no-enable-lora' set the same flag"),
         ("drain-timeout: 1\nshutdown_timeout: 2", "'drain-timeout' and 'shutdown_timeout' set the same flag"),
+        ("port: 1\nhost: a\nport: 2", "the key 'port' is in line 1 and again in line 3: keep one of them"),
+        ("hf-overrides: {a: 1, b: {c: 1, c: 2}}", "the key 'c' is in line 1 and again in line 1"),
         ("model: a\nmodel-tag: null", "'model' and 'model-tag' set the same flag"),
     ],
 )
 def test_error_names_an_invalid_entry(parse, capsys, text, message):
     assert message in usage_error(capsys, parse, text)
+
+
+def test_a_key_beside_one_that_is_merged_is_no_duplicate(parse):
+    merged = "hf-overrides: {first: &a {x: 1}, second: {<<: *a, x: 2}, third: {<<: *a}}"
+    overrides = engine_config_of(parse(merged)).hf_overrides
+    assert overrides == {"first": {"x": 1}, "second": {"x": 2}, "third": {"x": 1}}
 
 
 def test_missing_file_is_reported(capsys):

@@ -7,7 +7,6 @@ from octavo_engine.settings.declare import all_settings
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.declared_flags import record_of
 from octavo_server.cli.main import build_parser
-from octavo_server.cli.secret_flags import secrets_of
 from octavo_server.cli.vllm_environment import SERVER_VARIABLES, unused_server_variables
 from octavo_server.config import HttpSettings, ServerConfig
 from octavo_server.router.settings import RouterSettings
@@ -43,7 +42,7 @@ def test_shared_flags_set_the_same_fields_in_both_commands(command, record):
     address = ("--host", "::1", "--port", "0", "--api-key", "k", "k")
     connections = ("--slow-client-timeout", "4", "--max-connections", "5")
     args = parse(*timeouts, *traces, *logs, *address, *connections, command=command)
-    assert record_of(HttpSettings, args, **secrets_of(HttpSettings, args)) == HttpSettings(
+    assert record_of(HttpSettings, args) == HttpSettings(
         host="::1", port=0, uvicorn_log_level="error", log_format="json", disable_uvicorn_access_log=True,
         api_key=("k",), otlp_traces_endpoint="http://x", drain_timeout=1.0, shutdown_delay=2.0, keep_alive_timeout=3,
         slow_client_timeout=4.0, max_connections=5,

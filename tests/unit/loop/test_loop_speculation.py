@@ -163,7 +163,7 @@ DRAFT = {"model": "org/small", "num_speculative_tokens": 3}
         ({**DRAFT, "num_speculative_tokens": 33}, "between 1 and 32, got 33"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "needs a model: set it"),
         ("[1]", "JSON object"),
-        ("{", "no JSON"),
+        ("{", "JSON object, got '{'"),
         *(
             ({"method": method, "num_speculative_tokens": 3}, f"method='{method}' .*: set method='ngram'")
             for method in ("eagle", "eagle3", "mtp", "medusa", "suffix", "mlp_speculator", "ngram_gpu")

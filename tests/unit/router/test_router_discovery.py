@@ -6,7 +6,8 @@ import socket
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.cli.discovery import add_discovery_flags, discovery_of
+from octavo_server.cli.declared_flags import add_flags
+from octavo_server.cli.discovery import DiscoveryFlags, discovery_of
 from octavo_server.router.fleet.discovery.dns import DnsDiscovery
 from octavo_server.router.fleet.discovery.kubernetes import KubernetesDiscovery
 from octavo_server.router.fleet.endpoint import Endpoint, StaticDiscovery
@@ -94,7 +95,7 @@ def test_an_invalid_replica_list_is_refused(urls):
 
 def parsed(*flags):
     parser = argparse.ArgumentParser()
-    add_discovery_flags(parser)
+    add_flags(parser, DiscoveryFlags)
     return parser.parse_args(flags)
 
 

@@ -103,7 +103,9 @@ def test_a_dry_run_reserves_room_and_reads_adapters(tmp_path: Path) -> None:
 def test_reserved_memory_counts(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": str(make_tiny("llama", tmp_path)), "num_threads": 1}
     with pytest.raises(StartupError, match="does not fit"):
-        plan_capacity(EngineConfig(enable_lora=True, max_loras=1024, max_lora_rank=1024 * 64, **settings))
+        plan_capacity(
+            EngineConfig(enable_lora=True, max_loras=1024, max_lora_rank=1024, gpu_memory_utilization=0.01, **settings)
+        )
 
 
 def test_adapters_are_refused_for_models_of_transformers(tmp_path: Path) -> None:

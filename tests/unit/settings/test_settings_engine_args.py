@@ -1,6 +1,7 @@
 import math
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal, get_origin
 
 import octavo_engine
 import pytest
@@ -29,7 +30,9 @@ def test_the_implementation_of_the_model_has_vllms_names():
         "octavo",
         "transformers",
     ]
-    with pytest.raises(StartupError, match=r"model_impl='terratorch': .* use one of auto, octavo, transformers"):
+    with pytest.raises(
+        StartupError, match=r"model_impl must be one of auto, octavo, transformers, .* got 'terratorch'"
+    ):
         resolve_config(model_impl="terratorch")
 
 
@@ -200,10 +203,10 @@ def test_the_package_has_a_version():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dtype", "int3", "dtype='int3'.*use one of auto, float32, bfloat16, float16"),
-        ("preemption_mode", "never", "preemption_mode='never'.*use one of auto, swap, recompute"),
+        ("dtype", "int3", "dtype must be one of auto, float32, bfloat16, float16, .* got 'int3'"),
+        ("preemption_mode", "never", "preemption_mode must be one of auto, swap, recompute, got 'never'"),
         ("block_size", 0, "block_size must be between 1 and 1024, got 0"),
-        ("block_size", "16", "block_size='16': Expected `int`, got `str`"),
+        ("block_size", "16", "block_size must be a whole number, between 1 and 1024, got '16'"),
         ("gpu_memory_utilization", 1.5, "gpu_memory_utilization must be between 0.01 and 1.0, got 1.5"),
         ("swap_space", -1, "swap_space must be at least 0"),
         ("max_num_seqs", 0, "max_num_seqs must be at least 1, got 0"),
@@ -228,6 +231,57 @@ def test_a_value_beyond_each_limit_is_refused_with_it(declared):
 @pytest.mark.parametrize("name", ["model", "tokenizer", "trace", "generation_config", "chat_template", "download_dir"])
 def test_a_path_may_be_given_for_text(name):
     assert getattr(resolve_config(**{name: Path("/folder")}), name) == "/folder"
+
+
+OBJECT = object()
+#: Type of a setting -> values of other types.
+WRONG: dict[Any, tuple[Any, ...]] = {
+    str: (5, 2.5, True, ["x"], {"a": 1}, b"x", OBJECT),
+    bool: (1, 0, "true", [True], OBJECT),
+    int: ("5", 2.5, True, [5], {5: 5}, OBJECT),
+    float: ("0.5", True, [0.5], OBJECT),
+    tuple: (2.5, [["x"]], [{}], {"a": {}}, OBJECT),
+    dict: ("x", "[]", "{", 5, True, ["x"], OBJECT),
+    Literal: (5, "other", True, ["x"], {}, OBJECT),
+}
+
+
+def wrong_values(declared):
+    kind = dict if declared.is_json or declared.name == "speculative_config" else get_origin(declared.kind)
+    return WRONG[kind or declared.kind]
+
+
+@pytest.mark.parametrize("make", [resolve_config, EngineConfig])
+@pytest.mark.parametrize("declared", all_settings(EngineConfig), ids=lambda declared: declared.name)
+def test_a_value_of_a_wrong_type_is_refused_with_the_right_one(declared, make):
+    for value in wrong_values(declared):
+        with pytest.raises(StartupError) as caught:
+            make(**{declared.name: value})
+        message = str(caught.value)
+        assert message.startswith((declared.name, "lora_modules"))
+        assert declared.name == "lora_modules" or repr(value) in message
+        assert any(remedy in message for remedy in (" must be ", ": use ", ": give ", ": serve "))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("trace", 5, "text"),
+        ("model", None, "text"),
+        ("enable_lora", 1, "true or false"),
+        ("seed", "5", "a whole number"),
+        ("swap_space", "5", "a number, at least 0"),
+        ("cudagraph_capture_sizes", [0], "between 1 and 1024"),
+        ("cudagraph_capture_sizes", [1.5], "a list of values, between 1 and 1024"),
+        ("served_model_name", 5, "a list of values"),
+        ("hf_overrides", 5, "a JSON object"),
+    ],
+)
+def test_the_refusal_says_what_the_value_must_be(name, value, rule):
+    for make in (resolve_config, EngineConfig):
+        with pytest.raises(StartupError) as caught:
+            make(**{name: value})
+        assert str(caught.value) == f"{name} must be {rule}, got {value!r}."
 
 
 def test_nan_is_out_of_range():

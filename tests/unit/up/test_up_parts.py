@@ -17,7 +17,7 @@ from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.http.listener import ReservedPorts
 from octavo_server.up.console import MAX_LINE_BYTES, Console, LineSplitter
 from octavo_server.up.plan import EngineOptions, UpOptions, plan_children
-from octavo_server.up.resource_split import MachineResources, ResourceSettings, ResourceShare, split_resources
+from octavo_server.up.resource_split import MachineResources, ResourceShare, split_resources
 from octavo_server.up.supervisor import MAX_IN_A_ROW, STABLE_S, RestartPolicy
 from octavo_testing.usage_errors import usage_error
 
@@ -29,21 +29,21 @@ def machine(env=None, *, cpus=8, limits=None):
 @pytest.mark.parametrize(
     ("given", "around", "num", "expected"),
     [
-        (ResourceSettings(), machine(), 1, ResourceShare(num_threads=8)),
-        (ResourceSettings(), machine(), 2, ResourceShare(num_threads=4, num_engines=2)),
-        (ResourceSettings(), machine(cpus=2), 4, ResourceShare(num_threads=1, num_engines=4)),
-        (ResourceSettings(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, num_engines=2)),
-        (ResourceSettings(num_threads=3), machine(), 2, ResourceShare(num_threads=None, num_engines=2)),
-        (ResourceSettings(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, num_engines=2)),
-        (ResourceSettings(gpu_memory_utilization=0.4), machine(), 2, ResourceShare(num_threads=4, num_engines=1)),
+        (EngineConfig(), machine(), 1, ResourceShare(num_threads=8)),
+        (EngineConfig(), machine(), 2, ResourceShare(num_threads=4, num_engines=2)),
+        (EngineConfig(), machine(cpus=2), 4, ResourceShare(num_threads=1, num_engines=4)),
+        (EngineConfig(), machine(limits=CgroupLimits(cpus=4.0)), 2, ResourceShare(num_threads=2, num_engines=2)),
+        (EngineConfig(num_threads=3), machine(), 2, ResourceShare(num_threads=None, num_engines=2)),
+        (EngineConfig(), machine({"OMP_NUM_THREADS": "3"}), 2, ResourceShare(num_threads=None, num_engines=2)),
+        (EngineConfig(gpu_memory_utilization=0.4), machine(), 2, ResourceShare(num_threads=4, num_engines=1)),
         (
-            ResourceSettings(),
+            EngineConfig(),
             machine({"VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7"}),
             2,
             ResourceShare(num_threads=None, num_engines=2, bind=("0-3", "4-7")),
         ),
         (
-            ResourceSettings(),
+            EngineConfig(),
             machine({"OCTAVO_CPU_OMP_THREADS_BIND": "0-3"}),
             2,
             ResourceShare(num_threads=None, num_engines=2),
@@ -66,17 +66,17 @@ def test_each_engine_gets_its_part_unless_the_user_set_it(given, around, num, ex
 )
 def test_each_rank_gets_its_cpus(ranks, value, expected):
     around = machine({"VLLM_CPU_OMP_THREADS_BIND": value})
-    assert split_resources(ResourceSettings(), around, ranks).bind == expected
+    assert split_resources(EngineConfig(), around, ranks).bind == expected
 
 
 @pytest.mark.parametrize(
     ("given", "gpus", "expected"),
     [
-        (ResourceSettings(), ("0", "1", "2"), [("0", "1"), ("1", "1"), ("2", "1")]),
-        (ResourceSettings(device="cuda"), ("GPU-a", "GPU-b"), [("GPU-a", "2"), ("GPU-b", "1"), ("GPU-a", "2")]),
-        (ResourceSettings(), ("0",), [("0", "3"), ("0", "3"), ("0", "3")]),
-        (ResourceSettings(device="cpu"), ("0", "1"), [(None, None)] * 3),
-        (ResourceSettings(), (), [(None, None)] * 3),
+        (EngineConfig(), ("0", "1", "2"), [("0", "1"), ("1", "1"), ("2", "1")]),
+        (EngineConfig(device="cuda"), ("GPU-a", "GPU-b"), [("GPU-a", "2"), ("GPU-b", "1"), ("GPU-a", "2")]),
+        (EngineConfig(), ("0",), [("0", "3"), ("0", "3"), ("0", "3")]),
+        (EngineConfig(device="cpu"), ("0", "1"), [(None, None)] * 3),
+        (EngineConfig(), (), [(None, None)] * 3),
     ],
 )
 def test_each_engine_gets_a_gpu(given, gpus, expected):
@@ -99,7 +99,7 @@ def test_each_engine_gets_a_gpu(given, gpus, expected):
 def test_each_rank_gets_a_gpu(ranks, num_gpus, expected):
     gpus = tuple(map(str, range(num_gpus)))
     resources = MachineResources(env={}, affinity=frozenset({0}), limits=CgroupLimits(), gpus=gpus)
-    share = split_resources(ResourceSettings(), resources, ranks)
+    share = split_resources(EngineConfig(), resources, ranks)
     found = [share.env(i) for i in range(len(ranks))]
     assert [(env["CUDA_VISIBLE_DEVICES"], env["OCTAVO_ENGINES_PER_GPU"]) for env in found] == expected
 

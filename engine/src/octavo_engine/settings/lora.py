@@ -1,7 +1,7 @@
 """Reads the settings of LoRA adapters: `lora_modules` in vLLM's forms, and the limits that they share."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -29,8 +29,10 @@ def check_num_adapters(num_adapters: int, max_loras: int) -> None:
         )
 
 
-def check_adapter_name(name: str) -> None:
-    """Raise StartupError for a name that is too long."""
+def check_adapter_name(name: str, taken: Collection[str] = ()) -> None:
+    """Raise StartupError for a name that is too long, or that the served model or another adapter has."""
+    if name in taken:
+        raise StartupError(f"{name!r} is the name of the served model, or of another adapter: choose another one.")
     if (size := len(name.encode())) > MAX_NAME_BYTES:
         raise StartupError(
             f"the name {name!r} of an adapter has {size} bytes; the limit is {MAX_NAME_BYTES}: choose a shorter one."

@@ -6,6 +6,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from octavo_engine.settings.declare import Declared, setting
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
 Quantization = Literal["gguf", "gptq", "awq", "compressed-tensors", "int8", "int4"]
@@ -81,20 +83,20 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVEventsConfig:
+class KVEventsConfig(Declared):
     """Value of `--kv-events-config`. The publisher binds endpoints with `*`, `::` or `ipc:` and connects to any other.
 
     `max_queue_size` has no effect: events go straight to ZeroMQ's own queue.
     """
 
-    enable_kv_cache_events: bool = False
-    publisher: Literal["zmq", "null"] | None = None  # None: zmq
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
-    topic: str = ""
+    enable_kv_cache_events: bool = setting(False, "Publication of events.")
+    publisher: Literal["zmq", "null"] | None = setting(None, "Way of publication.", unset="zmq")
+    endpoint: str = setting("tcp://*:5557", "Address of the publisher.")
+    replay_endpoint: str | None = setting(None, "Address at which subscribers ask for past events.")
+    buffer_steps: int = setting(10_000, "Number of past batches of events that are kept.", ge=0)
+    hwm: int = setting(100_000, "Number of batches that wait for a slow subscriber.", ge=0)
+    max_queue_size: int = setting(100_000, "No effect.")
+    topic: str = setting("", "First part of each message.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +133,13 @@ class LoRAModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolerConfig:
-    """Value of `--pooler-config`. None: as the model has it. `use_activation`: vectors are normalised."""
+class PoolerConfig(Declared):
+    """Value of `--pooler-config`. None: as the model has it."""
 
-    pooling_type: PoolingType | None = None
-    use_activation: bool | None = None
+    pooling_type: PoolingType | None = setting(
+        None, "Hidden rows of a prompt that make its vector.", convert=lambda kind: kind and kind.upper()
+    )
+    use_activation: bool | None = setting(None, "Vectors of length 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Reads the value of `speculative_config`, vLLM's name for the settings of speculative decoding."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from octavo_engine.settings.declare import as_mapping
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.settings.vllm import SETTING, UnusedArgument, VllmArgument, find_unused
 from octavo_engine.wire.errors import StartupError
@@ -37,7 +37,7 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
     """Read the settings from JSON text or a mapping; None: no drafts. Raises StartupError."""
     if value is None or isinstance(value, SpeculativeConfig):
         return value
-    given = _as_mapping(value)
+    given = as_mapping("speculative_config", value)
     method = _method(given)
     unused_fields(given)
     unknown = sorted(given.keys() - _VLLM_FIELDS.keys() - set(_FIELDS[method]))
@@ -56,7 +56,7 @@ def speculative_config(value: Any) -> SpeculativeConfig | None:
 
 def unused_fields(value: Any) -> list[UnusedArgument]:
     """Return vLLM's fields that are accepted without effect. Raises StartupError for a refused value."""
-    given = {} if value is None or isinstance(value, SpeculativeConfig) else _as_mapping(value)
+    given = {} if value is None or isinstance(value, SpeculativeConfig) else as_mapping("speculative_config", value)
     table = {f"speculative_config.{name}": argument for name, argument in _VLLM_FIELDS.items()}
     named = {f"speculative_config.{name}": given[name] for name in given if name in _VLLM_FIELDS}
     return list(find_unused(table, named))
@@ -70,7 +70,7 @@ def speculation_setting(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if isinstance(given, SpeculativeConfig):
         given = {name: getattr(given, name, None) for name in _FIELDS[given.method]}
-    whole = {} if given is None else _as_mapping(given)
+    whole = as_mapping("speculative_config", {} if given is None else given)
     for name, key in _SHORT.items():
         if key in short and whole.get(key) not in (None, short[key]):
             raise StartupError(
@@ -111,19 +111,6 @@ def _draft_model(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig
     return SpeculativeConfig(
         num_speculative_tokens=num_tokens, method="draft_model", model=given["model"], revision=given.get("revision")
     )
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    try:
-        given = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError) as error:
-        raise StartupError(f"speculative_config={value!r} is no JSON: {error}.") from None
-    if not isinstance(given, Mapping):
-        raise StartupError(
-            f'speculative_config={value!r} must be a JSON object, such as {{"method": "ngram", '
-            f'"num_speculative_tokens": 5}}.'
-        )
-    return given
 
 
 def _method(given: Mapping[str, Any]) -> str:

@@ -10,14 +10,15 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import yaml
-from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError
+from octavo_engine.settings.lora import check_adapter_name
+from octavo_engine.wire.errors import OctavoError, StartupError
 
 from octavo_server.api_keys import CHECK_EVERY_S, FileWatch
 from octavo_server.backoff import Backoff
@@ -57,11 +58,31 @@ class ListedAdapters:
         return name in self.uris or name in self.faults
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML's own loader drops the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        places: dict[Any, yaml.Mark] = {}
+        for key, _ in node.value:
+            place = key.start_mark
+            if (first := places.setdefault((key.tag, str(key.value)), place)) is not place:
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} is in line {first.line + 1} and again in line {place.line + 1}: keep one "
+                    "of them"
+                )
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str | bytes) -> Any:
+    """Parse YAML. Raises YAMLError, also for a key that a mapping has twice."""
+    return yaml.load(text, _Loader)
+
+
 def read_adapter_file(path: Path) -> ListedAdapters:
     """Raises StartupError for a file that is no list. Entries that are not valid are `faults`."""
     try:
         content = path.read_bytes()
-        entries = yaml.safe_load(content) or []
+        entries = load_yaml(content) or []
     except OSError as error:
         raise StartupError(f"{FLAG} {path}: cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -149,8 +170,7 @@ class AdapterFileFollower:
 
     async def _load(self, name: str, uri: str) -> None:
         try:
-            if name in self._taken:
-                raise InvalidRequest(f"{name!r} names the model or an adapter of --lora-modules: choose another.")
+            check_adapter_name(name, self._taken)
             await self._client.load_adapter(name, uri, in_place=name in self._loaded)
         except OctavoError as error:
             if self._failures.get(name) != str(error):

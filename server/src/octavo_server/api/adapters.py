@@ -8,7 +8,8 @@ import logging
 from functools import partial
 
 from fastapi import APIRouter
-from octavo_engine.wire.errors import ModelNotFound
+from octavo_engine.settings.lora import check_adapter_name
+from octavo_engine.wire.errors import ModelNotFound, StartupError
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,8 +45,10 @@ async def load_lora_adapter(request: Request) -> Response:
     name = body.lora_name
     if not name or not body.lora_path:
         raise InvalidAdapterCall("Both 'lora_name' and 'lora_path' must be provided.")
-    if name in context.config.served_model_names:
-        raise InvalidAdapterCall(f"'{name}' is the name of the served model: choose another one.", param="lora_name")
+    try:
+        check_adapter_name(name, context.config.served_model_names)
+    except StartupError as error:
+        raise InvalidAdapterCall(str(error), param="lora_name") from None
 
     async def load() -> bytes:
         await context.client.load_adapter(name, body.lora_path, in_place=body.load_inplace)

@@ -5,14 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo_engine.wire.errors import StartupError
+
 from octavo_server.bench.arrivals import ArrivalProcess, RampUp
+from octavo_server.bench.flags import NO_SAMPLING
 from octavo_server.bench.load import BenchTarget
 from octavo_server.bench.names import GOODPUT_NAMES, LATENCY_NAMES
-from octavo_server.cli.chat_flags import SAMPLING, key_of
-
-
-class InvalidOption(ValueError):
-    pass
+from octavo_server.cli.chat_flags import key_of, sampling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +37,22 @@ class BenchOptions:
 
 
 def parse_options(args: argparse.Namespace) -> BenchOptions:
-    """Check and convert the arguments. Raises InvalidOption."""
+    """Check and convert the arguments. Raises StartupError."""
     uses_chat = args.backend == "openai-chat"
     endpoint = args.endpoint or ("/v1/chat/completions" if uses_chat else "/v1/completions")
     if endpoint.endswith("/chat/completions") != uses_chat:
-        raise InvalidOption(f"--backend {args.backend} does not match --endpoint {endpoint}: change one of the two.")
-    sampling = {name: getattr(args, name) for name in _sampling_names() if getattr(args, name) is not None}
+        raise StartupError(f"--backend {args.backend} does not match --endpoint {endpoint}: change one of the two.")
     return BenchOptions(
         base_url=(args.base_url or _address(args.host, args.port)).rstrip("/"),
         models_path=endpoint.removesuffix("/completions").removesuffix("/chat") + "/models",
-        key=key_of(argparse.Namespace(api_key=None)),
+        key=key_of(),
         headers=_pairs("--header", args.header),
         target=BenchTarget(
             path=endpoint,
             model=args.model or "",
             uses_chat=uses_chat,
             ignore_eos=args.ignore_eos or args.dataset_name == "random",
-            extra_body={**sampling, **_logprobs(args.logprobs, uses_chat=uses_chat), **args.extra_body},
+            extra_body=_logprobs(args.logprobs, uses_chat=uses_chat) | sampling_of(args, but=NO_SAMPLING),
             request_id_prefix=args.request_id_prefix,
         ),
         loads=_loads(args),
@@ -71,11 +69,6 @@ def _logprobs(count: int | None, *, uses_chat: bool) -> dict[str, int | bool]:
     return {"logprobs": True, "top_logprobs": count} if uses_chat else {"logprobs": count}
 
 
-def _sampling_names() -> list[str]:
-    flags = [flag for flag in SAMPLING if flag not in ("--max-tokens", "--seed")]
-    return [flag[2:].replace("-", "_") for flag in flags]
-
-
 def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -85,7 +78,7 @@ def _pairs(flag: str, items: Sequence[str]) -> dict[str, str]:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
-            raise InvalidOption(f"{flag} {item!r}: write KEY=VALUE.")
+            raise StartupError(f"{flag} {item!r}: write KEY=VALUE.")
         pairs[key.strip()] = value.strip()
     return pairs
 
@@ -93,11 +86,11 @@ def _pairs(flag: str, items: Sequence[str]) -> dict[str, str]:
 def _loads(args: argparse.Namespace) -> tuple[LoadLevel, ...]:
     rates, limits = args.request_rate, args.max_concurrency
     if len(rates) > 1 and len(limits) > 1:
-        raise InvalidOption(
+        raise StartupError(
             "a sweep varies the rate or the concurrency: give a list only to --request-rate or --max-concurrency."
         )
-    if args.num_prompts < 1 or args.burstiness <= 0:
-        raise InvalidOption("--num-prompts and --burstiness must be above 0.")
+    if args.burstiness <= 0:
+        raise StartupError(f"--burstiness is {args.burstiness}: give a number above 0.")
     ramp_up = _ramp_up(args)
     return tuple(
         LoadLevel(
@@ -112,14 +105,14 @@ def _ramp_up(args: argparse.Namespace) -> RampUp | None:
     start, end = args.ramp_up_start_rps, args.ramp_up_end_rps
     if args.ramp_up_strategy is None:
         return None
-    if args.request_rate != (math.inf,):
-        raise InvalidOption("--ramp-up-strategy sets the rate: leave out --request-rate.")
+    if tuple(args.request_rate) != (math.inf,):
+        raise StartupError("--ramp-up-strategy sets the rate: leave out --request-rate.")
     if start is None or end is None or not 0 <= start <= end or end <= 0:
-        raise InvalidOption(
+        raise StartupError(
             "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, the end not below the start."
         )
     if args.ramp_up_strategy == "exponential" and start == 0:
-        raise InvalidOption("an exponential ramp can't start at 0: raise --ramp-up-start-rps.")
+        raise StartupError("an exponential ramp can't start at 0: raise --ramp-up-start-rps.")
     return RampUp(strategy=args.ramp_up_strategy, start_rps=start, end_rps=end)
 
 
@@ -127,7 +120,7 @@ def _latencies(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if name not in LATENCY_NAMES:
-            raise InvalidOption(f"--percentile-metrics contains {name!r}: use only {', '.join(LATENCY_NAMES)}.")
+            raise StartupError(f"--percentile-metrics contains {name!r}: use only {', '.join(LATENCY_NAMES)}.")
     return names
 
 
@@ -137,7 +130,7 @@ def _percentiles(text: str) -> tuple[float, ...]:
     except ValueError:
         percentiles = (-1.0,)
     if not all(0 <= value <= 100 for value in percentiles):
-        raise InvalidOption(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
+        raise StartupError(f"--metric-percentiles {text!r}: write numbers from 0 to 100, such as 50,90,99.")
     return percentiles
 
 
@@ -150,5 +143,5 @@ def _goodput(items: Sequence[str]) -> dict[str, float]:
         except ValueError:
             limits[name] = -1.0
         if name not in GOODPUT_NAMES or not limits[name] >= 0:
-            raise InvalidOption(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
+            raise StartupError(f"--goodput {item!r}: write NAME:MS with one of {', '.join(GOODPUT_NAMES)}.")
     return limits

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from octavo_server.bench.datasets import TextTools, check_dataset, load_text_tools, make_samples
 from octavo_server.bench.load import BenchTarget, OnProgress, run_load
 from octavo_server.bench.metrics import figures
-from octavo_server.bench.options import BenchOptions, InvalidOption, LoadLevel, parse_options
+from octavo_server.bench.options import BenchOptions, LoadLevel, parse_options
 from octavo_server.bench.report import BenchSubject, Run, block, warnings
 from octavo_server.bench.samples import InvalidDataset, Sample
 from octavo_server.bench.saving import save_results
@@ -40,7 +40,7 @@ def bench_serve(args: argparse.Namespace) -> int:
             runs, measured = runner.run(_measure(options, args))
         for path in save_results(options, args, measured, runs):
             print(f"results: {path}")
-    except (ApiFailure, InvalidDataset, InvalidOption, StartupError, OSError) as error:
+    except (ApiFailure, InvalidDataset, StartupError, OSError) as error:
         hint = f" Start a server with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
         print(f"octavo: {error}{hint}", file=sys.stderr)
         return 1

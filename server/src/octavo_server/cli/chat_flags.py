@@ -2,92 +2,95 @@
 
 import argparse
 import os
-from typing import Any
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from octavo_engine.settings.arg_types import json_object
+from octavo_engine.settings.declare import Declared, own_settings, setting
+
+from octavo_server.cli.declared_flags import add_flags
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 KEY_VARIABLES = ("OPENAI_API_KEY", "OCTAVO_API_KEY")
 
-#: Flag -> type, help. The field of the request has the name of the flag, with underscores for dashes.
-SAMPLING: dict[str, tuple[Any, str]] = {
-    "--temperature": (float, "Randomness of sampling; 0: always the likeliest token."),
-    "--top-p": (float, "Total probability of the likeliest tokens, from which the next token is sampled."),
-    "--top-k": (int, "Number of the likeliest tokens, from which the next token is sampled."),
-    "--min-p": (float, "Smallest probability of a token to sample, as a share of the likeliest token's."),
-    "--max-tokens": (int, "Largest number of tokens of an answer."),
-    "--seed": (int, "Seed of sampling; the same seed gives the same answer."),
-    "--frequency-penalty": (float, "Amount to subtract from a token's logit for each time it was generated."),
-    "--presence-penalty": (float, "Amount to subtract from a token's logit if it was generated before."),
-    "--repetition-penalty": (float, "Factor that makes tokens of the prompt and the answer less likely; 1: off."),
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionFlags(Declared):
+    """The server to talk to."""
+
+    url: str = setting(DEFAULT_URL, "URL of the API of a running server or router.", group="connection", metavar=None)
+    model: str | None = setting(
+        None,
+        "Name of the model in requests.",
+        flags=("--model-name",),
+        metavar="NAME",
+        unset="the first model that the server lists",
+    )
+    api_key: str | None = setting(None, "API key to send to the server.", env=KEY_VARIABLES, metavar="KEY", secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFlags(Declared):
+    """Input and output of a session."""
+
+    quick: str | None = setting(
+        None,
+        "Single input: the command prints the answer and exits.",
+        group="input and output",
+        flags=("-q",),
+        unset="all of standard input",
+    )
+    stdin: Literal["lines", "whole"] = setting(
+        "lines", "Division of piped input: each line, or the whole of standard input, is one input."
+    )
+    stats: bool = setting(False, "Print numbers of tokens and times after each answer.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFlags(Declared):
+    system: str = setting("", "System prompt.", group="conversation", flags=("--system-prompt",))
+
+
+def _sampling(text: str, **details: Any) -> Any:
+    return setting(None, text, unset="the server's", **details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingFlags(Declared):
+    """Fields of a request, which has those that are given."""
+
+    temperature: float | None = _sampling("Randomness of sampling; 0: always the likeliest token.", group="sampling")
+    top_p: float | None = _sampling("Total probability of the likeliest tokens, from which the next token is sampled.")
+    top_k: int | None = _sampling("Number of the likeliest tokens, from which the next token is sampled.", parse=int)
+    min_p: float | None = _sampling("Smallest probability of a token to sample, as a share of the likeliest token's.")
+    max_tokens: int | None = _sampling("Largest number of tokens of an answer.")
+    seed: int | None = _sampling("Seed of sampling; the same seed gives the same answer.", parse=int)
+    frequency_penalty: float | None = _sampling(
+        "Amount to subtract from a token's logit for each time it was generated."
+    )
+    presence_penalty: float | None = _sampling("Amount to subtract from a token's logit if it was generated before.")
+    repetition_penalty: float | None = _sampling(
+        "Factor that makes tokens of the prompt and the answer less likely; 1: off."
+    )
+    stop: tuple[str, ...] = setting(tuple, "Texts that end the answer.", repeats=True)
+    extra_body: dict[str, Any] = setting({}, "Fields to add to the body of each request, as a JSON object.")
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
-    _add_connection(parser)
-    group = parser.add_argument_group("conversation")
-    group.add_argument(
-        "--system", "--system-prompt", dest="system", metavar="TEXT", default="", help="System prompt. Default: none."
-    )
-    _add_input(parser, "-q", "--quick", "MESSAGE")
-    _add_sampling(parser)
+    add_flags(parser, ConnectionFlags, ChatFlags, InputFlags, SamplingFlags, negatable=False)
 
 
 def add_complete_flags(parser: argparse.ArgumentParser) -> None:
-    _add_connection(parser)
-    _add_input(parser, "-q", "--quick", "PROMPT")
-    _add_sampling(parser)
+    add_flags(parser, ConnectionFlags, InputFlags, SamplingFlags, negatable=False)
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("connection")
-    group.add_argument(
-        "--url", default=DEFAULT_URL, help=f"URL of the API of a running server or router. Default: {DEFAULT_URL}."
-    )
-    group.add_argument(
-        "--model",
-        "--model-name",
-        dest="model",
-        metavar="NAME",
-        help="Name of the model in requests. Default: the first model that the server lists.",
-    )
-    variables = " or ".join(f"${name}" for name in KEY_VARIABLES)
-    group.add_argument("--api-key", metavar="KEY", help=f"API key to send to the server. Default: {variables}.")
+def sampling_of(args: argparse.Namespace, *, but: Container[str] = ()) -> dict[str, Any]:
+    """Return the fields of a request that the flags set."""
+    given = {each.name: getattr(args, each.name) for each in own_settings(SamplingFlags) if each.name not in but}
+    extra: dict[str, Any] = given.pop("extra_body")
+    return {name: value for name, value in given.items() if value is not None} | extra
 
 
-def _add_input(parser: argparse.ArgumentParser, *flags: str) -> None:
-    *names, metavar = flags
-    group = parser.add_argument_group("input and output")
-    group.add_argument(*names, metavar=metavar, help="Single input: the command prints the answer and exits.")
-    group.add_argument(
-        *("--stdin",),
-        choices=("lines", "whole"),
-        default="lines",
-        help="Division of piped input: each line, or the whole of standard input, is one input. Default: lines.",
-    )
-    group.add_argument("--stats", action="store_true", help="Print numbers of tokens and times after each answer.")
-
-
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling (default: the server's settings)")
-    for flag, (kind, text) in SAMPLING.items():
-        group.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help=text)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="Text that ends the answer; may be repeated.")
-    group.add_argument(
-        "--extra-body",
-        type=json_object,
-        metavar="JSON",
-        default={},
-        help="Fields to add to the body of each request, as a JSON object.",
-    )
-
-
-def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
-    names = [flag[2:].replace("-", "_") for flag in SAMPLING]
-    params = {name: value for name in (*names, "stop") if (value := getattr(args, name)) is not None}
-    return {**params, **args.extra_body}
-
-
-def key_of(args: argparse.Namespace) -> str | None:
-    key: str | None = args.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-    return key
+def key_of(api_key: str | None = None) -> str | None:
+    """Return the API key of the flag, or else of the first variable that is set."""
+    return api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)

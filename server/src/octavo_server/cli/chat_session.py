@@ -30,7 +30,7 @@ class ChatSession(Protocol):
 
 def run_session(args: argparse.Namespace, new_session: Callable[[TerminalClient], ChatSession]) -> int:
     try:
-        client = TerminalClient(args.url, key_of(args), args.model)
+        client = TerminalClient(args.url, key_of(args.api_key), args.model)
     except ApiFailure as error:
         print(f"octavo: {explain_failure(error, args.url)}", file=sys.stderr)
         return 1

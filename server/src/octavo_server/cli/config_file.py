@@ -10,9 +10,12 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.spellings import normalise_flags
+from octavo_server.cli.termination_message import write_termination_message
 
 CONFIG_FLAG = "--config"
 #: Key for a positional argument, with two dashes -> flag with the same meaning.
@@ -33,6 +36,14 @@ class ConfiguredParser(argparse.ArgumentParser):
 
     The attribute `typed` of the result holds all arguments of the command line, then those of the file as arguments.
     """
+
+    #: True for the command of a container, whose refusals Kubernetes reports.
+    leaves_message = False
+
+    def error(self, message: str) -> NoReturn:
+        if self.leaves_message:
+            write_termination_message(StartupError(message))
+        super().error(message)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -91,8 +102,10 @@ def _flags(args: Iterable[str]) -> Iterator[str]:
 def _read(path: Path) -> dict[Any, Any]:
     import yaml
 
+    from octavo_server.api.adapter_file import load_yaml
+
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

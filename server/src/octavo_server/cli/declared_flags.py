@@ -23,25 +23,36 @@ from octavo_engine.wire.errors import StartupError
 
 Record = TypeVar("Record")
 
-_PARSERS: dict[Any, Callable[[str], Any]] = {int: size, float: float, Path: Path, bool: switch}
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: size,
+    float: float,
+    Path: Path,
+    bool: switch,
+    dict[str, Any]: json_object,
+}
 _METAVARS: dict[Any, str] = {
     **dict.fromkeys((int, size_or_auto, positive_seconds), "N"),
     **dict.fromkeys((seconds, whole_seconds), "S"),
-    **dict.fromkeys((json_object, json_list), "JSON"),
+    **dict.fromkeys((json_list, dict[str, Any]), "JSON"),
     float: "X",
     Path: "FILE",
 }
 
 
-def add_flags(parser: argparse.ArgumentParser, record: type, *, but: Container[str] = ()) -> None:
-    """Add a flag for each setting of the record and of the records in it, except those that the caller adds."""
+def add_flags(
+    parser: argparse.ArgumentParser, *records: type, but: Container[str] = (), negatable: bool = True
+) -> None:
+    """Add a flag for each setting of the records and of the records in them, except those that the caller adds.
+
+    `negatable`: a switch has a form with --no-, by which the command line switches it off if a file switches it on.
+    """
     groups: dict[str | None, Any] = {group.title: group for group in parser._action_groups}
-    for declared in (each for each in all_settings(record) if each.name not in but):
+    for declared in (each for record in records for each in all_settings(record) if each.name not in but):
         title, _, description = declared.group.partition(": ")
         if title not in groups:
             groups[title] = parser.add_argument_group(title, description or None)
         text = f"{declared.text} Default: {declared.default_text}."
-        groups[title].add_argument(declared.flag, *declared.flags, help=text, **_value_of_flag(declared))
+        groups[title].add_argument(declared.flag, *declared.flags, help=text, **_value_of_flag(declared, negatable))
 
 
 def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> Record:
@@ -54,7 +65,7 @@ def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> 
         if value is None and declared.name not in chosen:
             value = _from_environment(declared)
         if value is not None or _unset(declared) is not None:
-            values[declared.name] = declared.converted(tuple(value) if isinstance(value, list) else value)
+            values[declared.name] = tuple(value) if isinstance(value, list) else value
     return record(**values | chosen)
 
 
@@ -84,17 +95,17 @@ def _unset(declared: Setting) -> Any:
     return list(value) if isinstance(value, tuple) and (value or declared.is_list) else value
 
 
-def _value_of_flag(declared: Setting) -> dict[str, Any]:
+def _value_of_flag(declared: Setting, negatable: bool) -> dict[str, Any]:
     """Return the parameters of `add_argument` about the value."""
     values: dict[str, Any] = {"default": _unset(declared)}
     if declared.kind is bool:
-        return values | {"action": argparse.BooleanOptionalAction}
+        return values | {"action": argparse.BooleanOptionalAction if negatable else "store_true"}
     if declared.choices:
         return values | {"choices": declared.choices, "type": declared.value_type}
     word = _METAVARS.get(declared.parse or declared.value_type, "TEXT") if declared.metavar == "" else declared.metavar
     values |= {"type": partial(_parsed, declared), "metavar": word}
     if declared.is_list:
-        values |= {"nargs": "+", "action": "extend" if declared.repeats else "store"}
+        values |= {"nargs": declared.nargs, "action": "extend" if declared.repeats else "store"}
     return values
 
 
@@ -102,19 +113,22 @@ def _parsed(declared: Setting, text: str) -> Any:
     """Return the value of a text. Raises ArgumentTypeError."""
     try:
         value = (declared.parse or _PARSERS.get(declared.value_type, str))(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        fault = str(error) if isinstance(error, argparse.ArgumentTypeError) else f"{text!r} is not a number"
+        limit = f", and must be {declared.bounds}" if declared.bounds else ""
+        raise argparse.ArgumentTypeError(fault + limit) from None
     if not declared.allows(value):
         raise argparse.ArgumentTypeError(f"{text!r} must be {declared.bounds}")
     return value
 
 
 def _from_environment(declared: Setting) -> Any:
+    if declared.is_list:
+        return tuple(os.environ[name] for name in declared.env if name in os.environ) or None
     for name in declared.env:
         if text := os.environ.get(name):
             try:
-                value = _parsed(declared, text)
+                return _parsed(declared, text)
             except argparse.ArgumentTypeError as error:
                 raise StartupError(f"${name} is {text!r}: {error}. Correct the variable, or unset it.") from None
-            return (value,) if declared.is_list else value
     return None

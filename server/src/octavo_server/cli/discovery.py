@@ -1,9 +1,11 @@
 """Flags by which `octavo route` finds its replicas: a list of URLs, a DNS name or a Kubernetes Service."""
 
 import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo_engine.settings.arg_types import positive_seconds
+from octavo_engine.settings.declare import Declared, setting
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -12,37 +14,26 @@ if TYPE_CHECKING:
 WAYS = ("--replica", "--service", "--kubernetes")
 
 
-def add_discovery_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("discovery of replicas")
-    group.add_argument(
-        *("--replica",),
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="URL",
-        help="URLs of the replicas, http://HOST:PORT; may be repeated.",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveryFlags(Declared):
+    replica: tuple[str, ...] = setting(
+        (), "URLs of the replicas, http://HOST:PORT.", group="discovery of replicas", repeats=True, metavar="URL"
     )
-    group.add_argument(
-        "--service", metavar="HOST:PORT", help="DNS name of which each address is a replica, and the replicas' port."
+    service: str | None = setting(
+        None, "DNS name of which each address is a replica, and the replicas' port.", metavar="HOST:PORT"
     )
-    group.add_argument(
-        *("--service-interval",),
-        type=positive_seconds,
-        default=1.0,
-        metavar="N",
-        help="Seconds between DNS lookups for --service. Default: 1.",
-    )
-    group.add_argument(
-        "--kubernetes",
+    service_interval: float = setting(1.0, "Seconds between DNS lookups for --service.", parse=positive_seconds)
+    kubernetes: str | None = setting(
+        None,
+        "Kubernetes Service whose pods, ready or not, are the replicas, in the router's namespace unless another one "
+        "is given; PORT: name or number of a port, otherwise the Service's first one.",
         metavar="[NAMESPACE/]SERVICE[:PORT]",
-        help="Kubernetes Service whose pods, ready or not, are the replicas; PORT: name or number of a port. Default: "
-        "the router's namespace and the Service's first port.",
     )
-    group.add_argument(
-        "--kubernetes-api",
+    kubernetes_api: str | None = setting(
+        None,
+        "URL of the Kubernetes API server, such as that of `kubectl proxy`.",
         metavar="URL",
-        help="URL of the Kubernetes API server, such as that of `kubectl proxy`. Default: the API server of the "
-        "router's own cluster.",
+        unset="the API server of the router's own cluster",
     )
 
 

@@ -48,7 +48,7 @@ async def _show(args: argparse.Namespace) -> None:
     table = Table(args.candidates)
     secret = os.environ.get(ADMIN_SECRET_VARIABLE) or os.environ.get(SECRET_VARIABLE)
     headers = {SECRET_HEADER: secret} if secret else {}
-    async with ApiClient(args.url, key=key_of(args), headers=headers) as api:
+    async with ApiClient(args.url, key=key_of(args.api_key), headers=headers) as api:
         if args.follow:
             await _follow(args, api, url, table)
         decisions = (await _decisions(api, f"{url}?n={args.n}"))[::-1]

@@ -3,8 +3,6 @@
 import argparse
 import sys
 
-from octavo_engine.wire.errors import StartupError
-
 from octavo_server.cli.plugins import operator_plugin
 
 
@@ -12,11 +10,7 @@ def explain_infsvc(args: argparse.Namespace) -> int:
     if args.name is not None and args.all_namespaces:
         print("octavo: NAME and -A can't be combined: leave -A out, and give the namespace with -n.", file=sys.stderr)
         return 2
-    try:
-        explain = operator_plugin("explain", command="octavo explain infsvc")
-    except StartupError as error:
-        print(f"octavo: {error}", file=sys.stderr)
-        return 1
+    explain = operator_plugin("explain", command="octavo explain infsvc")
     code: int = explain(
         args.name,
         namespace=args.namespace,

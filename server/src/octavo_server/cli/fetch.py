@@ -10,15 +10,31 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.log_format import JsonFormatter, LogFormat, TextFormatter
+from octavo_engine.settings.declare import Declared, setting
 
-from octavo_server.cli.termination_message import report_startup_error
-
-LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
+from octavo_server.cli.declared_flags import add_flags
 
 logger = logging.getLogger("octavo.fetch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFlags(Declared):
+    to: Path | None = setting(
+        None,
+        "Folder for the files of the model.",
+        metavar="DIR",
+        unset="the cache in which `octavo serve MODEL` looks for it",
+    )
+    revision: str | None = setting(None, "Branch, tag or commit of a hf:// or ms:// model.", unset="the hub's default")
+    load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = setting(
+        "auto", "Format of the weights to download."
+    )
+    log_format: LogFormat = setting("text", "Format of log lines.")
 
 
 def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,27 +44,10 @@ def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
         help="Model to download: hf://ORG/NAME, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, "
         "ms://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, pkg://NAME.",
     )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="DIR",
-        help="Folder for the files of the model. Default: the cache in which `octavo serve MODEL` looks for it.",
-    )
-    parser.add_argument(
-        "--revision",
-        metavar="TEXT",
-        help="Branch, tag or commit of a hf:// or ms:// model. Default: the hub's default.",
-    )
-    parser.add_argument(
-        "--load-format", choices=LOAD_FORMATS, default="auto", help="Format of the weights to download. Default: auto."
-    )
-    parser.add_argument(
-        "--log-format", choices=["text", "json"], default="text", help="Format of log lines. Default: text."
-    )
+    add_flags(parser, FetchFlags)
 
 
 def fetch(args: argparse.Namespace) -> int:
-    from octavo_engine.log_format import JsonFormatter, TextFormatter
     from octavo_engine.sources.resolve import fetch_model
 
     handler = logging.StreamHandler()
@@ -59,11 +58,7 @@ def fetch(args: argparse.Namespace) -> int:
     for sig in (signal.SIGINT, signal.SIGTERM):
         signal.signal(sig, _end)
     started_s = time.monotonic()
-    try:
-        path = fetch_model(args.model, to=args.to, revision=args.revision, load_format=args.load_format)
-    except StartupError as error:
-        report_startup_error(error)
-        return 1
+    path = fetch_model(args.model, to=args.to, revision=args.revision, load_format=args.load_format)
     logger.info("%s: ready to serve after %.1f s", args.model, time.monotonic() - started_s)
     print(path)
     return 0

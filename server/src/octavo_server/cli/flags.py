@@ -1,20 +1,36 @@
-"""Flags of `octavo serve` for the engine, generated from `EngineConfig`, with vLLM's names and defaults.
-
-`vllm_flags` adds vLLM's other flags.
-"""
+"""Flags of `octavo serve`, with vLLM's names and defaults; `vllm_flags` adds vLLM's other flags."""
 
 import argparse
+from dataclasses import dataclass
 
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.declare import Declared, setting
 
+from octavo_server.cli.config_file import add_config_flag
 from octavo_server.cli.declared_flags import add_flags
+from octavo_server.cli.vllm_flags import add_vllm_flags
+from octavo_server.config import ServerConfig
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model_tag", metavar="MODEL", nargs="?", help=f"Model to serve. Default: {EngineConfig().model}."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunFlags(Declared):
+    dry_run: bool = setting(
+        False,
+        "Print how much memory the model needs and how many requests fit, then exit without loading the model.",
+        group="dry run",
     )
-    parser.add_argument("--model", help="Model to serve, if the argument MODEL is not given.")
+    json: bool = setting(False, "Print the report of --dry-run as JSON.")
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, DryRunFlags, negatable=False)
+    add_server_flags(parser)
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the engine and of its server."""
+    add_config_flag(parser)
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="Model to serve. Default: that of --model.")
     parser.add_argument(
         *("--hf-token",),
         nargs="?",
@@ -23,14 +39,5 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="Token of the Hugging Face hub; without a value, the one that `hf auth login` stored. Default: $HF_TOKEN, "
         "else the stored one.",
     )
-    add_flags(parser, EngineConfig, but=("model",))
-
-
-def add_dry_run_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("dry run")
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="Print how much memory the model needs and how many requests fit, then exit without loading the model.",
-    )
-    group.add_argument("--json", action="store_true", help="Print the report of --dry-run as JSON.")
+    add_flags(parser, EngineConfig, ServerConfig)
+    add_vllm_flags(parser)

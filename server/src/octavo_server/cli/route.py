@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import gc
 import logging
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,14 +12,12 @@ from pathlib import Path
 
 import uvloop
 from octavo_engine.log_format import configure_logging
-from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable_host
 from octavo_server.cli.discovery import discovery_of
 from octavo_server.cli.route_flags import settings_of
 from octavo_server.cli.route_workers import WorkerConfig, WorkerSupervisor, read_worker_config, worker_command
-from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.cli.tracers import route_tracer_of
 from octavo_server.http.listener import allow_connections, bind
 from octavo_server.router.app import Router, RouterServer
@@ -36,28 +33,22 @@ FILES_OF_CONNECTION = 2  # a client's connection, and the one to a replica for i
 def route(args: argparse.Namespace) -> int:
     configure_logging(args.log_format, process="router")
     skip_probes()
-    try:
-        settings = settings_of(args)
-        discovery = discovery_of(args)
-        allowed = allow_connections(settings.max_connections, files_each=FILES_OF_CONNECTION)
-        settings = replace(settings, max_connections=allowed)
-        worker = read_worker_config()
-        if worker is None:
-            warn_about_open_replicas(settings)
-        is_shared = settings.workers > 1
-        with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
-            ports = [sock.getsockname()[1] for sock in sockets]
-            if is_shared and worker is None:  # the supervisor only reserves the ports, on which its workers listen
-                logger.info("routing with %d worker processes", settings.workers)
-                return runner.run(_supervise(settings.workers, ports))
-            admin_port = None if settings.admin_port is None else ports[1]
-            runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))
-        return 0
-    except StartupError as error:
-        report_startup_error(error)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    settings = settings_of(args)
+    discovery = discovery_of(args)
+    allowed = allow_connections(settings.max_connections, files_each=FILES_OF_CONNECTION)
+    settings = replace(settings, max_connections=allowed)
+    worker = read_worker_config()
+    if worker is None:
+        warn_about_open_replicas(settings)
+    is_shared = settings.workers > 1
+    with _bound(settings, worker, is_shared=is_shared) as sockets, _runner() as runner:
+        ports = [sock.getsockname()[1] for sock in sockets]
+        if is_shared and worker is None:  # the supervisor only reserves the ports, on which its workers listen
+            logger.info("routing with %d worker processes", settings.workers)
+            return runner.run(_supervise(settings.workers, ports))
+        admin_port = None if settings.admin_port is None else ports[1]
+        runner.run(serve_router(replace(settings, admin_port=admin_port), discovery, sockets, worker))
+    return 0
 
 
 def _runner() -> asyncio.Runner:

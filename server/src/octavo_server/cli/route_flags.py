@@ -4,22 +4,20 @@ import argparse
 
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.cli.config_file import add_config_flag
 from octavo_server.cli.declared_flags import add_flags, record_of
-from octavo_server.cli.discovery import add_discovery_flags
-from octavo_server.cli.secret_flags import checked, secrets_of
+from octavo_server.cli.discovery import DiscoveryFlags
 from octavo_server.router.settings import RouterSettings
 
 
 def add_route_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, RouterSettings)
-    add_discovery_flags(parser)
+    add_config_flag(parser)
+    add_flags(parser, RouterSettings, DiscoveryFlags)
 
 
 def settings_of(args: argparse.Namespace) -> RouterSettings:
     """`RouterSettings` from the flags. Raises StartupError for an invalid combination or an empty key."""
-    settings = record_of(RouterSettings, args, **secrets_of(RouterSettings, args))
-    if args.replica_key is not None:
-        checked("--replica-key", [args.replica_key])
+    settings = record_of(RouterSettings, args)
     if settings.admin_port and settings.admin_port == settings.port:
         raise StartupError(f"--admin-port and --port are both {settings.port}: give two different ports.")
     return settings

@@ -1,13 +1,11 @@
 """`octavo serve`: binds the port, starts the engine and serves requests until a signal stops it.
 
-The port is bound before the model is loaded, so that a port in use is reported after a second and not after a minute. A
-start that fails prints one readable line and exits with code 1.
+The port is bound before the model is loaded, so that a port in use is reported after a second and not after a minute.
 """
 
 import argparse
 import asyncio
 import logging
-import signal
 import socket
 import time
 from collections.abc import Coroutine
@@ -27,10 +25,8 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.api.adapter_file import AdapterFileFollower
 from octavo_server.cli.declared_flags import record_of
-from octavo_server.cli.secret_flags import secrets_of
 from octavo_server.cli.server_checks import check_adapter_file, check_keys, check_tls, check_tools, template_warning
 from octavo_server.cli.stats_log import log_stats
-from octavo_server.cli.termination_message import report_startup_error
 from octavo_server.cli.tracers import tracer_of
 from octavo_server.cli.vllm_environment import (
     READY_TIMEOUT_VARIABLE,
@@ -54,30 +50,24 @@ logger = logging.getLogger("octavo")
 def serve(args: argparse.Namespace) -> int:
     configure_logging(args.log_format, process="api")
     skip_probes(args.disable_access_log_for_endpoints)
-    try:
-        engine_config = engine_config_of(args)
-        for line in [*unused_flags(args), *unused_server_variables()]:
-            logger.warning(line)
-        set_hub_token(args.hf_token)
-        if args.json and not args.dry_run:
-            raise StartupError("--json only sets the format of the report of --dry-run: add --dry-run.")
-        if args.dry_run:
-            from octavo_server.cli.dry_run import dry_run
+    engine_config = engine_config_of(args)
+    for line in [*unused_flags(args), *unused_server_variables()]:
+        logger.warning(line)
+    set_hub_token(args.hf_token)
+    if args.json and not args.dry_run:
+        raise StartupError("--json only sets the format of the report of --dry-run: add --dry-run.")
+    if args.dry_run:
+        from octavo_server.cli.dry_run import dry_run
 
-            return dry_run(engine_config, args)
-        server_config = server_config_of(args, engine_config)
-        check_keys(server_config)
-        check_adapter_file(server_config, engine_config)
-        check_tls(server_config)
-        tracer = tracer_of(server_config)
-        server_config = replace(server_config, max_connections=allow_connections(server_config.max_connections))
-        with _bound(server_config) as sock:
-            return _run(_serve(engine_config, server_config, sock, tracer))
-    except StartupError as error:
-        report_startup_error(error)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return dry_run(engine_config, args)
+    server_config = server_config_of(args, engine_config)
+    check_keys(server_config)
+    check_adapter_file(server_config, engine_config)
+    check_tls(server_config)
+    tracer = tracer_of(server_config)
+    server_config = replace(server_config, max_connections=allow_connections(server_config.max_connections))
+    with _bound(server_config) as sock:
+        return _run(_serve(engine_config, server_config, sock, tracer))
 
 
 def _bound(config: ServerConfig) -> AbstractContextManager[socket.socket]:
@@ -88,7 +78,7 @@ def engine_config_of(args: argparse.Namespace) -> EngineConfig:
     """Engine configuration from the flags. Raises StartupError for an invalid or unsupported value of any flag."""
     check_server_arguments(args)
     settings = {f.name: getattr(args, f.name) for f in fields(EngineConfig)}
-    settings["model"] = args.model_tag or args.model or EngineConfig().model
+    settings["model"] = args.model_tag or args.model
     settings["served_model_name"] = args.served_model_name or settings["model"]
     return resolve_config(**settings, **vllm_arguments(args))
 
@@ -100,7 +90,6 @@ def server_config_of(args: argparse.Namespace, engine: EngineConfig) -> ServerCo
         args,
         served_model_names=engine.served_model_name,
         allows_adapter_updates=allows_adapter_updates(),
-        **secrets_of(ServerConfig, args),
     )
     check_tools(config)
     return config

@@ -5,7 +5,6 @@ operator's pods has the end of the log instead, from which no code can be read.
 """
 
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +14,11 @@ PATH = Path("/dev/termination-log")  # Kubernetes mounts this file into every co
 MAX_BYTES = 4096  # Kubernetes shortens a longer message
 
 
-def report_startup_error(error: StartupError, path: Path = PATH) -> None:
-    """Print the error to standard error, and in a container of Kubernetes write it as the termination message."""
-    print(f"octavo: {error}", file=sys.stderr)
+def write_termination_message(error: StartupError) -> None:
+    """Write the error as the termination message, in a container of Kubernetes."""
     with suppress(OSError):
-        if path.exists():
-            path.write_text(termination_message(error))
+        if PATH.exists():
+            PATH.write_text(termination_message(error))
 
 
 def termination_message(error: StartupError) -> str:

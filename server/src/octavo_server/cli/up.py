@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,20 +21,21 @@ from pathlib import Path
 import uvloop
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.log_format import JsonFormatter, TextFormatter
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
-from octavo_server.cli.declared_flags import flags_of
+from octavo_server.cli.declared_flags import add_flags, flags_of
 from octavo_server.cli.serve import engine_config_of, server_config_of
-from octavo_server.cli.up_flags import add_platform_flags
+from octavo_server.cli.up_flags import UpFlags
 from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
 from octavo_server.config import HttpSettings, ServerConfig, TlsSettings
 from octavo_server.http.listener import LOOPBACK, ReservedPorts
 from octavo_server.up.console import Console
 from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
-from octavo_server.up.resource_split import GPU_VARIABLE, MachineResources, ResourceSettings, split_resources
+from octavo_server.up.resource_split import GPU_VARIABLE, MachineResources, split_resources
 from octavo_server.up.supervisor import Supervisor, UpLimits
 
 SECRET_BYTES = 32
@@ -57,33 +57,25 @@ class StartupSummary:
 
 
 def up(args: argparse.Namespace) -> int:
-    try:
-        with ExitStack() as stack:
-            ports = stack.enter_context(ReservedPorts())
-            options, summary = (_options_from_flags if args.file is None else _options_from_manifest)(
-                args, ports, stack
-            )
-            plan = plan_children(options)
-            console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
-            _log_to(console, args)
-            for note in summary.notes:
-                logger.info("%s", note)
-            return _run(plan, console, summary, args)
-    except StartupError as error:
-        for line in str(error).splitlines():
-            print(f"octavo: {line}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    with ExitStack() as stack:
+        ports = stack.enter_context(ReservedPorts())
+        options, summary = (_options_from_flags if args.file is None else _options_from_manifest)(args, ports, stack)
+        plan = plan_children(options)
+        console = Console(sys.stderr, [*plan.names, UP], has_colour=has_colour())
+        _log_to(console, args)
+        for note in summary.notes:
+            logger.info("%s", note)
+        return _run(plan, console, summary, args)
 
 
 def _options_from_flags(
     args: argparse.Namespace, ports: ReservedPorts, _: ExitStack
 ) -> tuple[UpOptions, StartupSummary]:
-    config = server_config_of(args, engine_config_of(args))
+    engine = engine_config_of(args)
+    config = server_config_of(args, engine)
     check(args, config)
-    summary = StartupSummary((config.model_name,), config.needs_key, runner=args.runner)
-    return _options(args, ports, needs_key=config.needs_key), summary
+    summary = StartupSummary((config.model_name,), config.needs_key, runner=engine.runner)
+    return _options(args, engine, ports, needs_key=config.needs_key), summary
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
@@ -103,10 +95,10 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
         )
 
 
-def _options(args: argparse.Namespace, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
+def _options(args: argparse.Namespace, engine: EngineConfig, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
     """Options for `octavo up MODEL`. The ports are reserved here, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
-    share = split_resources(_resource_settings(args), this_machine(), [args.tensor_parallel_size] * args.replicas)
+    share = split_resources(engine, this_machine(), [engine.tensor_parallel_size] * args.replicas)
     engines = tuple(
         EngineOptions(
             name=f"replica-{position}",
@@ -151,9 +143,9 @@ def manifest_engines(
 ) -> Iterator[EngineOptions]:
     positions = count()
     services = [(service, parse_service(service)) for service in fleet.services]
-    ranks = [args.tensor_parallel_size for service, args in services for _ in range(service.replicas)]
-    for service, args in services:
-        share = split_resources(_resource_settings(args), machine, ranks)
+    ranks = [engine.tensor_parallel_size for service, engine in services for _ in range(service.replicas)]
+    for service, engine in services:
+        share = split_resources(engine, machine, ranks)
         for number in range(service.replicas):
             yield EngineOptions(
                 name=f"{service.name}-{number}",
@@ -168,7 +160,7 @@ def manifest_engines(
 def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
     """Arguments for each engine: `typed` without the flags of `octavo up` itself, --host, --port and --config."""
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_platform_flags(own)
+    add_flags(own, UpFlags)
     for flag in ("--host", "--port", CONFIG_FLAG):
         own.add_argument(flag)
     return tuple(own.parse_known_args(typed)[1])
@@ -177,12 +169,6 @@ def serve_args(typed: Sequence[str]) -> tuple[str, ...]:
 def route_args(args: argparse.Namespace) -> list[str]:
     """Arguments for the router: those settings of `octavo up` that servers and routers share."""
     return list(flags_of(HttpSettings, args, but=("host", "port", "router_secret", "router_secret_file")))
-
-
-def _resource_settings(args: argparse.Namespace) -> ResourceSettings:
-    return ResourceSettings(
-        num_threads=args.num_threads, gpu_memory_utilization=args.gpu_memory_utilization, device=args.device
-    )
 
 
 def this_machine() -> MachineResources:

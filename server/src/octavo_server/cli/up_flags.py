@@ -2,41 +2,31 @@
 
 import argparse
 import shlex
+from dataclasses import dataclass
 
-from octavo_server.cli.config_file import add_config_flag
+from octavo_engine.settings.declare import Declared, setting
+
 from octavo_server.cli.declared_flags import add_flags
-from octavo_server.cli.flags import add_engine_flags
-from octavo_server.cli.vllm_flags import add_vllm_flags
-from octavo_server.config import ServerConfig
+from octavo_server.cli.flags import add_server_flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpFlags(Declared):
+    file: str | None = setting(
+        None,
+        "File with InferenceServices (-: standard input) to run on this machine, instead of MODEL.",
+        group="platform",
+        flags=("-f",),
+        metavar="MANIFEST",
+    )
+    replicas: int = setting(2, "Number of engines.", ge=1, le=64)
+    router_args: tuple[str, ...] = setting(
+        (),
+        "Flags for the router (`octavo route`), as one string after `=`: --router-args='--workers 2'.",
+        parse=shlex.split,
+    )
 
 
 def add_up_flags(parser: argparse.ArgumentParser) -> None:
-    add_config_flag(parser)
-    add_platform_flags(parser)
-    add_engine_flags(parser)
-    add_flags(parser, ServerConfig)
-    add_vllm_flags(parser)
-
-
-def add_platform_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("platform")
-    group.add_argument(
-        *("-f", "--file"),
-        metavar="MANIFEST",
-        help="File with InferenceServices (-: standard input) to run on this machine, instead of MODEL. Default: none.",
-    )
-    group.add_argument("--replicas", type=replica_count, default=2, metavar="N", help="Number of engines. Default: 2.")
-    group.add_argument(
-        "--router-args",
-        type=shlex.split,
-        default=[],
-        metavar="TEXT",
-        help="Flags for the router (`octavo route`), as one string after `=`: --router-args='--workers 2'. Default: "
-        "none.",
-    )
-
-
-def replica_count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise argparse.ArgumentTypeError(f"{text!r} must be from 1 to 64")
-    return int(text)
+    add_flags(parser, UpFlags)
+    add_server_flags(parser)

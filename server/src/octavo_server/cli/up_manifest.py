@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.plugins import operator_plugin
@@ -59,18 +60,17 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
 
 
-def parse_service(service: ManifestService) -> argparse.Namespace:
-    """Parse a service's arguments as `octavo serve` will. Raises StartupError if `octavo serve` would reject them."""
+def parse_service(service: ManifestService) -> EngineConfig:
+    """Read a service's arguments as `octavo serve` will. Raises StartupError if `octavo serve` would reject them."""
     from octavo_server.cli.main import build_parser
 
     errors = StringIO()
     try:
         with redirect_stderr(errors):
-            args = build_parser().parse_args(["serve", *service.args])
-        engine_config_of(args)
+            args = build_parser("serve").parse_args(["serve", *service.args])
+        return engine_config_of(args)
     except SystemExit:
         reason = errors.getvalue().strip().splitlines()[-1].partition("error: ")[2]
         raise StartupError(f"InferenceService {service.name}: spec.engine.extraArgs: {reason}") from None
     except StartupError as error:
         raise StartupError(f"InferenceService {service.name}: {error}") from None
-    return args

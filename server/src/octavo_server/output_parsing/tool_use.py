@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octavo_engine.settings.declare import setting
+from octavo_engine.settings.declare import Declared, setting
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
@@ -25,7 +25,7 @@ Mode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSettings:
+class ToolSettings(Declared):
     """Settings of tool calls."""
 
     enable_auto_tool_choice: bool = setting(

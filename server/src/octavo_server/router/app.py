@@ -77,7 +77,7 @@ class Router:
         self.telemetry = RouterTelemetry(tracer=tracer)
         self.picker = Picker(self.index, clock=time.monotonic, call_soon=_call_soon)
         self.pools = ConnectionPools(connect_timeout_s=settings.forward.connect_timeout)
-        follow = FollowSettings(secret=self._secret, key=settings.replica_key)
+        follow = FollowSettings(secret=self._secret, key=settings.replica_key or "")
         listed = None if settings.services_file is None else ListedServices(settings.services_file)
         self.fleet = Fleet(follow, discovery, self.index, listed=listed)
         has_secret = settings.has_router_secret

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo_engine.settings.arg_types import port, positive_seconds, seconds
-from octavo_engine.settings.declare import setting
+from octavo_engine.settings.declare import Declared, setting
 
 from octavo_server.config import ADMIN_SECRET_VARIABLE, HttpSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardLimits:
+class ForwardLimits(Declared):
     """Timeouts, retries and queue limits of forwarded requests."""
 
     connect_timeout: float = setting(
@@ -73,8 +73,8 @@ class RouterSettings(HttpSettings):
     workers: int = setting(
         1, "Number of processes that share the port, each with its own index of KV blocks and its own limits.", ge=1
     )
-    replica_key: str = setting(
-        str, "API key that the router sends to replicas.", group="replicas", metavar="KEY", repr=False
+    replica_key: str | None = setting(
+        None, "API key that the router sends to replicas.", group="replicas", metavar="KEY", secret=True
     )
     services_file: Path | None = setting(
         None,
@@ -95,7 +95,7 @@ class RouterSettings(HttpSettings):
         env=(ADMIN_SECRET_VARIABLE,),
         unset="the router secret opens them",
         metavar="SECRET",
-        repr=False,
+        secret=True,
     )
     routing_headers: bool = setting(
         False,

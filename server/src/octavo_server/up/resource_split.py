@@ -12,17 +12,9 @@ from itertools import accumulate
 from octavo_engine.devices.cgroup import CgroupLimits
 from octavo_engine.devices.cpu_threads import BIND_VARIABLES, plan_threads
 from octavo_engine.devices.memory import ENGINES_PER_GPU_VARIABLE, NUM_ENGINES_VARIABLE
+from octavo_engine.settings.config import EngineConfig
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceSettings:
-    """Values that the user has set for each engine; None if unset."""
-
-    num_threads: int | None = None
-    gpu_memory_utilization: float | None = None
-    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +52,11 @@ class ResourceShare:
         return variables
 
 
-def split_resources(given: ResourceSettings, machine: MachineResources, ranks: Sequence[int]) -> ResourceShare:
-    """Compute the share of each engine. `ranks`: the number of ranks of each engine. Raises StartupError for an
-    environment variable with an invalid value."""
+def split_resources(given: EngineConfig, machine: MachineResources, ranks: Sequence[int]) -> ResourceShare:
+    """Compute the share of each engine. `given`: its settings. `ranks`: the number of ranks of each engine.
+
+    Raises StartupError for an environment variable with an invalid value.
+    """
     num_engines = len(ranks)
     return ResourceShare(
         num_threads=_threads(given, machine, num_engines),
@@ -72,7 +66,7 @@ def split_resources(given: ResourceSettings, machine: MachineResources, ranks: S
     )
 
 
-def _threads(given: ResourceSettings, machine: MachineResources, num_engines: int) -> int | None:
+def _threads(given: EngineConfig, machine: MachineResources, num_engines: int) -> int | None:
     is_set = any(machine.env.get(name) for name in ("OMP_NUM_THREADS", *BIND_VARIABLES))
     if given.num_threads is not None or is_set:
         return None
@@ -90,9 +84,7 @@ def _bind(machine: MachineResources, ranks: Sequence[int]) -> tuple[str, ...] | 
     return parts if len(parts) == len(ranks) else tuple("|".join(parts[i] for i in own) for own in _positions(ranks))
 
 
-def _gpus(
-    given: ResourceSettings, machine: MachineResources, ranks: Sequence[int]
-) -> tuple[tuple[str, ...], ...] | None:
+def _gpus(given: EngineConfig, machine: MachineResources, ranks: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
     """Choose the GPUs of each engine: none twice, so an engine with more ranks than there are GPUs gets too few."""
     if given.device == "cpu" or not machine.gpus:
         return None
