@@ -33,6 +33,16 @@ class ModelPooling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """The part of a model that sees. `family`: the `model_type` of `config.json`, such as "smolvlm"; `hf`: that file,
+    with its parts for text and for images."""
+
+    family: str
+    image_token_id: int
+    hf: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The checkpoint's dimensions, as Hugging Face defines them. `hf` keeps the whole `config.json`.
 
@@ -54,6 +64,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     name: str = "model"
     pooling: ModelPooling | None = None  # None: it generates tokens; else it has no head
+    vision: VisionConfig | None = None  # None: it takes no images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

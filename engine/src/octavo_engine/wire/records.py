@@ -24,6 +24,24 @@ class ErrorInfo:
     kind: ErrorKind = "internal"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """One image of a prompt: `data`, as the client sent it, and its tokens [start, start + length).
+
+    `digest`: SHA-256 of the image processor's settings and of `data`. Between the image tokens of a span there may be
+    others, such as those that end a row of tiles.
+    """
+
+    start: int
+    length: int
+    digest: bytes
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineRequest:
     """A validated request, with every optional field of the HTTP body resolved.
@@ -35,7 +53,7 @@ class EngineRequest:
     of equal priority, the smallest turn is next; 0 for all means the order of arrival. `start_by_s`: a deadline on the
     clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
     `adapter`: hash of the content of a loaded adapter; empty for the base model. `pooling`: the result is a vector, and
-    no token is generated; `params.max_tokens` is then None.
+    no token is generated; `params.max_tokens` is then None. `images`: in the order of their tokens.
     """
 
     request_id: str
@@ -50,6 +68,7 @@ class EngineRequest:
     adapter: str = ""
     grammar: str | None = None
     pooling: PoolingParams | None = None
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(slots=True)
