@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from octavo_engine.wire.hashing import (
     block_hashes,
+    image_extra,
     next_hash,
     root_hash,
     scoped_root,
@@ -19,6 +20,9 @@ from octavo_engine.wire.hashing import (
 BASE = root_hash("sha256:0123", "float32", 4)
 BLOCK_0 = next_hash(BASE, [1, 2, 3, 4])
 TENANT_ROOT = scoped_root(BASE, salt=tenant_salt("sk-alice"))
+
+IMAGES = [(2, 7, hashlib.sha256(b"image-a").digest())]
+BLOCK_0_IMAGE = next_hash(BASE, [1, 2, 9, 9], image_extra(IMAGES, 0, 4))
 
 COMPUTED = {
     "base": BASE,
@@ -33,6 +37,8 @@ COMPUTED = {
     "block-1": next_hash(BLOCK_0, [5, 6, 7, 8]),
     "block-1-extra": next_hash(BLOCK_0, [5, 6, 7, 8], b"image:abc"),
     "block-0-tenant": next_hash(TENANT_ROOT, [0, 4294967295, 49151, 65536]),
+    "block-0-image": BLOCK_0_IMAGE,
+    "block-1-image": next_hash(BLOCK_0_IMAGE, [9, 9, 9, 5], image_extra(IMAGES, 4, 8)),
 }
 
 VECTORS = {
@@ -48,6 +54,8 @@ VECTORS = {
     "block-1": "09e4a33e33031662bd8017323221b131faa297ddf7d34a3864727c93517f41d2",
     "block-1-extra": "8ef4827d88622ec3c8aff378f0e59913a81860be59808e979b8714f10ecde4db",
     "block-0-tenant": "3959fa4e934d248dd43c386ee4561eef75ed8e52c1f20ca61fcb9aeb73612a69",
+    "block-0-image": "8686b463bcc6e6dd14f7d312ebe3d8bc05344291b43ce9ec6e4981d4d2daccaf",
+    "block-1-image": "2316e111eebf54188029cc267f99cb35203d6748267f74d1a448845a615cb228",
 }
 
 
@@ -75,6 +83,22 @@ def test_an_independent_implementation_agrees() -> None:
         second,
     ]
     assert tenant_salt("k", "c") == _digest(b"octavo-salt1", b"k", b"c").hex()
+
+
+def test_an_independent_implementation_agrees_on_images() -> None:
+    digest = hashlib.sha256(b"image-a").digest()
+    first = _digest(BASE, struct.pack("<4I", 1, 2, 9, 9), digest + struct.pack("<i", -2))
+    second = _digest(first, struct.pack("<4I", 9, 9, 9, 5), digest + struct.pack("<i", 2))
+    assert (first.hex(), second.hex()) == (VECTORS["block-0-image"], VECTORS["block-1-image"])
+
+
+def test_the_extra_of_a_block_has_each_image_with_a_token_in_it() -> None:
+    a, b = b"a" * 32, b"b" * 32
+    images = [(2, 4, a), (5, 9, b)]
+    extras = [image_extra(images, first, first + 4) for first in (0, 4, 8, 12)]
+    assert extras == [a + struct.pack("<i", -2), b + struct.pack("<i", -1), b + struct.pack("<i", 3), b""]
+    assert image_extra(images, 2, 6) == a + struct.pack("<i", 0) + b + struct.pack("<i", -3)
+    assert image_extra([], 0, 4) == b""
 
 
 @pytest.mark.parametrize(("adapter", "salt"), [("", ""), ("a", ""), ("", "s"), ("a", "s")])

@@ -18,7 +18,7 @@ from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.host import HostSlot, HostTier
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.settings.records import SchedulerConfig
-from octavo_engine.wire.hashing import block_hashes, next_hash
+from octavo_engine.wire.hashing import block_hashes, image_extra, next_hash
 from octavo_engine.wire.plan import BlockId, StepPlan
 
 
@@ -313,11 +313,13 @@ class KVCache:
         hashes, size = seq.hashes, self.block_size
         if not self.caching or count <= len(hashes):
             return
-        if not hashes:
+        images = [(image.start, image.end, image.digest) for image in seq.group.request.images]
+        if not hashes and not images:
             hashes += block_hashes(seq.root_hash, seq.token_ids[: count * size], size)
         for position in range(len(hashes), count):
-            prev = hashes[-1]
-            hashes.append(next_hash(prev, seq.token_ids[position * size : (position + 1) * size]))
+            first, end = position * size, (position + 1) * size
+            prev = hashes[-1] if hashes else seq.root_hash
+            hashes.append(next_hash(prev, seq.token_ids[first:end], image_extra(images, first, end)))
 
     def _clear_table(self, seq: Sequence) -> None:
         seq.table = []

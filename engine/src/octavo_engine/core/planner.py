@@ -303,6 +303,7 @@ class Planner:
                 adapter=request.adapter,
                 grammar=request.grammar,
                 pooling=request.pooling,
+                images=tuple(image.span for image in request.images),
             )
         )
 

@@ -3,7 +3,8 @@
 The first line holds the configuration; each further line one call: add, prepared, abort, fork, propose, reset, step
 (with time and costs) or commit. A step line ends with the plan in compact form, a commit line with the outputs that
 ended. Sampled tokens are inputs, so a replay needs no model; log-probabilities affect no decision and are only counted.
-A trace contains the prompts. The class does no I/O itself: `write` receives a line with its newline.
+A trace contains the prompts, of images only their places and digests. The class does no I/O itself: `write` receives a
+line with its newline.
 """
 
 import json
@@ -15,7 +16,7 @@ from octavo_engine.core.scheduler import NO_COSTS, Scheduler
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.pooling import PoolingParams
-from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, ImageInput, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -106,7 +107,11 @@ def decode_request(entry: dict[str, Any]) -> EngineRequest:
         params = params | {"structured_outputs": StructuredOutputs(**structured)}
     pooling = entry.get("pooling")
     read = {"params": SamplingParams(**params), "pooling": None if pooling is None else PoolingParams(**pooling)}
-    return EngineRequest(**entry | read)
+    images = tuple(
+        ImageInput(start=start, length=length, digest=bytes.fromhex(digest), data=b"")
+        for start, length, digest in entry.get("images", ())
+    )
+    return EngineRequest(**entry | read | {"images": images})
 
 
 def decode_config(entry: dict[str, Any]) -> SchedulerConfig:
@@ -118,7 +123,8 @@ def _encode_request(request: EngineRequest) -> dict[str, Any]:
     if request.params.structured_outputs is not None:
         params["structured_outputs"] = asdict(request.params.structured_outputs)
     pooling = {} if request.pooling is None else {"pooling": asdict(request.pooling)}
-    return _without_defaults(request, _REQUEST) | {"params": params} | pooling
+    images = [[image.start, image.length, image.digest.hex()] for image in request.images]
+    return _without_defaults(request, _REQUEST) | {"params": params} | pooling | ({"images": images} if images else {})
 
 
 def _without_defaults(record: Any, default: Any) -> dict[str, Any]:

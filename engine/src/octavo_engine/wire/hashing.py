@@ -10,7 +10,7 @@ added per request; with an empty scope the root is the base itself.
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 BASE_LABEL = b"octavo-kv1"
@@ -76,6 +76,15 @@ def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
     """Hash the full block `tokens` after `prev`. `extra`: other inputs of its KV, such as an image."""
     data = _token_bytes(tokens)
     return sha256(_HASH_HEAD + prev + _u32(len(data)) + data + _u32(len(extra)) + extra).digest()
+
+
+def image_extra(images: Iterable[tuple[int, int, bytes]], first: int, end: int) -> bytes:
+    """Return the `extra` of the block of tokens [first, end). `images`: first token, end and digest of each image."""
+    return b"".join(
+        digest + (first - start).to_bytes(4, "little", signed=True)
+        for start, stop, digest in images
+        if start < end and first < stop
+    )
 
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 
 from octavo_engine.wire.pooling import PoolingParams
-from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
+from octavo_engine.wire.records import ErrorInfo, ImageSpan, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
 BlockId = int
@@ -38,6 +38,7 @@ class NewSeq:
     adapter: str = ""
     grammar: str | None = None
     pooling: PoolingParams | None = None
+    images: tuple[ImageSpan, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,21 +25,31 @@ class ErrorInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageInput:
-    """One image of a prompt: `data`, as the client sent it, and its tokens [start, start + length).
+class ImageSpan:
+    """The tokens [start, start + length) of an image in a prompt. `digest`: SHA-256 of the image processor's settings
+    and of the image's bytes.
 
-    `digest`: SHA-256 of the image processor's settings and of `data`. Between the image tokens of a span there may be
-    others, such as those that end a row of tiles.
+    Between the image tokens of a span there may be others, such as those that end a row of tiles.
     """
 
     start: int
     length: int
     digest: bytes
-    data: bytes
 
     @property
     def end(self) -> int:
         return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput(ImageSpan):
+    """One image of a prompt. `data`: its bytes, as the client sent them."""
+
+    data: bytes
+
+    @property
+    def span(self) -> ImageSpan:
+        return ImageSpan(start=self.start, length=self.length, digest=self.digest)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +133,7 @@ class EngineStats:
     received: int = 0  # requests, including rejected ones
     running: int = 0
     waiting: int = 0
-    deferred: int = 0  # waiting requests whose grammar is not compiled yet
+    deferred: int = 0  # waiting requests whose grammar or images are not prepared yet
     free_blocks: int = 0
     cached_blocks: int = 0
     in_use_blocks: int = 0
