@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from octavo_engine.sources import model_config
 from octavo_engine.sources.gguf_values import shortest_float
 from octavo_engine.sources.model_config import context_length, load_model_config, rope_parameters
 from octavo_engine.sources.model_files import ModelFiles
@@ -123,6 +125,102 @@ def test_gemma3_nested_text_config_is_flattened() -> None:
     assert (config.dtype, config.eos_token_ids) == ("bfloat16", (1, 106))
     assert "vision_config" not in config.hf
     assert config.hf["rope_local_base_freq"] == 10_000.0
+
+
+SMOLVLM: dict[str, Any] = {
+    "architectures": ["SmolVLMForConditionalGeneration"],
+    "model_type": "smolvlm",
+    "image_token_id": 49_190,
+    "torch_dtype": "bfloat16",
+    "text_config": {"model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "vocab_size": 49_280},
+    "vision_config": {"model_type": "smolvlm_vision", "hidden_size": 768},
+}
+
+
+def test_a_model_that_takes_images_has_the_config_of_its_text_part() -> None:
+    config = load_model_config(files(SMOLVLM))
+    assert (config.architecture, config.hidden_size, config.head_dim) == ("LlamaForCausalLM", 576, 64)
+    assert (config.num_layers, config.hf["rms_norm_eps"], config.eos_token_ids) == (32, 1e-6, (2,))
+    assert config.vision is not None
+    assert (config.vision.family, config.vision.image_token_id, config.vision.hf) == ("smolvlm", 49_190, SMOLVLM)
+
+
+def test_llava_1_5_omits_the_sizes_of_its_text_part() -> None:
+    text = {"_name_or_path": "lmsys/vicuna-7b-v1.5", "max_position_embeddings": 4096, "model_type": "llama"}
+    text |= {"rms_norm_eps": 1e-05, "vocab_size": 32_064}
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 32_000}
+    config = load_model_config(files({**outer, "text_config": text, "vision_config": {"hidden_size": 1024}}))
+    assert (config.hidden_size, config.num_layers, config.num_kv_heads, config.vocab_size) == (4096, 32, 32, 32_064)
+    assert (config.hf["intermediate_size"], config.hf["rms_norm_eps"]) == (11_008, 1e-5)
+    assert config.vision is not None
+    assert config.vision.image_token_id == 32_000
+
+
+@pytest.mark.parametrize("kind", sorted({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}))
+def test_defaults_of_nested_configs_are_those_of_transformers(kind: str) -> None:
+    theirs = transformers.CONFIG_MAPPING[kind]().to_dict()
+    rope = theirs.get("rope_parameters") or {}
+    theirs |= {"rope_theta": rope.get("full_attention", rope).get("rope_theta")}
+    theirs |= {"rope_local_base_freq": rope.get("sliding_attention", {}).get("rope_theta")}
+    listed = model_config._NESTED_DEFAULTS[kind]
+    assert listed == {key: theirs[key] for key in listed}
+    required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+    assert required | {"max_position_embeddings", "rms_norm_eps"} <= listed.keys()
+    own = {"num_key_value_heads": theirs["num_attention_heads"], "tie_word_embeddings": False, "rope_theta": 10_000.0}
+    if kind != "gemma3_text":  # its checkpoints state these
+        own |= {"eos_token_id": None, "bos_token_id": None}
+    differing = {key for key, value in own.items() if theirs.get(key) != value}
+    assert differing <= listed.keys(), "transformers' default is another one than that of a flat config here"
+
+
+@pytest.mark.parametrize("family", sorted(model_config.VISION_FAMILIES))
+def test_the_default_image_token_is_that_of_transformers(family: str) -> None:
+    tower = {"model_type": model_config.VISION_FAMILIES[family][0] or f"{family}_vision"}
+    config = {"model_type": family, "architectures": ["x"], "text_config": {}, "vision_config": tower}
+    found = load_model_config(files(config)).vision
+    assert found is not None
+    assert found.image_token_id == transformers.CONFIG_MAPPING[family]().image_token_id
+
+
+@pytest.mark.parametrize("stated", [None, True, False])
+@pytest.mark.parametrize("head", [None, "lm_head.weight", "language_model.lm_head.weight"])
+def test_a_tensor_in_the_files_decides_whether_the_head_is_tied(
+    tmp_path: Path, stated: bool | None, head: str | None
+) -> None:
+    tensors = {"model.text_model.embed_tokens.weight": torch.zeros(2, 2)}
+    tensors |= {} if head is None else {head: torch.zeros(2, 2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = SMOLVLM if stated is None else {**SMOLVLM, "tie_word_embeddings": stated}
+    found = load_model_config(files(config, weight_files=(tmp_path / "model.safetensors",)))
+    assert found.hf["tie_word_embeddings"] == (head is None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+            "'Mistral3ForConditionalGeneration' is not supported: .* idefics3, llava, smolvlm run",
+        ),
+        (
+            {"model_type": "llava", "architectures": ["L"], "vision_config": {"model_type": "pixtral"}},
+            "'llava' with a vision tower of type 'pixtral' .* 'clip_vision_model'",
+        ),
+        (
+            {
+                "model_type": "llava",
+                "architectures": ["L"],
+                "text_config": {"model_type": "gemma"},
+                "vision_config": {},
+            },
+            "'llava' with a text part of type 'gemma' .* llama, mistral, qwen2, qwen3",
+        ),
+        ({"image_token_id": "x"}, "image_token_id .* got 'x': use a whole number"),
+    ],
+)
+def test_a_tower_or_text_part_without_a_rule_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        load_model_config(files({**SMOLVLM, **config}))
 
 
 def test_rope_of_transformers_4_and_5_is_equal() -> None:

@@ -1,8 +1,8 @@
 """A step's forward pass: its inputs, the bounds of its size, the model that runs it, and graphs that replay it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ class StepInputs:
     of these rows) and `start` (the tokens with KV before them) have an entry for each.
     """
 
-    input_ids: Tensor
+    input_ids: Tensor  # or rows of embeddings
     positions: Tensor
     attention: AttentionBatch
     steps: list[SeqStep]
@@ -45,8 +45,30 @@ class StepLimits:
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
 
 
+class Tower(Protocol):
+    """The part of a model that sees: it encodes images to rows that take the place of embeddings of tokens."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def activation_bytes(self) -> int:
+        """The most memory that the encoding of one image takes, estimated."""
+        ...
+
+    def named_shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def load_weights(self, weights: Mapping[str, Any]) -> None:
+        """Load the weights: a value is a tensor, or `[...]` reads it. Raises StartupError."""
+        ...
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Tensor: ...
+
+
 class RunnableModel(Protocol):
     """The part of a model that the runner uses."""
+
+    tower: Tower | None
 
     @property
     def waits_for_device(self) -> bool:
@@ -54,6 +76,8 @@ class RunnableModel(Protocol):
         ...
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...
+
+    def embed(self, inputs: Tensor) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 

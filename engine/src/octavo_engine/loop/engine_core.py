@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.loop.loaded_adapters import LoadedAdapters, Reply
-from octavo_engine.loop.pending_requests import PendingRequests, Work, grammar_work
+from octavo_engine.loop.pending_requests import PendingRequests, Work, grammar_work, image_work
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
@@ -87,7 +87,7 @@ class EngineCore:
             if request.adapter and request.adapter not in self._adapters:
                 raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: load it first.", param="adapter")
             now = self._clock()
-            self._scheduler.add(request, now, deferred=request.grammar is not None)
+            self._scheduler.add(request, now, deferred=request.grammar is not None or bool(request.images))
             if works := self._start_works(request, now):
                 self._pending.start(request.request_id, works)
             if request.start_by_s is not None:
@@ -260,9 +260,11 @@ class EngineCore:
 
     def _start_works(self, request: EngineRequest, now: float) -> list[Work]:
         """Start the work that a request waits for."""
-        if request.grammar is None:
-            return []
-        return [grammar_work(self._executor.prepare(request.grammar), now=now, timeout_s=self._grammar_timeout_s)]
+        works = [image_work(self._executor.prepare_image(image), i) for i, image in enumerate(request.images, start=1)]
+        if request.grammar is not None:
+            prepared = self._executor.prepare(request.grammar)
+            works.append(grammar_work(prepared, now=now, timeout_s=self._grammar_timeout_s))
+        return works
 
     def _forget_ended(self, request_ids: list[str]) -> None:
         """Release what was made for those requests that have ended."""

@@ -46,6 +46,11 @@ def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> W
     )
 
 
+def image_work(future: "Future[object]", number: int) -> Work:
+    """Wait for a decoded image, the `number`th of its request."""
+    return Work(future, lambda error: ErrorInfo(f"Image {number} cannot be read: {error}", "invalid_request"))
+
+
 class PendingRequests:
     """A request waits for several things at once. Its results are kept until `forget`, as long as it may run."""
 

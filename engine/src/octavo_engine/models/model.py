@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from octavo_engine.devices.step_inputs import Tower
 from octavo_engine.layers.attention import SelfAttention
 from octavo_engine.layers.embedding import Embedding
 from octavo_engine.layers.head import LogitsHead
@@ -45,6 +46,7 @@ class Model(nn.Module):
 
     embedding: Embedding
     head: LogitsHead | None  # None: the model's results are hidden rows
+    tower: Tower | None = None  # None: the model takes no images
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
@@ -107,7 +109,8 @@ class Model(nn.Module):
                 layer.finish_loading()
 
     def weights_bytes(self) -> int:
-        return sum(layer.weights_bytes() for layer in self._layers())
+        tower = 0 if self.tower is None else self.tower.weights_bytes
+        return tower + sum(layer.weights_bytes() for layer in self._layers())
 
     def embed(self, inputs: Inputs) -> Float[Tensor, "tokens hidden"]:
         """Return the embeddings of the inputs in a new tensor, since the residual stream is changed in place."""

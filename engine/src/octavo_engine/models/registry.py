@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from octavo_engine.devices.step_inputs import Tower
 from octavo_engine.layers.attention_heads import check_heads
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.gemma2 import Gemma2
@@ -24,7 +25,7 @@ from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
-from octavo_engine.settings.records import ModelConfig, ModelImpl
+from octavo_engine.settings.records import ModelConfig, ModelImpl, VisionConfig
 from octavo_engine.wire.errors import StartupError
 
 ARCHITECTURES: dict[str, type[Model]] = {
@@ -79,7 +80,9 @@ def build_model(
     own = _find_class(config, impl)
     if own is not None:
         _check_ranks(config, build.group, own)
-        return own(config, build)
+        model = own(config, build)
+        model.tower = None if config.vision is None else _build_tower(config.vision, build)
+        return model
     _check_ranks(config, build.group, None)
     return _transformers_decoder(config, build)
 
@@ -137,6 +140,16 @@ def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
         )
     decoder: Model = _import(config, "transformers_decoder").TransformersDecoder(config, build)
     return decoder
+
+
+def _build_tower(config: VisionConfig, build: BuildContext) -> Tower | None:
+    """Build the part of a model that sees; None without transformers, as text does not need it."""
+    try:
+        module = import_module("octavo_engine.models.vision_tower")
+    except ModuleNotFoundError:
+        return None
+    tower: Tower = module.VisionTower(config, build)
+    return tower
 
 
 def _import(config: ModelConfig, module: str) -> Any:

@@ -122,7 +122,7 @@ class TransformersDecoder(Model):
         name = self.config.architecture
         _LOGGER.info("%s is run by transformers %s, slower than a class of Octavo", name, transformers.__version__)
         try:
-            with _without_progress_bar():
+            with without_progress_bar():
                 loaded: Any = self.family.from_pretrained(
                     None,
                     config=self.family_config,
@@ -225,7 +225,7 @@ def _bounded_modules() -> Iterator[None]:
 
 
 @contextmanager
-def _without_progress_bar() -> Iterator[None]:
+def without_progress_bar() -> Iterator[None]:
     """Hide the progress bar of transformers, as the caller shows its own."""
     is_shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

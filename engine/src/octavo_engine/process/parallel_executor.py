@@ -19,6 +19,7 @@ from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
+from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 
 
@@ -57,6 +58,9 @@ class ParallelExecutor:
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
         self._ranks.on_lost(call)
+
+    def prepare_image(self, image: ImageInput) -> "Future[object]":
+        return self._local.prepare_image(image)
 
     def prepare(self, grammar: str) -> "Future[object]":
         return self._local.prepare(grammar)

@@ -31,7 +31,23 @@ class Checkpoint:
 
 def read_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint:
     model_config = complete_config(load_served_model(config, files), config.model_impl)
+    _check_vision(config, model_config)
     return Checkpoint(files=files, config=model_config, stored=stored_tensors(files))
+
+
+def _check_vision(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise StartupError for settings with which a model with a tower does not run yet."""
+    speculation = config.speculative_config
+    refused = {
+        "--tensor-parallel-size": config.tensor_parallel_size > 1,
+        "--enable-lora": config.enable_lora,
+        "--runner pooling": model.pooling is not None,
+        "--model-impl transformers": config.model_impl == "transformers",
+        "a draft model in --speculative-config": speculation is not None and speculation.model is not None,
+    }
+    setting = next((name for name, is_set in refused.items() if is_set), None)
+    if model.vision is not None and setting is not None:
+        raise StartupError(f"{model.name}: {setting} is not supported yet for a model that takes images: omit it.")
 
 
 def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Checkpoint | None:
@@ -55,6 +71,11 @@ def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Chec
         )
     )
     draft_config = complete_config(load_model_config(draft_files), config.model_impl)
+    if draft_config.vision is not None:
+        raise StartupError(
+            f"speculative_config.model={speculation.model!r} takes images, which is not supported yet for a draft "
+            "model: use one for text."
+        )
     draft = Checkpoint(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
     _check_length(config, draft, target.config)
     _check_vocabulary(config, draft, target)

@@ -12,12 +12,14 @@ from typing import Protocol, cast
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
+from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.lora_terms import tensors_of_bytes
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.progress import Advance, read_on_thread
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
+from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 
 
@@ -32,6 +34,10 @@ class Executor(Protocol):
 
     def prepare(self, grammar: str) -> "Future[object]":
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
+        ...
+
+    def prepare_image(self, image: ImageInput) -> "Future[object]":
+        """Decode an image. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
@@ -72,12 +78,18 @@ class CollectedResult(Future[StepResult]):
 
 class LocalExecutor:
     def __init__(
-        self, runner: Runner, grammars: GrammarCompiler, memory: EngineMemory, adapters: Adapters | None = None
+        self,
+        runner: Runner,
+        grammars: GrammarCompiler,
+        memory: EngineMemory,
+        adapters: Adapters | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         self._runner: Runner | None = runner
         self._grammars = grammars
         self._memory: EngineMemory | None = memory
         self._adapters = adapters
+        self._images = images
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         if self._runner is not None:
@@ -91,6 +103,13 @@ class LocalExecutor:
 
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
+
+    def prepare_image(self, image: ImageInput) -> "Future[object]":
+        if self._images is not None:
+            return cast("Future[object]", self._images.preparer.prepare(image))
+        refused: Future[object] = Future()
+        refused.set_exception(ValueError("this model takes no images: omit it"))
+        return refused
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
         if self._adapters is None:
@@ -123,9 +142,11 @@ class LocalExecutor:
             self._memory.restore(tag)
 
     def shutdown(self) -> None:
-        """Free the weights and the KV cache, and stop compiling grammars."""
+        """Free the weights and the KV cache, and stop compiling grammars and decoding images."""
         device = None if self._memory is None else self._memory.device
         self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()
+        if self._images is not None:
+            self._images.preparer.shutdown()
         if device is not None:
             device.release_unused_memory()

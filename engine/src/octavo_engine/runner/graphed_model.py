@@ -6,18 +6,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.step_inputs import RunnableModel, StepInputs, StepLimits
+from octavo_engine.devices.step_inputs import RunnableModel, StepInputs, StepLimits, Tower
 from octavo_engine.models.model import Model
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.runner.image_encoder import ImageEncoder
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`reload` loads the model again after its weights were released, or raises StartupError."""
+    """`reload` loads the model again after its weights were released, or raises StartupError.
+
+    `images`: of a model that takes images.
+    """
 
     model: Model
     reload: Callable[[], Model]
     fingerprint: str = ""  # of the weights
+    images: ImageEncoder | None = None
 
 
 class GraphedModel:
@@ -50,6 +55,15 @@ class GraphedModel:
             backend.begin_step(inputs.attention)
             hidden = self._loaded.forward(inputs.input_ids, inputs.positions, context)
         return hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._loaded.embed(token_ids)
+
+    @property
+    def tower(self) -> Tower:
+        tower = self._loaded.tower
+        assert tower is not None, "images are prepared for a model without a tower"
+        return tower
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._loaded.logits(hidden)

@@ -135,7 +135,7 @@ def load(
         adapters=hashes,
         revision=fetched_revision(target.files.root),
     )
-    return LocalExecutor(runner, compiler, memory, adapters), ready
+    return LocalExecutor(runner, compiler, memory, adapters, model.images), ready
 
 
 def _join(config: EngineConfig, device: Device, part: RankPart) -> Group:

@@ -167,12 +167,13 @@ def _model_memory(
         group=group,
     )
     adapters = adapters_bytes(config, device, model)
+    tower_bytes = 0 if model.tower is None else model.tower.activation_bytes
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
-        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
+        reserve_bytes=tower_bytes + device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
 

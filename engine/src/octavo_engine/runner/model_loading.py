@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.drafter import make_drafter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.graphed_model import LoadedModel
+from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.kv_cache_size import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.runner.runner import Runner
@@ -37,7 +39,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import download_dir, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar
+from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar, tower_weights
 from octavo_engine.wire.errors import OctavoError, StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
@@ -120,6 +122,10 @@ def load_model(
                 else iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show)
             )
             model.load_weights(_checked(weights, check))
+    if model.tower is not None:
+        shapes = model.tower.named_shapes().items()
+        is_dummy = files.load_format == "dummy"
+        model.tower.load_weights(dict(dummy_weights(shapes, dtype=dtype)) if is_dummy else tower_weights(files))
     model.finish_loading(check)
     device.synchronize()
     return model
@@ -152,7 +158,26 @@ def load_checkpoint(
             raise StartupError(f"{root}: the weights have changed since the start: restart the engine to load them.")
         return load()
 
-    return LoadedModel(model, reload, fingerprint)
+    return LoadedModel(model, reload, fingerprint, load_images(device, checkpoint.files, model))
+
+
+def load_images(device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
+    """Load the image processor of a model that takes images; None if a package for it is missing, as text needs none.
+
+    Raises StartupError.
+    """
+    if model.config.vision is None:
+        return None
+    try:
+        module = import_module("octavo_engine.media.processor")
+    except ModuleNotFoundError as error:
+        missing = error.name
+    else:
+        if model.tower is not None:
+            return ImageEncoder(module.load_processor(files), model.config.vision.image_token_id, device)
+        missing = "transformers"
+    _LOGGER.warning("requests with images are refused: %s is missing: pip install 'octavo-engine[vision]'", missing)
+    return None
 
 
 def load_draft(
@@ -202,9 +227,7 @@ def make_runner(
 
     _LOGGER.info(
         "KV cache: %d blocks of %d tokens; %d blocks in host memory",
-        plan.kv.num_blocks,
-        config.block_size,
-        num_host_blocks,
+        *(plan.kv.num_blocks, config.block_size, num_host_blocks),
     )
     drafter = None if draft is None else make_drafter(config, device, draft, plan, batch)
     grammars = GrammarMasks(compiler, vocab_size=batch.vocab_size)
@@ -221,6 +244,7 @@ def make_runner(
         drafter=drafter,
         pooling=None if model.config.pooling is None else model.config.pooling.kind,
         group=model.build.group,
+        images=loaded.images,
     )
     memory = EngineMemory(
         runner,

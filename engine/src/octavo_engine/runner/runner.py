@@ -30,6 +30,7 @@ from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel
+from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.pooling import Pooler
 from octavo_engine.sampling.accepted_drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.sampling.grammar_masks import GrammarMasks
@@ -51,8 +52,8 @@ T = TypeVar("T")
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
-    `pooling`: each sequence ends in a vector, not in tokens. `group`: the ranks that compute the model; on rank 0 alone
-    results are complete.
+    `pooling`: each sequence ends in a vector, not in tokens. `images`: of a model with a tower. `group`: the ranks that
+    compute the model; on rank 0 alone results are complete.
 
     `EngineMemory` removes `model` and `host` while an engine sleeps.
     """
@@ -72,6 +73,7 @@ class Runner:
         drafter: "Drafter | None" = None,
         pooling: PoolingType | None = None,
         group: Group | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         self._device = device
         self._adapters, self._batch = adapters, batch
@@ -85,12 +87,15 @@ class Runner:
         self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)
+        self._images = images
         self._costs = CostMeter()
 
     def replace_model(self, model: RunnableModel | None) -> None:
         """Replace the model. Without one, the adapters release their memory; the next is set once they are reloaded."""
         if model is None and self._adapters is not None:
             self._adapters.release()
+        if self._images is not None:
+            self._images.clear()
         self.model.replace(model)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -160,6 +165,7 @@ class Runner:
         self._move_blocks(plan)
         plan = plan if self._adapters is None else self._batch.sort_by_adapter(plan)
         drafted = plan if self._drafter is None else self._drafter.draft(plan)
+        errors = {} if self._images is None else self._images.encode(plan, self._batch.seqs, self.model.tower)
         timer = self._device.timer()
         plan = share_drafts(self._group, plan, self._begin_masks(drafted))
         inputs = self._batch.inputs(plan)
@@ -172,7 +178,6 @@ class Runner:
             self._group.wait()
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
             wait_for_results = lambda: pooled  # noqa: E731
-        errors: dict[SeqId, ErrorInfo] = {}
         prompt_logprobs, logprobs_s = self._timed_prompt_logprobs(inputs, hidden, errors)
         timer.stop()
 
@@ -191,6 +196,10 @@ class Runner:
         return collect
 
     def _forward(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
+        if self._images is not None:
+            embeddings = self._images.embed(inputs, self._batch.seqs, self.model.embed)
+            if embeddings is not None:
+                return self.model.forward(replace(inputs, input_ids=embeddings), self._backend, may_replay=False)
         rows = {} if self._adapters is None else self._batch.adapter_rows(inputs)
         with self._adapters.applied(rows) if self._adapters is not None else nullcontext():
             return self.model.forward(inputs, self._backend, may_replay=not rows and may_replay(plan))

@@ -13,7 +13,7 @@ from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqId
 from octavo_engine.wire.pooling import PoolingParams
-from octavo_engine.wire.records import ErrorInfo
+from octavo_engine.wire.records import ErrorInfo, ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class SeqState:
     masks: TokenMasks | None  # None: the request has no masks
     adapter: str = ""
     pooling: PoolingParams | None = None
+    images: tuple[ImageSpan, ...] = ()
     pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
 
     @staticmethod
@@ -50,6 +51,7 @@ class SeqState:
             masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
             adapter=new.adapter,
             pooling=new.pooling,
+            images=new.images,
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:

@@ -2,15 +2,15 @@
 
 The rules are those of transformers 4 and 5 for the architectures of Octavo's classes; `models.registry` completes the
 config of all other architectures, whose keys only transformers knows. head_dim and KV heads default to values from the
-number of heads, `torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. For a
-multimodal config the text part is used. Only values that the engine needs are fields; layers read other values from
-`hf`, which is flat.
+number of heads, `torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. Of a
+multimodal config the text part is used, and `vision` keeps the whole. Only values that the engine needs are fields;
+layers read other values from `hf`, which is flat.
 """
 
 import re
 from typing import Any
 
-from octavo_engine.settings.records import ModelConfig
+from octavo_engine.settings.records import ModelConfig, VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.wire.errors import StartupError
@@ -42,7 +42,22 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 
+#: By `model_type`, of families that take images: the type of their tower, if it may differ, and transformers' default
+#: of `image_token_id`.
+VISION_FAMILIES: dict[str, tuple[str | None, int]] = {
+    "idefics3": (None, 128_257),
+    "llava": ("clip_vision_model", 32_000),
+    "smolvlm": (None, 128_257),
+}
 _TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+#: Architectures of text parts by their `model_type`.
+_VISION_TEXT = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_HEADS_OF_TEXT = ("lm_head.weight", "language_model.lm_head.weight")
 #: transformers' defaults, which nested configs omit.
 _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
@@ -61,7 +76,52 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10_000.0,
         "hidden_activation": "gelu_pytorch_tanh",
         "tie_word_embeddings": True,
-    }
+    },
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "mistral": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+    "qwen2": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+    },
 }
 #: Types of RoPE that a family has under other names.
 _RENAMED_ROPES: dict[Any, dict[str, str]] = {"phi3": {"su": "longrope", "yarn": "longrope"}}
@@ -75,6 +135,9 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
     The dimensions of an architecture that is not one of Octavo's are 0, but for `vocab_size` where it can be read.
     """
     hf = flatten_config(files.config)
+    vision = _vision(files)
+    if vision is not None and files.load_format == "safetensors":
+        hf["tie_word_embeddings"] = not _has_head(files)
     architecture, vocab = _architecture(files.name, hf), hf.get("vocab_size")
     unknown: dict[str, Any] = dict.fromkeys(DIMENSIONS, 0) | {"vocab_size": vocab if type(vocab) is int else 0}
     return ModelConfig(
@@ -86,6 +149,7 @@ def load_model_config(files: ModelFiles) -> ModelConfig:
         eos_token_ids=_eos_token_ids(files.generation, hf),
         bos_token_id=files.generation.get("bos_token_id", hf.get("bos_token_id")),
         name=files.name,
+        vision=vision,
     )
 
 
@@ -109,10 +173,55 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         return config
     outer = {key: value for key, value in config.items() if not key.endswith("_config")}
-    defaults = _NESTED_DEFAULTS.get(str(text.get("model_type")), {})
-    flat = {**defaults, **outer, **{key: value for key, value in text.items() if value is not None}}
-    flat["architectures"] = [_TEXT_ARCHITECTURES.get(name, name) for name in config.get("architectures") or []]
+    text = {key: value for key, value in text.items() if value is not None}
+    if _is_vision_family(config):
+        text.setdefault("model_type", "llama")
+    kind, names = str(text.get("model_type")), config.get("architectures") or []
+    flat = {**_NESTED_DEFAULTS.get(kind, {}), **outer, **text}
+    flat["architectures"] = [_TEXT_ARCHITECTURES.get(name, name) for name in names]
+    if _is_vision_family(config):
+        flat["architectures"] = [_VISION_TEXT[kind]] if kind in _VISION_TEXT else names
     return flat
+
+
+def _is_vision_family(config: dict[str, Any]) -> bool:
+    return config.get("model_type") in VISION_FAMILIES
+
+
+def _vision(files: ModelFiles) -> VisionConfig | None:
+    """Return the part that sees. Raises StartupError for a tower or a text part that has no rule here."""
+    config, text = files.config, flatten_config(files.config)
+    if not isinstance(config.get("text_config"), dict):
+        return None
+    if not _is_vision_family(config):
+        architecture = _architecture(files.name, text)
+        if "vision_config" in config and not OWN.fullmatch(architecture):
+            raise StartupError(
+                f"{files.name}: architecture '{architecture}' is not supported: of the models that take images, those "
+                f"of type {', '.join(VISION_FAMILIES)} run, and the text part of Gemma 3: use one of these."
+            )
+        return None
+    family = str(config["model_type"])
+    tower, image_token_id = VISION_FAMILIES[family]
+    found = (config.get("vision_config") or {}).get("model_type", tower)
+    if tower is not None and found != tower:
+        raise StartupError(
+            f"{files.name}: a model of type {family!r} with a vision tower of type {found!r} is not supported yet: use "
+            f"one with a tower of type {tower!r}."
+        )
+    if text["model_type"] not in _VISION_TEXT:
+        raise StartupError(
+            f"{files.name}: a model of type {family!r} with a text part of type {text['model_type']!r} is not "
+            f"supported yet: use one with a text part of type {', '.join(_VISION_TEXT)}."
+        )
+    stated = {"image_token_id": config.get("image_token_id", config.get("image_token_index", image_token_id))}
+    number = ConfigNumbers(files.name, stated).required(("image_token_id",))
+    return VisionConfig(family=family, image_token_id=number, hf=config)
+
+
+def _has_head(files: ModelFiles) -> bool:
+    """Return whether the files have a head of their own: a nested config may not state whether it is tied."""
+    return any(name in read_safetensors(path) for path in files.weight_files for name in _HEADS_OF_TEXT)
 
 
 def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ reports missing, unexpected or wrongly shaped tensors, as it has the list of req
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -35,6 +35,7 @@ _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "lm_head.": "lm_head.",
 }
 
@@ -86,6 +87,17 @@ def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iter
     advance = _advance(files, progress)
     for path in files.weight_files:
         yield from lazy_safetensors(path, advance=advance)
+
+
+def tower_weights(files: ModelFiles) -> dict[str, Any]:
+    """Return the tensors of a multimodal checkpoint's other parts; `[...]` reads one of a safetensors file."""
+    if files.load_format == "safetensors":
+        pairs: Iterable[tuple[str, Any]] = (
+            pair for path in files.weight_files for pair in lazy_safetensors(path, advance=lambda _: None)
+        )
+    else:
+        pairs = (pair for path in files.weight_files for pair in _iter_torch_file(path, advance=lambda _: None))
+    return {name: tensor for name, tensor in pairs if _text_name(name) is None}
 
 
 def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, QuantisedLayer]:
