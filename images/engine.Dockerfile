@@ -28,11 +28,11 @@ RUN ENGINE_TARGET="$TARGET" TORCH_INDEX="$TORCH_INDEX" TORCH_SPEC="$TORCH_SPEC" 
 COPY images/requirements.py images/
 COPY engine/pyproject.toml engine/
 COPY server/pyproject.toml server/
-RUN python images/requirements.py 'engine[torch,object-store,modelscope,transformers]' 'server[api]' > requirements.txt \
+RUN python images/requirements.py 'engine[torch,object-store,modelscope,transformers,vision]' 'server[api]' > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt \
  && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && find sympy networkx numpy -depth -type d -name tests -exec rm -rf {} + \
- && python -c 'import torch, numpy, gguf, transformers'
+ && python -c 'import torch, numpy, gguf, transformers, PIL'
 RUN if [ -n "${MODELS#none}" ]; then pip install --no-deps --constraint constraints.txt $MODELS; fi
 
 # Only the files that the kernels depend on, so that other changes do not compile them again.

@@ -12,6 +12,8 @@ LIGHT_MODULES = {
     "octavo_engine": HEAVY + SERVING,
     "octavo_engine.wire": (*HEAVY, *SERVING, "numpy", "msgspec", "zmq", "tokenizers", "jinja2"),
     "octavo_engine.text": HEAVY + SERVING,
+    "octavo_engine.media.placeholders": (*HEAVY, *SERVING, "numpy", "PIL"),
+    "octavo_engine.media.processor_settings": (*HEAVY, *SERVING, "numpy", "PIL"),
     "octavo_engine.sources": HEAVY + SERVING,
     "octavo_engine.core": (*HEAVY, *SERVING, "numpy", "zmq"),
     "octavo_engine.settings": HEAVY + SERVING,

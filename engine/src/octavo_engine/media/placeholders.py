@@ -1,0 +1,173 @@
+"""Number and text of the tokens of an image: arithmetic on its width and height, one rule for each family of models.
+
+The text replaces an image's placeholder in a prompt before the prompt is tokenised. Both must equal what transformers'
+processor makes of the decoded image, because the model has one row for each image token.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from octavo_engine.wire.errors import StartupError
+
+#: Most pixels of an image, by its header, and while it is scaled.
+MAX_PIXELS = 64_000_000
+_MAX_SIDE = 4096  # of a scaled image that is cut into tiles
+_FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
+
+
+class ImageTokens(Protocol):
+    """A family's rule. `width`, `height`: of the upright image, in pixels."""
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Return how often the text holds the image token."""
+        ...
+
+    def text(self, width: int, height: int) -> str: ...
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the largest width and height that the image has while it is processed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneView:
+    """LLaVA with CLIP: every image is scaled to `edge` pixels at its shorter side, and its centre is cut out.
+
+    `pads`: it is made square before.
+    """
+
+    token: str
+    count: int
+    edge: int
+    pads: bool
+
+    def num_tokens(self, width: int, height: int) -> int:
+        return self.count
+
+    def text(self, width: int, height: int) -> str:
+        return self.token * self.count
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        short, long = sorted((width, height))
+        if self.pads:
+            return max(long, self.edge), max(long, self.edge)
+        scaled = int(self.edge * long / short)
+        return (scaled, self.edge) if width > height else (self.edge, scaled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """Idefics 3 and SmolVLM: an image is scaled, cut into square tiles, and shown as a whole after them.
+
+    `count`: image tokens of a tile. `tile`, `longest`: in pixels. `splits`: False shows the whole image only.
+    """
+
+    token: str
+    count: int
+    tile: int
+    longest: int
+    splits: bool
+
+    def num_tokens(self, width: int, height: int) -> int:
+        rows, columns = self._grid(width, height)
+        return (rows * columns + 1) * self.count
+
+    def text(self, width: int, height: int) -> str:
+        rows, columns = self._grid(width, height)
+        tokens, text = self.token * self.count, ""
+        for row in range(1, rows + 1):
+            text += "".join(f"{_FAKE}<row_{row}_col_{column}>{tokens}" for column in range(1, columns + 1)) + "\n"
+        return f"{text}\n{_FAKE}{_GLOBAL}{tokens}{_FAKE}" if text else f"{_FAKE}{_GLOBAL}{tokens}{_FAKE}"
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        """Follow transformers' resizing step by step, as each rounds."""
+        width, height = _fit_longest(width, height, self.longest, rounds_to_even=True)
+        if max(width, height) > _MAX_SIDE:
+            width, height = _fit_longest(width, height, _MAX_SIDE, rounds_to_even=False)
+        if not self.splits:
+            return width, height
+        ratio = width / height
+        if width >= height:
+            width = self._whole_tiles(width)
+            height = self._whole_tiles(int(width / ratio))
+        else:
+            height = self._whole_tiles(height)
+            width = self._whole_tiles(int(height * ratio))
+        return width, height
+
+    def _whole_tiles(self, length: int) -> int:
+        return math.ceil(length / self.tile) * self.tile
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return rows and columns of tiles; none for an image that fits into one."""
+        if not self.splits:
+            return 0, 0
+        width, height = self.scaled_size(width, height)
+        rows, columns = height // self.tile, width // self.tile
+        return (rows, columns) if max(rows, columns) > 1 else (0, 0)
+
+
+def _fit_longest(width: int, height: int, longest: int, *, rounds_to_even: bool) -> tuple[int, int]:
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2 * rounds_to_even
+    else:
+        width, height = int(longest * ratio), longest
+        width += width % 2 * rounds_to_even
+    return max(width, 1), max(height, 1)
+
+
+def make_image_tokens(family: str, hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> ImageTokens:
+    """Return the rule of a family. `hf`: config.json; `image`: settings of its image processor. Raises StartupError."""
+    rule = _RULES.get(family)
+    if rule is None:
+        message = f"images of models of type {family!r} are not supported: use one of type {', '.join(sorted(_RULES))}."
+        raise StartupError(message)
+    try:
+        return rule(hf, image, token)
+    except (ArithmeticError, AttributeError, TypeError) as error:
+        message = f"the settings of the image processor, or vision_config, have values of wrong types: {error}"
+        raise StartupError(f"{message}: correct the checkpoint's files.") from error
+
+
+def _one_view(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> OneView:
+    tower = hf.get("vision_config") or {}
+    kind = str(image.get("image_processor_type") or image.get("feature_extractor_type") or "CLIPImageProcessor")
+    if tower.get("model_type") != "clip_vision_model" or not kind.startswith(("CLIP", "Llava")):
+        raise _unsupported("model_type of vision_config", f"{tower.get('model_type')}, {kind}", "LLaVA with CLIP")
+    side, patch = tower.get("image_size", 224), tower.get("patch_size", 32)
+    crop = image.get("crop_size", 224)
+    sides = (crop, crop) if isinstance(crop, int) else (crop.get("height"), crop.get("width"))
+    if not image.get("do_center_crop", True) or sides != (side, side):
+        raise _unsupported("crop_size", crop, f"the {side} x {side} pixels of vision_config")
+    size = image.get("size", 224)
+    edge = size if isinstance(size, int) else size.get("shortest_edge") or max(size.values(), default=side)
+    count = (side // patch) ** 2 + (hf.get("vision_feature_select_strategy", "default") != "default")
+    return OneView(token=token, count=count, edge=edge, pads=kind.startswith("Llava") and bool(image.get("do_pad")))
+
+
+def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Tiles:
+    tower = hf.get("vision_config") or {}
+    side, patch = tower.get("image_size", 224), tower.get("patch_size", 32)
+    tile = image.get("max_image_size", {}).get("longest_edge", 364)
+    longest = image.get("size", {"longest_edge": 4 * 364}).get("longest_edge")
+    if tile != side or not image.get("do_resize", True):
+        raise _unsupported("max_image_size", tile, f"the {side} pixels of vision_config, and do_resize")
+    if not isinstance(longest, int):
+        raise _unsupported("size", image.get("size"), "a longest_edge")
+    count = (side // patch) ** 2 // hf.get("scale_factor", 2) ** 2
+    return Tiles(token=token, count=count, tile=tile, longest=longest, splits=image.get("do_image_splitting", True))
+
+
+def _unsupported(name: str, value: object, supported: str) -> StartupError:
+    return StartupError(f"{name} of the image processor is {value!r:.80}: this version supports {supported} only.")
+
+
+_RULES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], ImageTokens]] = {
+    "idefics3": _tiles,
+    "llava": _one_view,
+    "smolvlm": _tiles,
+}

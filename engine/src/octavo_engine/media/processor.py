@@ -1,0 +1,58 @@
+"""`ImageProcessor`: turns the file of an image into the arrays that the part of a model that sees takes.
+
+transformers' image processors cut and scale the image; they need neither torch nor torchvision. Pixels stay bytes, a
+quarter of the memory: whoever holds the model normalises them, by `rescale_factor`, `mean` and `std`.
+"""
+
+from typing import Any
+
+import numpy as np
+from transformers import AutoImageProcessor
+
+from octavo_engine.media.picture import decode
+from octavo_engine.media.processor_settings import ProcessorSettings, read_processor_settings
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.wire.errors import StartupError, first_line
+
+
+class ImageProcessor:
+    """Normalised pixels are `(pixels * rescale_factor - mean) / std`, by channel."""
+
+    def __init__(self, files: ModelFiles, settings: ProcessorSettings) -> None:
+        auto: Any = AutoImageProcessor
+        try:
+            self._processor = auto.from_pretrained(str(files.root), backend="pil", local_files_only=True)
+        except Exception as error:
+            message = f"{files.root}: transformers cannot make its image processor: {first_line(error)}"
+            raise StartupError(f"{message}: correct preprocessor_config.json.") from error
+        self._settings = settings
+        has_scale, has_norm = bool(self._processor.do_rescale), bool(self._processor.do_normalize)
+        self.rescale_factor = float(self._processor.rescale_factor) if has_scale else 1.0
+        self.mean = tuple(map(float, self._processor.image_mean)) if has_norm else (0.0, 0.0, 0.0)
+        self.std = tuple(map(float, self._processor.image_std)) if has_norm else (1.0, 1.0, 1.0)
+
+    def process(self, data: bytes, where: str = "image") -> dict[str, np.ndarray]:
+        """Return the keywords of `get_image_features` for one image. Raises InvalidRequest.
+
+        `pixel_values` holds bytes. A mask that hides nothing is left out, which means the same.
+        """
+        arrays = self._processor.preprocess(
+            decode(data, where),
+            do_rescale=False,
+            do_normalize=False,
+            input_data_format="channels_last",  # an image of 3 x n pixels is ambiguous otherwise
+            return_tensors="np",
+        )
+        return {
+            name: array.astype(bool) if name.endswith("_mask") else array
+            for name, array in arrays.items()
+            if not name.endswith("_mask") or not array.all()
+        }
+
+    def digest(self, data: bytes) -> bytes:
+        return self._settings.digest(data)
+
+
+def load_processor(files: ModelFiles) -> ImageProcessor:
+    """Raises StartupError, which names the file."""
+    return ImageProcessor(files, read_processor_settings(files))

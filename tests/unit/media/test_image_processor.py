@@ -1,0 +1,82 @@
+"""`ImageProcessor` gives the bytes of the pixels that transformers' image processors normalise."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from octavo_engine.media.placeholders import make_image_tokens
+from octavo_engine.media.processor import load_processor
+from octavo_engine.media.processor_settings import read_processor_settings
+from octavo_engine.sources.file_selection import select_files
+from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_testing.pictures import RED, encoded, quarter
+from octavo_testing.vision_checkpoints import IMAGE, VISION, model_files, write_vision_files
+from PIL import Image
+from transformers import AutoImageProcessor
+
+NAMES = list(VISION)
+SIZES = [(1, 1), (3, 50), (50, 3), (40, 30), (200, 1)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("nested", [False, True])
+def test_pixels_are_bytes_that_normalise_to_those_of_transformers(name: str, nested: bool, tmp_path: Path) -> None:
+    folder = write_vision_files(tmp_path, VISION[name], nested=nested)
+    processor = load_processor(model_files(folder))
+    reference = AutoImageProcessor.from_pretrained(str(folder), backend="pil", local_files_only=True)
+    rule = make_image_tokens(VISION[name].family, VISION[name].hf, VISION[name].image, IMAGE)
+    for width, height in SIZES:
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        arrays = processor.process(encoded(Image.fromarray(pixels), "PNG"))
+        wanted = reference.preprocess(pixels, input_data_format="channels_last", return_tensors="np")["pixel_values"]
+        assert set(arrays) == {"pixel_values"}
+        assert arrays["pixel_values"].dtype == np.uint8
+        shape = (3, 1, 1)
+        mean, std = (np.reshape(each, shape) for each in (processor.mean, processor.std))
+        assert abs((arrays["pixel_values"] * processor.rescale_factor - mean) / std - wanted).max() < 1e-6
+        num_tiles = wanted.shape[1] if wanted.ndim == 5 else 1
+        tokens = rule.text(width, height).count(IMAGE)
+        assert tokens == num_tiles * rule.count  # type: ignore[attr-defined]
+
+
+def test_settings_that_switch_normalising_off_are_followed(tmp_path: Path) -> None:
+    files = VISION["llava"]
+    plain = replace(files, image={**files.image, "do_rescale": False, "do_normalize": False})
+    processor = load_processor(model_files(write_vision_files(tmp_path, plain)))
+    assert (processor.rescale_factor, processor.mean, processor.std) == (1.0, (0.0,) * 3, (1.0,) * 3)
+
+
+def test_a_digest_names_settings_and_file(tmp_path: Path) -> None:
+    first = model_files(write_vision_files(tmp_path / "a", VISION["smolvlm"]))
+    same = model_files(write_vision_files(tmp_path / "b", VISION["smolvlm"], nested=True))
+    other = model_files(write_vision_files(tmp_path / "c", VISION["idefics3"]))
+    data = encoded(quarter(RED), "PNG")
+    assert load_processor(first).digest(data) == read_processor_settings(same).digest(data)
+    digests = {read_processor_settings(files).digest(each) for files in (first, other) for each in (data, data + b"x")}
+    assert {len(digest) for digest in digests} == {32}
+    assert len(digests) == 4
+
+
+def test_a_damaged_image_names_its_place(tmp_path: Path) -> None:
+    processor = load_processor(model_files(write_vision_files(tmp_path, VISION["llava"])))
+    with pytest.raises(InvalidRequest, match=r"^image 2 of the prompt cannot be decoded"):
+        processor.process(encoded(quarter(RED), "PNG")[:60], "image 2 of the prompt")
+
+
+@pytest.mark.parametrize(
+    ("image", "says"),
+    [({}, "no preprocessor_config.json"), ({"image_processor_type": "UnknownProcessor"}, "cannot make its image proc")],
+)
+def test_files_without_a_processor_end_the_start(image: dict[str, str], says: str, tmp_path: Path) -> None:
+    folder = write_vision_files(tmp_path, replace(VISION["llava"], image=image))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(StartupError, match=says):
+        load_processor(model_files(folder))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_the_settings_are_downloaded_with_a_model(load_format: str) -> None:
+    wanted = {"preprocessor_config.json", "processor_config.json"}
+    names = ["config.json", "model.safetensors", *wanted]
+    assert wanted <= set(select_files("hf://a/b", names, load_format=load_format).names)

@@ -1,0 +1,142 @@
+"""Numbers and texts of image tokens equal the arrays and texts that transformers' processors make."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from octavo_engine.media.placeholders import ImageTokens, make_image_tokens
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.vision_checkpoints import IMAGE, VISION, VisionFiles, sizes, write_vision_files
+from transformers import AutoImageProcessor, Idefics3Processor, LlavaProcessor, SmolVLMProcessor
+from transformers.models.smolvlm.image_processing_pil_smolvlm import get_resize_output_image_size
+
+NUM_SIZES = 200
+PROCESSORS = {"idefics3": Idefics3Processor, "llava": LlavaProcessor, "smolvlm": SmolVLMProcessor}
+
+
+@pytest.fixture(scope="module", params=list(VISION))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Reference":
+    return Reference(VISION[request.param], tmp_path_factory.mktemp(request.param))
+
+
+class Reference:
+    """transformers' image processor, and its processor made without the constructor, which needs more packages."""
+
+    def __init__(self, files: VisionFiles, folder: Path) -> None:
+        write_vision_files(folder, files)
+        self.files = files
+        self.rule = make_image_tokens(files.family, files.hf, files.image, IMAGE)
+        self.images = AutoImageProcessor.from_pretrained(str(folder), backend="pil", local_files_only=True)
+        family = PROCESSORS[files.family]
+        self.processor: Any = family.__new__(family)
+        tower = files.hf["vision_config"]
+        self.patches = (tower["image_size"] // tower["patch_size"]) ** 2
+        vars(self.processor).update(
+            image_token=IMAGE,
+            fake_image_token="<fake_token_around_image>",
+            global_image_token="<global-img>",
+            global_image_tag="<global-img>",
+            image_seq_len=self.patches // files.hf.get("scale_factor", 1) ** 2,
+            patch_size=tower["patch_size"],
+            num_additional_image_tokens=1,
+            vision_feature_select_strategy=files.hf.get("vision_feature_select_strategy", "default"),
+        )
+
+    def outputs(self, width: int, height: int) -> dict[str, Any]:
+        options = {} if self.files.family == "llava" else {"return_row_col_info": True}
+        pixels = np.zeros((height, width, 3), np.uint8)
+        outputs: dict[str, Any] = self.images.preprocess(
+            pixels, input_data_format="channels_last", return_tensors="np", **options
+        )
+        return outputs
+
+    def num_rows(self, outputs: dict[str, Any]) -> int:
+        """Rows that the tower makes of the arrays: one for each patch, or for each group of merged patches."""
+        shape = outputs["pixel_values"].shape
+        if self.files.family == "llava":
+            patch = self.processor.patch_size
+            is_full = self.processor.vision_feature_select_strategy == "full"
+            return shape[2] // patch * (shape[3] // patch) + is_full
+        return int(shape[1]) * self.processor.image_seq_len
+
+
+def differing_sizes(reference: Reference, rule: ImageTokens) -> list[tuple[int, int]]:
+    found = []
+    for width, height in sizes(NUM_SIZES):
+        outputs = reference.outputs(width, height)
+        text = reference.processor.replace_image_token(outputs, image_idx=0)
+        own = rule.text(width, height)
+        is_equal = own == text and own.count(IMAGE) == rule.num_tokens(width, height) == reference.num_rows(outputs)
+        found += [] if is_equal else [(width, height)]
+    return found
+
+
+def test_text_and_number_equal_those_of_transformers(reference: Reference) -> None:
+    assert differing_sizes(reference, reference.rule) == []
+
+
+def test_a_rule_with_one_token_more_differs_at_each_size(reference: Reference) -> None:
+    rule: Any = reference.rule
+    assert len(differing_sizes(reference, replace(rule, count=rule.count + 1))) == NUM_SIZES
+
+
+@pytest.mark.parametrize("longest", [128, 5000])
+def test_an_image_is_scaled_as_by_transformers(longest: int) -> None:
+    files = VISION["smolvlm"]
+    settings = {**files.image, "size": {"longest_edge": longest}, "do_image_splitting": False}
+    rule = make_image_tokens(files.family, files.hf, settings, IMAGE)
+    for width, height in sizes(NUM_SIZES):
+        pixels = np.broadcast_to(np.uint8(0), (3, height, width))
+        assert rule.scaled_size(width, height)[::-1] == get_resize_output_image_size(pixels, longest)
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [("smolvlm", (128, 32)), ("llava", (28 * 65_000, 28)), ("llava_full", (65_000, 65_000))],
+)
+def test_the_scaled_size_shows_what_a_narrow_image_becomes(name: str, scaled: tuple[int, int]) -> None:
+    files = VISION[name]
+    assert make_image_tokens(files.family, files.hf, files.image, IMAGE).scaled_size(65_000, 1) == scaled
+
+
+LLAVA, SMOLVLM = VISION["llava"], VISION["smolvlm"]
+REFUSED = {
+    "another family": ("pixtral", LLAVA.hf, LLAVA.image, "'pixtral'"),
+    "another tower": ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, LLAVA.image, "siglip"),
+    "another processor": ("llava", LLAVA.hf, {"image_processor_type": "SiglipImageProcessor"}, "Siglip"),
+    "no cut": ("llava", LLAVA.hf, {**LLAVA.image, "do_center_crop": False}, "crop_size"),
+    "a cut of another size": ("llava", LLAVA.hf, {**LLAVA.image, "crop_size": 30}, "28 x 28"),
+    "tiles of another size": ("smolvlm", SMOLVLM.hf, {**SMOLVLM.image, "max_image_size": {"longest_edge": 64}}, "32"),
+    "no scaling": ("smolvlm", SMOLVLM.hf, {**SMOLVLM.image, "do_resize": False}, "do_resize"),
+    "a fixed size": ("smolvlm", SMOLVLM.hf, {**SMOLVLM.image, "size": {"height": 9, "width": 9}}, "longest_edge"),
+    "a text for a number": ("smolvlm", {**SMOLVLM.hf, "scale_factor": "2"}, SMOLVLM.image, "wrong types"),
+    "no patches": ("llava", {"vision_config": {**LLAVA.hf["vision_config"], "patch_size": 0}}, LLAVA.image, "types"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_without_a_rule_are_refused(case: str) -> None:
+    family, hf, image, says = REFUSED[case]
+    with pytest.raises(StartupError, match=says):
+        make_image_tokens(family, hf, image, IMAGE)
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3", "llava"])
+def test_keys_that_a_file_omits_have_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
+    """An empty file of settings gives as many tokens as transformers' processor with its defaults."""
+    side, patch = (224, 32) if name == "llava" else (364, 14)
+    tower = {"model_type": "clip_vision_model"} if name == "llava" else {"image_size": side, "patch_size": patch}
+    image = {"image_processor_type": VISION[name].image["image_processor_type"]}
+    reference = Reference(
+        VisionFiles(
+            family=name, hf={"vision_config": {"image_size": side, "patch_size": patch, **tower}, "scale_factor": 2},
+            image=image, template="",
+        ),
+        tmp_path,
+    )  # fmt: skip
+    rule = make_image_tokens(name, {"vision_config": tower}, image, IMAGE)
+    for width, height in [(1, 1), (700, 300), (30, 900)]:
+        text = reference.processor.replace_image_token(reference.outputs(width, height), image_idx=0)
+        assert rule.text(width, height) == text
