@@ -48,7 +48,7 @@ def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> W
 
 def image_work(future: "Future[object]", number: int) -> Work:
     """Wait for a decoded image, the `number`th of its request."""
-    return Work(future, lambda error: ErrorInfo(f"Image {number} cannot be read: {error}", "invalid_request"))
+    return Work(future, lambda error: ErrorInfo(f"Image {number} of the prompt: {error}", "invalid_request"))
 
 
 class PendingRequests:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +168,12 @@ def load_images(device: Device, files: ModelFiles, model: Model) -> ImageEncoder
     if model.config.vision is None:
         return None
     try:
-        module = import_module("octavo_engine.media.processor")
+        from octavo_engine.media.processor import load_processor  # it needs optional packages, as the tower does
     except ModuleNotFoundError as error:
-        missing = error.name
-    else:
-        if model.tower is not None:
-            return ImageEncoder(module.load_processor(files), model.config.vision.image_token_id, device)
-        missing = "transformers"
-    _LOGGER.warning("requests with images are refused: %s is missing: pip install 'octavo-engine[vision]'", missing)
-    return None
+        missing = f"no module {error.name!r}: pip install 'octavo-engine[vision]'"
+        _LOGGER.warning("requests with images are refused, as a package is not installed (%s)", missing)
+        return None
+    return ImageEncoder(load_processor(files), model.config.vision.image_token_id, device)
 
 
 def load_draft(
