@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
 from tokenizers import AddedToken, Tokenizer
 
@@ -143,3 +144,8 @@ def sizes(count: int) -> Iterable[tuple[int, int]]:
     yield from edges
     for i in range(count - len(edges)):
         yield 1 + i * 37 % 211, 1 + i * 53 % 173
+
+
+def vision_config(files: VisionFiles) -> VisionConfig:
+    token_id = vision_tokenizer().token_to_id(IMAGE)
+    return VisionConfig(family=files.family, image_token_id=token_id, hf=files.hf)

@@ -48,7 +48,12 @@ class Reference:
         options = {} if self.files.family == "llava" else {"return_row_col_info": True}
         pixels = np.zeros((height, width, 3), np.uint8)
         outputs: dict[str, Any] = self.images.preprocess(
-            pixels, input_data_format="channels_last", return_tensors="np", **options
+            pixels,
+            do_rescale=False,
+            do_normalize=False,
+            input_data_format="channels_last",
+            return_tensors="np",
+            **options,
         )
         return outputs
 

@@ -264,7 +264,8 @@ class AsyncLLM:
     async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        if isinstance(text, str) and len(text) > LONG_PROMPT_CHARS:
+        has_images = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
+        if has_images or (isinstance(text, str) and len(text) > LONG_PROMPT_CHARS):
             return await asyncio.to_thread(self._frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
         return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 

@@ -22,6 +22,8 @@ from octavo_engine.frontend.request_limits import (
 )
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
+from octavo_engine.media.image_prompts import ImagePrompts, Picture, load_image_prompts
+from octavo_engine.media.payload import part_image, prompt_images
 from octavo_engine.settings.config import EngineConfig, most_seqs, with_ready
 from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.sources.json_file import read_json_object
@@ -29,11 +31,12 @@ from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
 from octavo_engine.sources.resolve import resolve_files, resolve_text_files
+from octavo_engine.text.messages import take_images
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.pooling import PoolingParams
-from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.records import EngineRequest, ImageInput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
@@ -50,12 +53,13 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(slots=True, kw_only=True)
 class TokenizedPrompt:
-    """`adapter`: hash of the adapter's content, empty for the base model."""
+    """`text`: without the tokens of images. `adapter`: hash of the adapter's content, empty for the base model."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str = ""
     adapter: str = ""
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,10 @@ class ResolvedParams:
 
 @dataclass(slots=True, kw_only=True)
 class Frontend:
-    """Turns prompts into requests. The caller calls `set_ready` when the engine core is ready."""
+    """Turns prompts into requests. The caller calls `set_ready` when the engine core is ready.
+
+    `images`: None for a model that takes only text.
+    """
 
     config: EngineConfig
     model: ModelConfig
@@ -81,6 +88,7 @@ class Frontend:
     chat_template: ChatTemplate | None
     max_model_len: int
     default_sampling_params: dict[str, Any]
+    images: ImagePrompts | None = None
     _seeds: random.Random = field(init=False)
     _grammars: GrammarSource = field(init=False)
 
@@ -94,14 +102,21 @@ class Frontend:
         files = resolve_files(config)
         text_files = resolve_text_files(config, files)
         model, tokenizer = load_served_model(config, files), load_tokenizer(text_files)
+        sees = model.vision is not None and model.pooling is None
+        images = load_image_prompts(files, model.vision, tokenizer) if model.vision and sees else None
         return cls(
             config=config,
             model=model,
             tokenizer=tokenizer,
             text_files=text_files,
             chat_template=load_chat_template(
-                text_files, tokenizer, config.chat_template, config.chat_template_content_format
+                text_files,
+                tokenizer,
+                config.chat_template,
+                config.chat_template_content_format,
+                images.token if images else None,
             ),
+            images=images,
             max_model_len=config.max_model_len or context_length(model),
             default_sampling_params=default_sampling_params(config, model),
         )
@@ -115,16 +130,18 @@ class Frontend:
         return self.text_files.tokenizer_config
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt")."""
+        """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt",
+        "multi_modal_data"). Raises InvalidRequest."""
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            return TokenizedPrompt(text=prompt, token_ids=ids)
+            return self._tokenized(prompt, prompt, (), add_special_tokens=add_special_tokens)
         if not isinstance(prompt, Mapping):
-            return TokenizedPrompt(text=None, token_ids=_ids(prompt))
-        if prompt.get("prompt_token_ids") is not None:
-            parsed = TokenizedPrompt(text=prompt.get("prompt"), token_ids=_ids(prompt["prompt_token_ids"]))
-        elif isinstance(prompt.get("prompt"), str):
-            parsed = self.tokenize(prompt["prompt"], add_special_tokens=add_special_tokens)
+            return self._tokenized(None, _ids(prompt), ())
+        pictures = self._read_images(prompt_images(prompt))
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if token_ids is not None:
+            parsed = self._tokenized(text, _ids(token_ids), pictures)
+        elif isinstance(text, str):
+            parsed = self._tokenized(text, text, pictures, add_special_tokens=add_special_tokens)
         else:
             raise InvalidRequest("a prompt dict needs prompt (text) or prompt_token_ids (ids).", param="prompt")
         return replace(parsed, cache_salt=prompt.get("cache_salt") or "")
@@ -143,6 +160,9 @@ class Frontend:
         tokenized = self.tokenize(prompt, add_special_tokens=special)
         if size is None:
             return tokenized
+        if tokenized.images:
+            name = "truncate_prompt_tokens"
+            raise InvalidRequest(f"{name}={size} would cut the tokens of images: leave it out.", param=name)
         is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None)
         tokenized.token_ids = self.tokenizer.truncate(
             tokenized.token_ids,
@@ -153,6 +173,36 @@ class Frontend:
             for_vector=self.model.pooling is not None,
         )
         return tokenized
+
+    def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokenizedPrompt:
+        """Render and tokenise a conversation with its images. `options`: keywords of `ChatTemplate.render`."""
+        messages, parts = (messages, {}) if self.images is None else take_images(messages)
+        pictures = self._read_images({where: part_image(part, where) for where, part in parts.items()})
+        text, where = template.render(messages, **options), ", ".join(parts) or "messages"
+        return self._tokenized(text, text, pictures, where=where, add_special_tokens=False)
+
+    def _tokenized(
+        self,
+        text: str | None,
+        given: str | list[int],
+        pictures: Sequence[Picture],
+        *,
+        where: str = "prompt",
+        add_special_tokens: bool = True,
+    ) -> TokenizedPrompt:
+        """Put the tokens of images into a text, or into token ids."""
+        if self.images is not None and pictures:
+            given = self.images.expand(given, pictures, where, self.max_model_len)
+        ids = self.tokenizer.encode(given, add_special_tokens=add_special_tokens) if isinstance(given, str) else given
+        images = () if self.images is None else self.images.find(ids, pictures, where)
+        return TokenizedPrompt(text=text, token_ids=ids, images=images)
+
+    def _read_images(self, images: Mapping[str, object]) -> list[Picture]:
+        """Read images by their place in the prompt. Raises InvalidRequest."""
+        if images and self.images is None:
+            where = next(iter(images))
+            raise InvalidRequest(f"{where} is an image; {self.config.model} accepts only text.", param=where)
+        return [self.images.read(image, where) for where, image in images.items() if self.images is not None]
 
     def build(
         self,
@@ -182,6 +232,7 @@ class Frontend:
             adapter=prompt.adapter,
             grammar=resolved.grammar,
             pooling=resolved.pooling,
+            images=prompt.images,
         )
 
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
@@ -266,7 +317,8 @@ class Frontend:
         if override is not None or content_format != "auto":
             given = self.config.chat_template if override is None else override
             form = self.config.chat_template_content_format if content_format == "auto" else content_format
-            chosen = load_chat_template(self.text_files, self.tokenizer, given, form)
+            image_token = self.images.token if self.images else None
+            chosen = load_chat_template(self.text_files, self.tokenizer, given, form, image_token)
         if chosen is None:
             raise InvalidRequest("The model has no chat template: pass chat_template.", param="chat_template")
         return chosen

@@ -58,7 +58,7 @@ class OneView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class ImageTiles:
     """Idefics 3 and SmolVLM: an image is scaled, cut into square tiles, and shown as a whole after them.
 
     `count`: image tokens of a tile. `tile`, `longest`: in pixels. `splits`: False shows the whole image only.
@@ -149,7 +149,7 @@ def _one_view(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> On
     return OneView(token=token, count=count, edge=edge, pads=kind.startswith("Llava") and bool(image.get("do_pad")))
 
 
-def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Tiles:
+def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> ImageTiles:
     tower = hf.get("vision_config") or {}
     side, patch = tower.get("image_size", 224), tower.get("patch_size", 32)
     tile = image.get("max_image_size", {}).get("longest_edge", 364)
@@ -159,7 +159,8 @@ def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Tiles
     if not isinstance(longest, int):
         raise _unsupported("size", image.get("size"), "a longest_edge")
     count = (side // patch) ** 2 // hf.get("scale_factor", 2) ** 2
-    return Tiles(token=token, count=count, tile=tile, longest=longest, splits=image.get("do_image_splitting", True))
+    splits = bool(image.get("do_image_splitting", True))
+    return ImageTiles(token=token, count=count, tile=tile, longest=longest, splits=splits)
 
 
 def _unsupported(name: str, value: object, supported: str) -> StartupError:

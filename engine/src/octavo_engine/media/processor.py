@@ -1,7 +1,7 @@
 """`ImageProcessor`: turns the file of an image into the arrays that the part of a model that sees takes.
 
 transformers' image processors cut and scale the image; they need neither torch nor torchvision. Pixels stay bytes, a
-quarter of the memory: whoever holds the model normalises them, by `rescale_factor`, `mean` and `std`.
+quarter of the memory; the model's side normalises them, by `rescale_factor`, `mean` and `std`.
 """
 
 from typing import Any

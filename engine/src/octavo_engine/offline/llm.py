@@ -251,7 +251,7 @@ class LLM(UnsupportedMethods):
         self._core.call("wake_up", tags_to_wake(tags))
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: there are no multimodal inputs to cache."""
+        """Do nothing: processed images are not kept."""
 
     @property
     def stats(self) -> EngineStats:
@@ -284,8 +284,7 @@ class LLM(UnsupportedMethods):
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
         )
         chosen = self._frontend.template(template, content_format)
-        texts = [chosen.render(conversation, **options) for conversation in conversations]
-        return [self._frontend.tokenize(text, add_special_tokens=False) for text in texts]
+        return [self._frontend.render(chosen, conversation, **options) for conversation in conversations]
 
     def _build(
         self,

@@ -12,6 +12,7 @@ from octavo_engine.wire.errors import InvalidRequest
 class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -20,6 +21,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[dict[str, Any]]
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt

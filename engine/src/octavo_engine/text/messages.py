@@ -2,12 +2,14 @@
 
 Clients send content as a string, a list of parts or null; most templates concatenate it with strings, others read the
 parts. A part that is not text raises an error that names it, since a model that cannot see an image would answer as if
-there were none. The input is never changed.
+there were none. For a model that sees, `take_images` first puts IMAGE in the place of each image, so that no data of
+images reach a template. The input is never changed.
 """
 
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from octavo_engine.wire.errors import InvalidRequest
@@ -18,16 +20,23 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-
+_IMAGE_PARTS = ("image_url", "image_pil")
+#: The place of an image in the content of a message.
+IMAGE: Mapping[str, str] = MappingProxyType({"type": "image"})
+Part = str | Mapping[str, str]  # a text, or IMAGE
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 class ContentFormat(NamedTuple):
-    """`wraps`: a text becomes a list of one part. `joins`: several parts become one text, with newlines between."""
+    """`wraps`: a text becomes a list of one part. `joins`: several parts become one text, with newlines between.
+
+    `shows_images`: content with images becomes a list, in which the template renders them; else their token is text.
+    """
 
     wraps: bool = False
     joins: bool = True
+    shows_images: bool = False
 
 
 TEXT, PARTS = ContentFormat(), ContentFormat(wraps=True, joins=False)
@@ -41,12 +50,14 @@ class MessageRules:
     `knows_developer`: False renames OpenAI's newer role "developer" to "system", as templates omit unknown roles.
     `joined_systems`: roles of two leading messages that become one, as the template does not show both.
     `formats`: by role, or "call" for a message with tool calls; a role that is missing has the format of "user".
+    `image_token`: stands for an image in a rendered prompt, so no text may hold it; None: the model takes no images.
     """
 
     keeps_null: bool = False
     knows_developer: bool = True
     joined_systems: Set[tuple[str, str]] = frozenset()
     formats: Mapping[str, ContentFormat] = field(default_factory=dict)
+    image_token: str | None = None
 
 
 class ToolArguments(dict[str, Any]):
@@ -66,26 +77,43 @@ class ToolArguments(dict[str, Any]):
         return other + self._text
 
 
+def take_images(messages: Sequence[Any]) -> tuple[list[Any], dict[str, Mapping[str, Any]]]:
+    """Return the messages with IMAGE for each image part, and these parts, in order, by their place."""
+    changed, images = list(messages), dict[str, Mapping[str, Any]]()
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = list(content) if isinstance(content, Sequence) and not isinstance(content, str) else []
+        for j, part in enumerate(parts):
+            if isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS:
+                images[f"messages[{i}].content[{j}]"], parts[j] = part, IMAGE
+        if IMAGE in parts:
+            changed[i] = {**message, "content": parts}
+    return changed, images
+
+
 def normalise_messages(
     messages: Sequence[Mapping[str, Any]], rules: MessageRules = MessageRules()
 ) -> list[dict[str, Any]]:
     """Normalise messages. Raises InvalidRequest, which names the message."""
     if not messages:
         raise InvalidRequest("messages is empty: at least one message is needed.", param="messages")
-    normal = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    normal = [_normalise(message, f"messages[{i}]", rules.image_token) for i, message in enumerate(messages)]
     if not rules.knows_developer:
         for message in normal:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
-    normal = _join_leading(normal, rules.joined_systems)
+    normal = _join_leading(normal, rules.joined_systems, rules.image_token)
     for message in normal:
         content, has_calls = message["content"], "tool_calls" in message
         if content is not None or not (rules.keeps_null and has_calls):
             wanted = rules.formats.get("call" if has_calls else message["role"])
-            message["content"] = _in_format(content, wanted or rules.formats.get("user", TEXT))
+            wanted = wanted or rules.formats.get("user", TEXT)
+            message["content"] = _in_format(content, wanted, rules.image_token)
     return normal
 
 
-def _join_leading(messages: list[dict[str, Any]], pairs: Set[tuple[str, str]]) -> list[dict[str, Any]]:
+def _join_leading(
+    messages: list[dict[str, Any]], pairs: Set[tuple[str, str]], image_token: str | None
+) -> list[dict[str, Any]]:
     """Join neighbours with these pairs of roles among the leading system messages, with blank lines between texts."""
     joined = messages[:1]
     for i, message in enumerate(messages[1:], start=1):
@@ -93,40 +121,51 @@ def _join_leading(messages: list[dict[str, Any]], pairs: Set[tuple[str, str]]) -
         if not SYSTEM_ROLES.issuperset(pair):
             return joined + messages[i:]
         if pair in pairs:
-            texts = [str(text) for each in (joined[-1], message) if (text := _in_format(each["content"], TEXT))]
+            both = (_in_format(each["content"], TEXT, image_token) for each in (joined[-1], message))
+            texts = [str(text) for text in both if text]
             joined[-1] = {**joined[-1], "content": "\n\n".join(texts)}
         else:
             joined.append(message)
     return joined
 
 
-def _in_format(content: str | list[str] | None, wanted: ContentFormat) -> str | list[dict[str, str]]:
+def _in_format(
+    content: str | list[Part] | None, wanted: ContentFormat, image_token: str | None
+) -> str | list[dict[str, str]]:
     if content is None:
-        content = [] if wanted == PARTS else ""
+        content = [] if wanted.wraps and not wanted.joins else ""
+    if not isinstance(content, str) and IMAGE in content:
+        if wanted.shows_images:
+            return [_as_part(part) for part in content]
+        content = [image_token or "" if part is IMAGE else part for part in content]
     if wanted.joins and not isinstance(content, str):
-        content = "\n".join(content)
+        content = "\n".join(map(str, content))
     if isinstance(content, str) and not wanted.wraps:
         return content
-    return [{"type": "text", "text": text} for text in ([content] if isinstance(content, str) else content)]
+    return [_as_part(part) for part in ([content] if isinstance(content, str) else content)]
+
+
+def _as_part(part: Part) -> dict[str, str]:
+    return {"type": "text", "text": part} if isinstance(part, str) else dict(part)
 
 
 def append_text(message: dict[str, Any], text: str) -> None:
     """Append a text to the content of a normalised message."""
     if isinstance(message["content"], str):
         message["content"] += text
-    elif message["content"]:
+    elif message["content"] and "text" in message["content"][-1]:
         message["content"][-1]["text"] += text
     else:
         message["content"].append({"type": "text", "text": text})
 
 
-def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _normalise(message: Mapping[str, Any], where: str, image_token: str | None) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequest(f"{where} must be an object with a role.", param=f"{where}.role")
     if message.get("function_call"):
         raise InvalidRequest(f"{where}.function_call is not supported: send tool_calls instead.", param=where)
     normal = {key: value for key, value in message.items() if value is not None}
-    normal["content"] = _texts(message.get("content"), f"{where}.content")
+    normal["content"] = _parts(message.get("content"), f"{where}.content", image_token)
     if "reasoning" in normal:
         normal.setdefault("reasoning_content", normal["reasoning"])
     calls = _tool_calls(message.get("tool_calls"), f"{where}.tool_calls")
@@ -139,30 +178,50 @@ def _normalise(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def content_text(content: object, where: str) -> str:
     """Return the text of a message's content; parts are joined by newlines. Raises InvalidRequest."""
-    texts = _texts(content, where)
-    return texts if isinstance(texts, str) else "\n".join(texts or ())
+    parts = _parts(content, where, None)
+    return parts if isinstance(parts, str) else "\n".join(map(str, parts or ()))
 
 
-def _texts(content: object, where: str) -> str | list[str] | None:
-    """Return a text, the texts of parts, or None for null. Raises InvalidRequest."""
-    if content is None or isinstance(content, str):
-        return content
+def _parts(content: object, where: str, image_token: str | None) -> str | list[Part] | None:
+    """Return a text, the texts and images of parts, or None for null. Raises InvalidRequest."""
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return _without_token(content, where, image_token)
     if not isinstance(content, Sequence):
         raise InvalidRequest(f"{where} must be a string, a list of parts, or null.", param=where)
-    return [_part_text(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    return [_part(part, f"{where}[{i}]", image_token) for i, part in enumerate(content)]
 
 
-def _part_text(part: object, where: str) -> str:
+def _part(part: object, where: str, image_token: str | None) -> Part:
+    if part is IMAGE:
+        return IMAGE
     if isinstance(part, str):
-        return part
+        return _without_token(part, where, image_token)
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise InvalidRequest(f"{where} must be a string or an object with a type.", param=where)
     if kind not in _TEXT_PARTS:
-        raise InvalidRequest(f"{where} is of type {kind!r}; this model accepts only text.", param=where)
+        raise InvalidRequest(f"{where} is of type {kind!r}; {_reason(kind, image_token)}", param=where)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.{_TEXT_PARTS[kind]} must be a string.", param=where)
+    return _without_token(text, where, image_token)
+
+
+def _reason(kind: str, image_token: str | None) -> str:
+    if image_token is None:
+        return "this model accepts only text."
+    if kind in _IMAGE_PARTS:
+        return "images are accepted only by LLM.chat and LLM.generate yet: leave it out."
+    return "this version accepts no such parts: leave it out."
+
+
+def _without_token(text: str, where: str, image_token: str | None) -> str:
+    """Return the text. Raises InvalidRequest if it holds the token, which would show an image where there is none."""
+    if image_token is not None and image_token in text:
+        problem = f"{where} holds the text {image_token!r}, which stands for an image"
+        raise InvalidRequest(f"{problem}: write it in another way, and send images as parts.", param=where)
     return text
 
 

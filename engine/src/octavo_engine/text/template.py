@@ -16,11 +16,13 @@ from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.text.messages import (
+    IMAGE,
     PARTS,
     SYSTEM_ROLES,
     TEXT,
     ContentFormat,
     MessageRules,
+    Part,
     append_text,
     normalise_messages,
 )
@@ -52,10 +54,10 @@ _SAMPLES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "developer": ([{"role": "developer"}, _USER], 0),
     "assistant": ([_USER, _ASSISTANT, _USER], 1),
     "call": ([_USER, _CALLS, _RESULT], 1),
-    "tool": ([_USER, _CALLS, _RESULT], 2),
+    "tool": ([_USER, {**_CALLS, "content": "Hm"}, _RESULT], 2),  # some read the first part of any content
 }
 _SAMPLES_SHARE = 10  # of the limits of a rendering; known templates take up to a 150th
-_FORMATS = {"string": TEXT, "openai": PARTS}
+_FORMATS = {"string": TEXT, "openai": PARTS._replace(shows_images=True)}
 
 
 class EdgeTokens(Protocol):
@@ -75,6 +77,7 @@ class ChatTemplate:
 
     `content_format`: "string" or "openai" (lists of parts) for the content of all messages; "auto": for each role, a
     format in which the template renders the text. `tool_source`: the template of conversations with tools.
+    `image_token`: see `MessageRules`; messages then hold IMAGE for each image (`take_images`).
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class ChatTemplate:
         *,
         tool_source: str | None = None,
         content_format: str = "auto",
+        image_token: str | None = None,
     ) -> None:
         if content_format not in ("auto", *_FORMATS):
             message = f"chat_template_content_format is {content_format!r}: use one of auto, {', '.join(_FORMATS)}."
@@ -108,9 +112,12 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
         self.content_format = content_format
         self.tool_source = tool_source
+        self._image_token = image_token
         self._for_tools: ChatTemplate | None = None
         if tool_source is not None:
-            self._for_tools = ChatTemplate(tool_source, special_tokens, content_format=content_format)
+            self._for_tools = ChatTemplate(
+                tool_source, special_tokens, content_format=content_format, image_token=image_token
+            )
 
     def render(
         self,
@@ -145,7 +152,7 @@ class ChatTemplate:
     @cached_property
     def _rules(self) -> MessageRules:
         """Rules that follow from renderings of short conversations, which share a part of the limits of one."""
-        limits, rules = _limits(share=_SAMPLES_SHARE), MessageRules()
+        limits, rules = _limits(share=_SAMPLES_SHARE), MessageRules(image_token=self._image_token)
         if self.content_format != "auto":
             rules = replace(rules, formats={"user": _FORMATS[self.content_format]})
         for kind in _SAMPLES if self.content_format == "auto" else ():
@@ -175,11 +182,14 @@ class ChatTemplate:
         return bool(null or not empty) and null.count("None") == empty.count("None")
 
     def _format_of(self, kind: str, rules: MessageRules, limits: Mapping[str, Any]) -> ContentFormat:
-        """Format of content: parts, if the template loses a text; several parts, if it renders them like texts."""
+        """Format of content: parts, if the template loses a text; several parts, if it renders them like texts.
+
+        Images are parts if the template renders the token for one, beside a text.
+        """
         conversation, place = _SAMPLES[kind]
 
-        def rendered(texts: list[str], wanted: ContentFormat, tools: list[dict[str, Any]] | None) -> str:
-            message = {**conversation[place], "content": texts}
+        def rendered(parts: list[Part], wanted: ContentFormat, tools: list[dict[str, Any]] | None) -> str:
+            message = {**conversation[place], "content": parts}
             messages = [*conversation[:place], message, *conversation[place + 1 :]]
             return self._sample(messages, replace(rules, formats={**rules.formats, kind: wanted}), limits, tools)
 
@@ -198,7 +208,12 @@ class ChatTemplate:
             for text, part, parts in samples
             if text or part
         ]
-        return ContentFormat(wraps, joins=not takes_several or not all(takes_several))
+        wanted = ContentFormat(wraps, joins=not takes_several or not all(takes_several))
+        if (token := self._image_token) is None:
+            return wanted
+        with_image = [rendered([IMAGE, _FIRST], _FORMATS["openai"], tools) for tools in (None, _TOOLS)]
+        shows_images = [text.count(token) == 1 and _FIRST in text for text in with_image if text]
+        return wanted._replace(shows_images=bool(shows_images) and all(shows_images))
 
     def _sample(
         self,
@@ -257,7 +272,11 @@ def _up_to_mark(text: str) -> str:
 
 
 def load_chat_template(
-    files: ModelFiles, tokenizer: Tokenizer, override: str | None = None, content_format: str = "auto"
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    override: str | None = None,
+    content_format: str = "auto",
+    image_token: str | None = None,
 ) -> ChatTemplate | None:
     """Load `override` (the value of --chat-template: a name, a file or a template's text), else the model's templates.
 
@@ -276,7 +295,9 @@ def load_chat_template(
         return None
     try:
         tokens = special_tokens(files.tokenizer_config, tokenizer)
-        return ChatTemplate(source, tokens, tool_source=tool_source, content_format=content_format)
+        return ChatTemplate(
+            source, tokens, tool_source=tool_source, content_format=content_format, image_token=image_token
+        )
     except InvalidRequest as error:
         hint = f"{files.name}: {error} Pass a valid one by --chat-template." if override is None else str(error)
         raise StartupError(hint) from error

@@ -1,0 +1,347 @@
+"""Prompts with images: the token ids are those of transformers' processors, and each image knows its span."""
+
+import json
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from octavo_engine.frontend import request_builder
+from octavo_engine.frontend.request_builder import Frontend, TokenizedPrompt
+from octavo_engine.media import image_prompts
+from octavo_engine.media.picture import MAX_PIXELS, decode
+from octavo_engine.media.processor_settings import read_processor_settings
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.pooling import load_served_model
+from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.pictures import BLUE, RED, empty_png, encoded, quarter
+from octavo_testing.scripted import write_byte_model
+from octavo_testing.vision_checkpoints import (
+    IMAGE,
+    STRING_TEMPLATE,
+    VISION,
+    VisionFiles,
+    vision_config,
+    vision_tokenizer,
+    write_vision_files,
+)
+from PIL import Image
+from transformers import AutoImageProcessor, Idefics3Processor, LlavaProcessor, PreTrainedTokenizerFast
+
+IMAGE_ID, VOCAB_SIZE = vision_tokenizer().token_to_id(IMAGE), vision_tokenizer().get_vocab_size()
+Load = Callable[..., Frontend]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a front end whose model has a part that sees. `sees`: False for one that takes only text."""
+
+    def make(name: str = "smolvlm", *, sees: bool = True, files: VisionFiles | None = None, **config: Any) -> Frontend:
+        chosen = files or VISION[name]
+        folder = write_vision_files(tmp_path / name, chosen)
+        config_file = write_byte_model(folder) / "config.json"
+        config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"vocab_size": VOCAB_SIZE}))
+        write_vision_files(folder, chosen)
+
+        def served(config: EngineConfig, model_files: Any) -> Any:
+            return replace(load_served_model(config, model_files), vision=vision_config(chosen) if sees else None)
+
+        monkeypatch.setattr(request_builder, "load_served_model", served)
+        return Frontend.load(EngineConfig(model=str(folder), load_format="dummy", **{"max_model_len": 2000, **config}))
+
+    return make
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return quarter(RED, size=(width, height))
+
+
+def url(image: Image.Image) -> str:
+    return "data:image/png;base64," + b64encode(encoded(image, "PNG")).decode()
+
+
+def chat(frontend: Frontend, messages: list[Any], **options: Any) -> TokenizedPrompt:
+    return frontend.render(frontend.template(None), messages, **options)
+
+
+def ask(*parts: Any, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": list(parts)}
+
+
+def image_part(width: int, height: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(picture(width, height))}}
+
+
+def reference_ids(frontend: Frontend, name: str, text: str, images: list[Image.Image]) -> list[int]:
+    """Token ids by transformers' whole processor, of the families whose processor needs no further packages."""
+    folder = frontend.config.model
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=vision_tokenizer(), pad_token="<pad>")
+    options: dict[str, Any] = {"image_seq_len": 1}
+    if name.startswith("llava"):
+        tower, strategy = VISION[name].hf["vision_config"], VISION[name].hf.get("vision_feature_select_strategy")
+        options = {"patch_size": tower["patch_size"], "num_additional_image_tokens": 1}
+        options["vision_feature_select_strategy"] = strategy or "default"
+    images_only = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+    processor = (LlavaProcessor if name.startswith("llava") else Idefics3Processor)(images_only, tokenizer, **options)
+    return list(processor(images=images, text=text, add_special_tokens=False)["input_ids"][0])
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_full", "idefics3"])
+@pytest.mark.parametrize("sizes", [[], [(40, 30)], [(40, 30), (3, 90), (1, 1)]], ids=len)
+def test_ids_equal_those_of_transformers(load: Load, name: str, sizes: list[tuple[int, int]]) -> None:
+    frontend = load(name)
+    images = [picture(*size) for size in sizes]
+    text = "Compare " + " and ".join([IMAGE] * len(images)) + "\nplease."
+    wanted = (
+        reference_ids(frontend, name, text, images)
+        if images
+        else vision_tokenizer().encode(text.replace(IMAGE, "")).ids
+    )
+    by_text = frontend.tokenize({"prompt": text, "multi_modal_data": {"image": images}}, add_special_tokens=False)
+    ids = vision_tokenizer().encode(text, add_special_tokens=False).ids
+    by_ids = frontend.tokenize({"prompt_token_ids": ids, "multi_modal_data": {"image": images}})
+    assert by_text.token_ids == by_ids.token_ids == wanted
+    assert by_text.images == by_ids.images
+    assert by_text.text == text
+
+
+@pytest.mark.parametrize("name", list(VISION))
+def test_spans_reach_from_the_first_token_of_an_image_to_its_last(load: Load, name: str) -> None:
+    frontend = load(name)
+    images = [picture(40, 30), picture(3, 90)]
+    prompt = frontend.tokenize(
+        {"prompt": f"{IMAGE} or {IMAGE}?", "multi_modal_data": {"image": images}, "cache_salt": "s"}
+    )
+    assert prompt.cache_salt == "s"
+    settings = read_processor_settings(frontend.text_files)
+    places: list[int] = []
+    for image, source in zip(prompt.images, images, strict=True):
+        span = prompt.token_ids[image.start : image.end]
+        assert span[0] == span[-1] == IMAGE_ID
+        assert image.digest == settings.digest(image.data)
+        assert (decode(image.data, "image") == np.asarray(source)).all()
+        places += range(image.start, image.end)
+    outside = [token_id for place, token_id in enumerate(prompt.token_ids) if place not in places]
+    assert IMAGE_ID not in outside
+    request = frontend.build(prompt, frontend.resolve(SamplingParams()), request_id="r")
+    assert request.images == prompt.images
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full"])
+def test_parts_of_each_kind_and_their_order_reach_the_prompt(load: Load, name: str) -> None:
+    frontend = load(name)
+    first, second = picture(40, 30), quarter(BLUE, size=(3, 90))
+    by_url = chat(frontend, [ask(image_part(40, 30), {"type": "image_url", "image_url": url(second)}, "Hi")])
+    by_object = chat(
+        frontend,
+        [ask({"type": "image_pil", "image_pil": first}, {"type": "image_pil", "image_pil": second}, "Hi")],
+    )
+    assert by_url.token_ids == by_object.token_ids
+    shown = [image.length for image in by_url.images]
+    turned = chat(frontend, [ask({"type": "image_pil", "image_pil": second}, image_part(40, 30), "Hi")])
+    assert [image.length for image in turned.images] == shown[::-1]
+    assert [image.digest for image in turned.images] == [by_object.images[1].digest, by_url.images[0].digest]
+
+
+ROLES: list[tuple[str, list[Any], str]] = [
+    ("smolvlm", [{"role": "user", "content": "Hi"}], "<|im_start|>User: Hi<end_of_utterance>\nAssistant:"),
+    (
+        "smolvlm",
+        [{"role": "assistant", "content": "Hm"}, {"role": "tool", "content": "42"}, ask("So?")],
+        "<|im_start|>Assistant: Hm<end_of_utterance>\nTool: 42<end_of_utterance>\nUser: So?<end_of_utterance>\n"
+        "Assistant:",
+    ),
+    ("llava_full", [ask("Look: ", image_part(9, 9), "What?")], f"user: Look: \n{IMAGE}\nWhat?\nassistant:"),
+    ("llava", [ask("Look:", image_part(9, 9), "What?")], f"USER: {IMAGE}\nLook: What? ASSISTANT:"),
+    ("smolvlm", [ask(image_part(9, 9), "What?")], f"<|im_start|>User:{IMAGE}What?<end_of_utterance>\nAssistant:"),
+    (
+        "smolvlm",
+        [
+            ask("Use it: ", image_part(9, 9), role="system"),
+            ask(image_part(9, 9), "What?"),
+            {"role": "assistant", "content": "A cat."},
+            ask("Result: ", image_part(9, 9), role="tool"),
+        ],
+        f"<|im_start|>System: Use it: {IMAGE}<end_of_utterance>\nUser:{IMAGE}What?<end_of_utterance>\n"
+        f"Assistant: A cat.<end_of_utterance>\nTool: Result: {IMAGE}<end_of_utterance>\nAssistant:",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "messages", "text"), ROLES)
+def test_images_stand_where_the_template_puts_them(load: Load, name: str, messages: list[Any], text: str) -> None:
+    prompt = chat(load(name), messages)
+    assert prompt.text == text
+    assert len(prompt.images) == text.count(IMAGE)
+
+
+def test_a_template_that_shows_no_images_gets_their_token_in_the_text(load: Load) -> None:
+    source = (
+        "{% for message in messages %}{% for part in message.content %}{% if part.type == 'text' %}[{{ part.text }}]"
+        "{% endif %}{% endfor %}{% endfor %}"
+    )
+    frontend = load(files=replace(VISION["llava"], template=source))
+    assert chat(frontend, [ask(image_part(9, 9), "What?")]).text == f"[{IMAGE}][What?]"
+
+
+@pytest.mark.parametrize(("content_format", "text"), [("string", f"user: {IMAGE}\nHi\nassistant:"), ("openai", None)])
+def test_a_content_format_that_is_set_holds_for_images(load: Load, content_format: str, text: str | None) -> None:
+    """The template concatenates strings, so lists of parts make it fail."""
+    frontend = load("llava_full")
+    template = frontend.template(None, content_format)
+    if text is not None:
+        assert frontend.render(template, [ask(image_part(9, 9), "Hi")]).text == text
+        return
+    with pytest.raises(InvalidRequest, match="cannot render"):
+        frontend.render(template, [ask(image_part(9, 9), "Hi")])
+
+
+def test_a_continued_message_may_end_with_an_image(load: Load) -> None:
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    prompt = chat(load(), [ask("See"), ask("This: ", image_part(9, 9), role="assistant")], **options)
+    assert prompt.text is not None
+    assert prompt.text.endswith(f"Assistant: This: {IMAGE}")
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full"])
+def test_text_is_rendered_as_for_a_model_without_images(load: Load, name: str) -> None:
+    conversations = [
+        [{"role": "user", "content": "Hi"}],
+        [ask("Hi", "you")],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}, ask("Bye")],
+    ]
+    seeing = load(name)
+    shown = [chat(seeing, messages) for messages in conversations]
+    assert shown == [chat(load(name, sees=False), messages) for messages in conversations]
+    assert all("Hi" in (prompt.text or "") for prompt in shown)
+
+
+REFUSED: dict[str, tuple[list[Any], str, str]] = {
+    "an image token in a text": ([ask("Hi"), {"role": "user", "content": f"a {IMAGE}"}], "messages[1].content", IMAGE),
+    "an image token in a part": ([ask(image_part(9, 9), f"{IMAGE}")], "messages[0].content[1]", IMAGE),
+    "an image token in an answer": ([{"role": "assistant", "content": IMAGE}], "messages[0].content", IMAGE),
+    "an image token in arguments": (
+        [
+            {
+                "role": "assistant",
+                "content": "a",
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": f'{{"a": "{IMAGE}"}}'}}],
+            }
+        ],
+        "messages",
+        "1 times for 0 images",
+    ),
+    "an address": ([ask({"type": "image_url", "image_url": "https://a.b/c"})], "messages[0].content[0]", "data URL"),
+    "a video": ([ask({"type": "video_url", "video_url": {"url": ""}})], "messages[0].content[0]", "video_url"),
+    "audio": ([ask({"type": "input_audio", "input_audio": {}})], "messages[0].content[0]", "input_audio"),
+    "embeddings": ([ask({"type": "image_embeds", "image_embeds": ""})], "messages[0].content[0]", "image_embeds"),
+    "no image": ([ask({"type": "image_pil", "image_pil": None})], "messages[0].content[0]", "PIL image"),
+    "a damaged image": (
+        [ask("Hi", {"type": "image_url", "image_url": "data:;base64,AAAA"})],
+        "messages[0].content[1]",
+        "PNG, JPEG",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_message(load: Load, case: str) -> None:
+    messages, param, says = REFUSED[case]
+    shows_calls = STRING_TEMPLATE.replace(
+        "{% endfor %}",
+        "{% for call in message.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}{% endfor %}",
+    )
+    frontend = load(files=replace(VISION["smolvlm"], template=shows_calls))
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        chat(frontend, messages)
+    assert caught.value.param == param
+
+
+def test_a_template_that_omits_a_message_names_the_place_of_the_image(load: Load) -> None:
+    source = "{{ messages[-1].content }}"
+    frontend = load(files=replace(VISION["llava"], template=source))
+    with pytest.raises(InvalidRequest, match="0 times for 1 images") as caught:
+        chat(frontend, [ask("Hi", image_part(9, 9)), {"role": "user", "content": "What?"}])
+    assert caught.value.param == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (f"{IMAGE}", "1 times for 0 images"),
+        ([65, IMAGE_ID], "1 times for 0 images"),
+        ({"prompt": "Hi", "multi_modal_data": {"image": picture(9, 9)}}, "0 times for 1 images"),
+        ({"prompt": f"{IMAGE}{IMAGE}", "multi_modal_data": {"image": picture(9, 9)}}, "2 times for 1 images"),
+        ({"prompt_token_ids": [65], "multi_modal_data": {"image": picture(9, 9)}}, "0 times for 1 images"),
+        ({"prompt_token_ids": [IMAGE_ID] * 16, "multi_modal_data": {"image": picture(9, 9)}}, "16 times for 1 images"),
+    ],
+    ids=str,
+)
+def test_a_prompt_has_one_image_token_for_each_image(load: Load, prompt: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        load().tokenize(prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_images_that_exceed_the_context_are_not_decoded(load: Load) -> None:
+    damaged = encoded(picture(900, 30), "PNG")[:60]
+    part = {"type": "image_url", "image_url": "data:;base64," + b64encode(damaged).decode()}
+    frontend = load(max_model_len=19)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        chat(frontend, [ask(part, "What?")])
+    assert (caught.value.max_model_len, caught.value.num_input) == (19, 5 * 4)
+
+
+def test_a_line_that_the_processor_would_blow_up_is_refused(load: Load) -> None:
+    line = "data:;base64," + b64encode(empty_png(60_000, 1)).decode()
+    frontend = load("llava_full")
+    with pytest.raises(InvalidRequest, match=f"scales to 60000 x 60000; the limit is {MAX_PIXELS}"):
+        chat(frontend, [ask({"type": "image_url", "image_url": line})])
+
+
+def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:
+    frontend = load("smolvlm", sees=False)
+    with pytest.raises(InvalidRequest, match="accepts only text") as caught:
+        frontend.tokenize({"prompt": IMAGE, "multi_modal_data": {"image": picture(9, 9)}})
+    assert caught.value.param == "multi_modal_data.image[0]"
+    with pytest.raises(InvalidRequest, match="'image_url'; this model accepts only text"):
+        chat(frontend, [ask(image_part(9, 9))])
+    assert frontend.tokenize(f"a{IMAGE}").token_ids == [*frontend.tokenize("a").token_ids, IMAGE_ID]
+
+
+def test_a_template_without_the_front_end_refuses_images(load: Load) -> None:
+    """So does the server, whose doors take no images yet."""
+    template = load().template(None)
+    with pytest.raises(InvalidRequest, match="'image_url'; images are accepted only by LLM") as caught:
+        template.render([ask(image_part(9, 9))])
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_without_the_packages_text_works_and_an_image_names_the_command(
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = image_prompts.find_spec
+    monkeypatch.setattr(image_prompts, "find_spec", lambda name: None if name == "PIL" else found(name))
+    frontend = load()
+    assert "pip install 'octavo-engine[vision]'" in caplog.text
+    assert frontend.tokenize("Hi").token_ids
+    with pytest.raises(InvalidRequest, match=r"pip install 'octavo-engine\[vision\]'"):
+        chat(frontend, [ask(image_part(9, 9))])
+
+
+def test_a_family_without_a_rule_ends_the_start(load: Load) -> None:
+    with pytest.raises(StartupError, match="'pixtral'"):
+        load(files=replace(VISION["llava"], family="pixtral"))
+
+
+def test_a_tokenizer_without_the_image_token_ends_the_start(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = write_byte_model(tmp_path / "other")
+    (other / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    with pytest.raises(StartupError, match="use the tokenizer of this model"):
+        load(tokenizer=str(other))
