@@ -14,9 +14,10 @@ from octavo_engine.loop.engine_core import Proposer
 from octavo_engine.loop.proposers import DraftModelProposer, NgramProposer
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_engine.wire.hashing import next_hash, scoped_root, short_hash
+from octavo_engine.wire.hashing import image_extra, next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers
 from octavo_engine.wire.plan import StepCosts
+from octavo_engine.wire.records import ImageInput
 
 from octavo_testing.sim_executor import VOCAB
 from octavo_testing.simulation import Simulation, sim_config
@@ -59,6 +60,7 @@ requests = st.fixed_dictionaries(
         "logprobs": st.sampled_from([None, 1]),
         "skip_reading_prefix_cache": st.sampled_from([None, None, None, True]),
         "salt": st.sampled_from(["", "", "s"]),
+        "images": st.sampled_from([(), (), (), ((0, 5, b"a"),), ((3, 2, b"b"),), ((1, 3, b"a"), (4, 6, b"b"))]),
         "repetition_penalty": st.sampled_from([1.0, 1.0, 1.0, 1.0, 1.0, 2.0]),
     }
 )
@@ -73,6 +75,10 @@ speculation = st.builds(
 
 
 proposers = st.none() | st.builds(NgramProposer, speculation) | st.builds(DraftModelProposer, st.integers(1, 4))
+
+
+def _image(start: int, length: int, name: bytes) -> ImageInput:
+    return ImageInput(start=start, length=length, digest=name * 32, data=b"")
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -90,10 +96,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sim = Simulation(scheduler=scheduler, costs=costs, proposer=proposer)
         self.listener = KVSet()
         self.full_hashes: dict[bytes, bytes] = {}  # full hashes by short hashes
+        self.image_extras: set[bytes] = set()  # of all blocks with images so far
 
     @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
     def add(self, family: int, length: int, fields: dict[str, object], data: st.DataObject) -> None:
+        fields = fields | {"images": tuple(_image(*each) for each in fields["images"] if sum(each[:2]) <= length)}
         min_tokens = data.draw(st.sampled_from([0, 0, fields["max_tokens"]]))
+        size = self.sim.config.block_size
+        spans = [(image.start, image.end, image.digest) for image in fields["images"]]
+        self.image_extras |= {image_extra(spans, first, first + size) for first in range(0, length, size)}
         try:
             self.sim.add(f"r{len(self.sim.requests)}", [family] * length, min_tokens=min_tokens, **fields)
         except InvalidRequest:
@@ -162,7 +173,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block, block_hash in zip(delta.blocks, stored, strict=True):
             root = scoped_root(self.sim.config.hash_root, "", block.salt)
             parent = root if block.parent is None else self.full_hashes[block.parent]
-            assert next_hash(parent, block.token_ids) == block_hash
+            extras = {b""} | self.image_extras
+            assert block_hash in {next_hash(parent, block.token_ids, extra) for extra in extras}
             self.full_hashes[block.hash] = block_hash
 
     def check_listener(self) -> None:

@@ -1,27 +1,30 @@
 """A model-free executor that carries out plans on a fake KV memory and checks that they were sound.
 
 Each slot of each block holds the chain of the token written there: a number that depends on every token of the
-sequence up to it. The executor works in the documented order (out, in, copies, forward), each list as one batch, reads
-before writes. Before a sequence samples, every position of its table must hold exactly its own chain, so that aliasing,
-a missing copy-on-write, a stale or misplaced swap, or a wrong prefix hit is detected. The next token depends only on
-the chain and the seed, so that the output of a request must not depend on other requests.
+sequence up to it, and on the images of which these tokens are. The executor works in the documented order (out, in,
+copies, forward), each list as one batch, reads before writes. Before a sequence samples, every position of its table
+must hold exactly its own chain, so that aliasing, a missing copy-on-write, a stale or misplaced swap, or a wrong prefix
+hit is detected. The next token depends only on the chain and the seed, so that the output of a request must not depend
+on other requests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, FinishReason, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, FinishReason, ImageSpan, TokenLogprobs
 
 VOCAB = 50
 Block = list[int]
 EMPTY = -1
 
 
-def chains_of(token_ids: list[int], *, first: int = 0, before: int = 0) -> list[int]:
+def chains_of(token_ids: list[int], *, first: int = 0, before: int = 0, images: Sequence[ImageSpan] = ()) -> list[int]:
     """Return the chain of each token from position `first` on, given the chain before it."""
     chains, chain = [], before
-    for token in token_ids[first:]:
-        chain = hash((chain, token, 7))
+    rows = {position: (i.digest, position - i.start) for i in images for position in range(i.start, i.end)}
+    for position, token in enumerate(token_ids[first:], start=first):
+        chain = hash((chain, token, rows.get(position), 7))
         chains.append(chain)
     return chains
 
@@ -40,7 +43,7 @@ def expected_output(
     params = request.params
     token_ids = list(request.prompt_token_ids if start_from is None else start_from)
     first, num_prompt = len(token_ids), len(request.prompt_token_ids)
-    chain = chains_of(token_ids)[-1]
+    chain = chains_of(token_ids, images=request.images)[-1]
     while True:
         token = next_token(chain, (params.seed or 0) + index)
         token_ids.append(token)
@@ -88,7 +91,7 @@ class SimExecutor:
             self.seqs.pop(seq_id, None)
         for new in plan.new_seqs:
             assert new.seq_id not in self.seqs, f"sequence {new.seq_id} announced twice"
-            self.seqs[new.seq_id] = SimSeq(new, list(new.token_ids), chains_of(new.token_ids))
+            self.seqs[new.seq_id] = SimSeq(new, list(new.token_ids), chains_of(new.token_ids, images=new.images))
         _move(self.device, self.host, plan.swap_out)
         _move(self.host, self.device, plan.swap_in)
         assert not {src for src, _ in plan.copies} & {dst for _, dst in plan.copies}, "a copy reads what another writes"

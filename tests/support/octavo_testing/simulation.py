@@ -13,7 +13,7 @@ from octavo_engine.loop.engine_core import Proposer
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest, SeqOutput, TokenLogprobs
+from octavo_engine.wire.records import EngineRequest, ImageInput, SeqOutput, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_testing.sim_executor import SimExecutor, expected_output
@@ -42,6 +42,7 @@ def sim_request(
     arrival_s: float = 0.0,
     eos: int | None = None,
     salt: str = "",
+    images: tuple[ImageInput, ...] = (),
     **params: object,
 ) -> EngineRequest:
     defaults: dict[str, object] = {"temperature": 1.0, "seed": 1000 + sum(map(ord, request_id)), "max_tokens": 4}
@@ -53,6 +54,7 @@ def sim_request(
         arrival_s=arrival_s,
         eos_token_id=eos,
         cache_salt=salt,
+        images=images,
     )
 
 

@@ -1,40 +1,27 @@
-"""Tiny random models that take images, written by transformers, and prompts with images for their engines.
+"""Tiny random models that take images, written by transformers, and their answers to compare an engine's with."""
 
-`TinyProcessor` stands where the engine's own image processor does; prompts are token ids, with the image tokens
-in place.
-"""
-
-import hashlib
 import io
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from octavo_engine import LLM
-from octavo_engine.devices.device import Device
-from octavo_engine.models.model import Model
-from octavo_engine.runner.image_encoder import Arrays, ImageEncoder
-from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
-from octavo_engine.wire.records import EngineRequest, ImageInput
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
 
 from octavo_testing.tiny_models import VOCAB, byte_tokenizer, scramble
+from octavo_testing.vision_checkpoints import VISION, VisionFiles, vision_tokenizer, write_vision_files
 
-IMAGE = VOCAB + 1
+IMAGE = VOCAB
 QUANTISED_IMAGE = 15  # of a vocabulary of 16 tokens
 TEXT = {
-    "vocab_size": VOCAB + 2,
+    "vocab_size": vision_tokenizer().get_vocab_size(),
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -45,85 +32,40 @@ TEXT = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_TOWER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
-_TILED = {
-    "do_resize": True,
-    "size": {"longest_edge": 64},
-    "do_image_splitting": True,
-    "max_image_size": {"longest_edge": 32},
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
-    "rescale_factor": 1 / 255,
-}
-_CLIP = {
-    "size": {"shortest_edge": 32},
-    "crop_size": {"height": 32, "width": 32},
-    "image_mean": [0.48, 0.46, 0.41],
-    "image_std": [0.27, 0.26, 0.28],
-    "rescale_factor": 1 / 255,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyVision:
-    family: str
-    processor: dict[str, Any]
-    text_type: str = "llama"
-    config: dict[str, Any]
-
-
-VISION: dict[str, TinyVision] = {
-    "smolvlm": TinyVision(
-        family="smolvlm",
-        processor={"image_processor_type": "SmolVLMImageProcessor", **_TILED},
-        config={"image_token_id": IMAGE, "scale_factor": 2},
+_TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+#: By name: the files, and keys of the text part. One has a tied head, one another text part and several tower layers.
+TINY_VISION: dict[str, tuple[VisionFiles, dict[str, Any]]] = {
+    "smolvlm": (
+        replace(VISION["smolvlm"], image=VISION["smolvlm"].image | {"size": {"longest_edge": 64}}),
+        {"model_type": "llama"},
     ),
-    "idefics3": TinyVision(
-        family="idefics3",
-        processor={"image_processor_type": "Idefics3ImageProcessor", **_TILED},
-        config={"image_token_id": IMAGE, "scale_factor": 2, "tie_word_embeddings": True},
-    ),
-    "llava": TinyVision(
-        family="llava",
-        processor={"image_processor_type": "CLIPImageProcessor", **_CLIP},
-        config={"image_token_index": IMAGE},
-    ),
-    "llava_qwen2": TinyVision(
-        family="llava",
-        processor={"image_processor_type": "CLIPImageProcessor", **_CLIP},
-        text_type="qwen2",
-        config={"image_token_index": IMAGE, "vision_feature_layer": [-2, -1], "vision_feature_select_strategy": "full"},
+    "idefics3": (VISION["idefics3"], {"model_type": "llama", "tie_word_embeddings": True}),
+    "llava": (VISION["llava"], {"model_type": "llama"}),
+    "llava_qwen2": (
+        replace(VISION["llava_full"], hf=VISION["llava_full"].hf | {"vision_feature_layer": [-2, -1]}),
+        {"model_type": "qwen2"},
     ),
 }
+#: Arrays that a tower takes.
+_ARRAYS = ("pixel_values", "pixel_attention_mask")
 
 
 def make_tiny_vision(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a tiny model with its tokenizer and its image processor under `folder`; return the model's folder."""
-    path = folder / name
+    path, (files, text) = folder / name, TINY_VISION[name]
     if not path.exists():
-        tiny_vision_model(name, seed=seed).save_pretrained(path)
-        tokenizer = byte_tokenizer()
-        tokenizer.add_special_tokens(["<row>", "<image>"])
-        tokenizer.save(str(path / "tokenizer.json"))
-        (path / "preprocessor_config.json").write_text(json.dumps(VISION[name].processor))
+        _make_model(files, TEXT | text, IMAGE, seed=seed).save_pretrained(path)
+        write_vision_files(path, files)
     return path
 
 
-def tiny_vision_model(name: str, *, seed: int = 0) -> PreTrainedModel:
-    tiny = VISION[name]
-    tower = dict(_TOWER)
-    if tiny.family == "llava":
-        tower |= {"model_type": "clip_vision_model", "projection_dim": 32}
-    text = {"model_type": tiny.text_type, **TEXT}
-    text["tie_word_embeddings"] = tiny.config.get("tie_word_embeddings", False)
-    config = AutoConfig.for_model(tiny.family, text_config=text, vision_config=tower, **tiny.config)
+def _make_model(files: VisionFiles, text: dict[str, Any], image_token_id: int, *, seed: int = 0) -> PreTrainedModel:
+    hf = files.hf | {"vision_config": _TOWER | files.hf["vision_config"], "text_config": text}
+    if files.family == "llava":
+        hf["vision_config"] |= {"projection_dim": 32}
+    hf |= {"image_token_index" if files.family == "llava" else "image_token_id": image_token_id}
+    hf["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
+    config = AutoConfig.for_model(files.family, **hf)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
     scramble(model, seed)
     return model
@@ -134,12 +76,9 @@ def make_quantised_llava(text: Path, folder: Path) -> Path:
 
     The vocabulary is small; its last token is that of images.
     """
-    hf = json.loads((text / "config.json").read_text())
+    files, hf = VISION["llava"], json.loads((text / "config.json").read_text())
     settings = hf.pop("quantization_config")
-    clip = {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 32}
-    config = AutoConfig.for_model("llava", text_config=hf, vision_config=clip, image_token_index=QUANTISED_IMAGE)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
-    scramble(model, seed=0)
+    model = _make_model(files, hf, QUANTISED_IMAGE)
     expanded = {name: tensor.float() for name, tensor in iter_weights(resolve_model(str(text)), dtype=torch.float32)}
     state = {f"model.language_model.{name.removeprefix('model.')}": tensor for name, tensor in expanded.items()}
     report = model.load_state_dict(state, strict=False)
@@ -147,10 +86,10 @@ def make_quantised_llava(text: Path, folder: Path) -> Path:
     assert not any("language_model" in name for name in report.missing_keys)
     model.tie_weights()
     model.save_pretrained(folder / "expanded")
-    (folder / "expanded" / "preprocessor_config.json").write_text(json.dumps(VISION["llava"].processor))
+    (folder / "expanded" / "preprocessor_config.json").write_text(json.dumps(files.image))
     (folder / "quantised").mkdir()
-    tower = load_file(folder / "expanded" / "model.safetensors")
-    tensors = {name: tensor for name, tensor in tower.items() if not name.startswith(("language_model", "lm_head"))}
+    dense = load_file(folder / "expanded" / "model.safetensors")
+    tensors = {name: tensor for name, tensor in dense.items() if not name.startswith(("language_model", "lm_head"))}
     tensors |= {f"language_model.{name}": tensor for name, tensor in load_file(text / "model.safetensors").items()}
     save_file(tensors, folder / "quantised" / "model.safetensors")
     nested = json.loads((folder / "expanded" / "config.json").read_text()) | {"quantization_config": settings}
@@ -169,100 +108,40 @@ def picture(number: int, *, width: int = 48, height: int = 32) -> bytes:
     return data.getvalue()
 
 
-class TinyProcessor:
-    """`keys`: of the arrays that the family's tower takes."""
+@dataclass(frozen=True)
+class ImagePrompt:
+    """Token ids with one image token for each image, as `LLM.generate` takes them."""
 
-    keys = ("pixel_values", "pixel_attention_mask")
+    token_ids: list[int]
+    images: list[bytes]
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.token_ids, "multi_modal_data": {"image": self.images}}
+
+
+def image_prompt(*parts: list[int] | bytes, image_token_id: int = IMAGE) -> ImagePrompt:
+    """Make a prompt of texts, as token ids, and images."""
+    token_ids = [token for part in parts for token in ([image_token_id] if isinstance(part, bytes) else part)]
+    return ImagePrompt(token_ids, [part for part in parts if isinstance(part, bytes)])
+
+
+class Reference:
+    """The model and its image processor in transformers."""
 
     def __init__(self, folder: Path) -> None:
-        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
-        self.mean, self.std = self._processor.image_mean, self._processor.image_std
-        self.rescale_factor = self._processor.rescale_factor
-
-    def process(self, data: bytes) -> Arrays:
-        try:
-            image = Image.open(io.BytesIO(data)).convert("RGB")
-        except OSError as error:
-            raise ValueError("it is no picture") from error
-        arrays = self._call(image, do_rescale=False, do_normalize=False)
-        return {name: np.asarray(arrays[name]) for name in self.keys if name in arrays}
-
-    def reference(self, data: bytes) -> dict[str, torch.Tensor]:
-        """Return the arrays that transformers' model takes, normalised."""
-        arrays = self._call(Image.open(io.BytesIO(data)).convert("RGB"))
-        return {name: torch.from_numpy(np.asarray(arrays[name])) for name in self.keys if name in arrays}
-
-    def _call(self, image: Image.Image, **options: Any) -> Any:
-        return self._processor(images=image, return_tensors="np", **options)
-
-
-def image_tokens(num_rows: int, image_token_id: int, *, row: int = 4) -> list[int]:
-    """Return the tokens of an image with `num_rows` rows, and a token of another kind after each few of them."""
-    parts = ([image_token_id] * min(row, num_rows - at) for at in range(0, num_rows, row))
-    return [token for part in parts for token in (*part, image_token_id - 1)]
-
-
-def image_input(start: int, tokens: list[int], data: bytes) -> ImageInput:
-    return ImageInput(start=start, length=len(tokens), digest=hashlib.sha256(data).digest(), data=data)
-
-
-@contextmanager
-def tiny_processors() -> Iterator[None]:
-    """Let engines start with `TinyProcessor`."""
-
-    def load(device: Device, files: ModelFiles, model: Model) -> ImageEncoder:
-        assert model.config.vision is not None
-        return ImageEncoder(TinyProcessor(files.root), model.config.vision.image_token_id, device)
-
-    with patch("octavo_engine.runner.model_loading.load_images", load):
-        yield
-
-
-class Album:
-    """Prompts with images for one engine, which recognises them by their tokens, also where beams have grown."""
-
-    def __init__(self, folder: Path, *, image_token_id: int = IMAGE) -> None:
-        self._image_token_id = image_token_id
-        self.processor = TinyProcessor(folder)
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-        self._images: dict[tuple[int, ...], tuple[ImageInput, ...]] = {}
+        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
 
-    def num_rows(self, data: bytes) -> int:
+    def arrays(self, data: bytes) -> dict[str, torch.Tensor]:
+        arrays = self._processor(images=Image.open(io.BytesIO(data)), return_tensors="np")
+        return {name: torch.from_numpy(np.asarray(arrays[name])) for name in _ARRAYS if name in arrays}
+
+    def logits(self, token_ids: list[int], images: list[bytes]) -> torch.Tensor:
+        """Return the logits [tokens, vocab] of a prompt whose image tokens are expanded."""
+        each = [self.arrays(data) for data in images]
+        axis = 1 if each and each[0]["pixel_values"].dim() == 5 else 0  # [1, tiles, ...]: a prompt has all tiles
+        inputs = {name: torch.cat([arrays[name] for arrays in each], axis) for name in each[0]} if each else {}
         with torch.inference_mode():
-            features = self.model.get_image_features(**self.processor.reference(data)).pooler_output
-        return sum(len(part.flatten(0, -2)) for part in features)
-
-    def prompt(self, *parts: list[int] | bytes) -> list[int]:
-        """Return the tokens of a prompt of texts, as token ids, and images."""
-        token_ids, images = list[int](), list[ImageInput]()
-        for part in parts:
-            tokens = image_tokens(self.num_rows(part), self._image_token_id) if isinstance(part, bytes) else part
-            if isinstance(part, bytes):
-                images.append(image_input(len(token_ids), tokens, part))
-            token_ids += tokens
-        self._images[tuple(token_ids)] = tuple(images)
-        return token_ids
-
-    def images(self, token_ids: list[int]) -> tuple[ImageInput, ...]:
-        known = [prompt for prompt in self._images if tuple(token_ids[: len(prompt)]) == prompt]
-        return self._images[max(known, key=len)] if known else ()
-
-    def logits(self, token_ids: list[int]) -> torch.Tensor:
-        """Return the logits [tokens, vocab] of transformers."""
-        images = [self.processor.reference(image.data) for image in self.images(token_ids)]
-        inputs: dict[str, torch.Tensor] = {}
-        if images and images[0]["pixel_values"].dim() == 5:  # [1, tiles, ...]: one prompt has all tiles
-            inputs = {name: torch.cat([image[name] for image in images], 1) for name in images[0]}
-        elif images:
-            inputs = {name: torch.cat([image[name] for image in images]) for name in images[0]}
-        with torch.inference_mode():
-            return self.model(input_ids=torch.tensor([token_ids]), **inputs).logits[0]
-
-    def attach(self, llm: LLM) -> None:
-        """Give the requests of an engine the images of their prompts."""
-        add = llm._core.add
-
-        def add_with_images(request: EngineRequest) -> None:
-            add(replace(request, images=self.images(request.prompt_token_ids)))
-
-        llm._core.add = add_with_images  # type: ignore[method-assign]
+            logits: torch.Tensor = self.model(input_ids=torch.tensor([token_ids]), **inputs).logits[0]
+        return logits
