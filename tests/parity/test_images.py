@@ -1,0 +1,255 @@
+"""Models that take images against transformers in fp32, in every way of running a sequence.
+
+The reference is one forward pass of transformers over the prompt with its images and the output. Greedy tokens prove
+little, so log-probabilities are compared: of the prompt's tokens, and of the whole vocabulary where tokens are sampled.
+Each test asserts by the engine's counters that its case has occurred.
+"""
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine import LLM, RequestOutput, SamplingParams
+from octavo_engine.frontend.beam_search import BeamSearchParams
+from octavo_engine.models.vision_tower import VisionTower
+from octavo_testing.tiny_models import VOCAB
+from octavo_testing.tiny_vision import (
+    QUANTISED_IMAGE,
+    TEXT,
+    TINY_VISION,
+    ImagePrompt,
+    Reference,
+    image_prompt,
+    make_quantised_llava,
+    make_tiny_vision,
+    picture,
+)
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-4
+LENGTH = 200
+QUANTISED = Path(__file__).parents[1] / "unit" / "weights" / "quantised_checkpoints"
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+@dataclass(frozen=True)
+class Case:
+    folder: Path
+    reference: Reference
+
+    @contextmanager
+    def llm(self, **arguments: Any) -> Iterator[LLM]:
+        common: dict[str, Any] = {"dtype": "float32", "max_logprobs": -1, "debug_invariants": True}
+        common |= {"max_model_len": LENGTH, "num_gpu_blocks_override": 64}
+        llm = LLM(str(self.folder), **(common | arguments))
+        yield llm
+        llm.shutdown()
+
+    def distance(self, batch: list[ImagePrompt], outputs: list[RequestOutput]) -> float:
+        """Return max |Δ log-probability| over the tokens of prompts, and over the vocabulary at sampled positions."""
+        worst = 0.0
+        for asked, request in zip(batch, outputs, strict=True):
+            prompt = list(request.prompt_token_ids)
+            for output in request.outputs:
+                expected = self.reference.logits([*prompt, *output.token_ids], asked.images).log_softmax(-1)
+                assert expected.std() >= 1
+                ours = torch.tensor([[row[i].logprob for i in range(TEXT["vocab_size"])] for row in output.logprobs])
+                worst = max(worst, (ours - expected[len(prompt) - 1 : -1]).abs().max().item())
+            if request.prompt_logprobs is not None:
+                found = torch.tensor([request.prompt_logprobs[i][prompt[i]].logprob for i in range(1, len(prompt))])
+                wanted = expected[: len(prompt) - 1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+                worst = max(worst, (found - wanted).abs().max().item())
+        return worst
+
+
+@pytest.fixture(scope="module", params=TINY_VISION)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = make_tiny_vision(request.param, tmp_path_factory.mktemp("vision"))
+    return Case(folder, Reference(folder))
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def prompts() -> list[ImagePrompt]:
+    """Return prompts with 0 to 3 images: first, last, side by side and between texts, of several sizes."""
+    tall, wide = picture(4, width=20, height=70), picture(5, width=64, height=64)
+    return [
+        image_prompt(text(21)),
+        image_prompt(text(5, seed=1), picture(1), text(7, seed=2)),
+        image_prompt(wide, text(3, seed=3), picture(2)),
+        image_prompt(text(2, seed=4), picture(1), picture(3), text(9, seed=5), tall, text(1, seed=6)),
+    ]
+
+
+def generate(llm: LLM, batch: list[ImagePrompt], **fields: Any) -> list[RequestOutput]:
+    params = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": -1, "prompt_logprobs": 0} | fields
+    return llm.generate([prompt.request for prompt in batch], SamplingParams(**params), use_tqdm=False)
+
+
+def test_a_batch_with_images_equals_transformers(case: Case) -> None:
+    with case.llm() as llm:
+        outputs = generate(llm, prompts())
+        assert llm.stats.preemptions == 0
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 16])
+def test_chunks_that_cut_images_equal_transformers(case: Case, tokens: int) -> None:
+    with case.llm(max_num_batched_tokens=tokens, max_num_seqs=min(4, tokens)) as llm:
+        outputs = generate(llm, prompts())
+        assert llm.stats.steps >= sum(len(output.prompt_token_ids) for output in outputs) / tokens
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+def test_hits_that_end_inside_an_image_equal_transformers(case: Case) -> None:
+    """The first prompt's last full block ends inside its image; a new question about it hits as far as that block."""
+    start, question = image_prompt(text(6, seed=7), picture(1)), image_prompt(text(6, seed=7), picture(1), text(19))
+    with case.llm() as llm:
+        (first,) = generate(llm, [start], max_tokens=1, prompt_logprobs=None)
+        outputs = generate(llm, [question], prompt_logprobs=None)
+    assert 6 < outputs[0].num_cached_tokens < len(first.prompt_token_ids)
+    assert case.distance([question], outputs) <= TOLERANCE
+
+
+def test_forked_outputs_with_images_equal_transformers(case: Case) -> None:
+    with case.llm() as llm:
+        outputs = generate(llm, prompts(), n=3, temperature=2.0, seed=7)
+        assert llm.stats.cow_copies > 0
+    assert any(len({tuple(o.token_ids) for o in output.outputs}) > 1 for output in outputs)
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("mode", "swap_space"), [("swap", 0.01), ("recompute", 0.0)])
+def test_preempted_sequences_with_images_equal_transformers(case: Case, mode: str, swap_space: float) -> None:
+    blocks = -(-LENGTH // 16)
+    with case.llm(num_gpu_blocks_override=blocks, preemption_mode=mode, swap_space=swap_space) as llm:
+        outputs = generate(llm, prompts(), max_tokens=40, prompt_logprobs=None)
+        stats = llm.stats
+        assert stats.preemptions_swap if mode == "swap" else stats.preemptions_recompute
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+def test_drafts_after_images_equal_transformers(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo_engine.loop.proposers.least_share", lambda num_seqs, costs: 0.0)
+    batch = [image_prompt(text(7) * 3, picture(1), text(7) * 2), *prompts()]
+    with case.llm(speculative_config=DRAFTS) as llm:
+        outputs = generate(llm, batch, max_tokens=24)
+        assert llm.stats.drafts > 0
+    assert case.distance(batch, outputs) <= TOLERANCE
+
+
+def test_beams_with_an_image_equal_transformers(case: Case) -> None:
+    asked = prompts()[1]
+    with case.llm() as llm:
+        (first,) = generate(llm, [asked], max_tokens=1)
+        (found,) = llm.beam_search([asked.request], BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True))
+    length = len(first.prompt_token_ids)
+    assert len(found.sequences) == 3
+    for beam in found.sequences:
+        expected = case.reference.logits(beam.tokens, asked.images).log_softmax(-1)[length - 1 : -1]
+        total = expected.gather(1, torch.tensor(beam.tokens[length:])[:, None]).sum().item()
+        assert beam.cum_logprob == pytest.approx(total, abs=4 * TOLERANCE)
+
+
+def test_steps_planned_ahead_with_images_equal_transformers(case: Case) -> None:
+    with case.llm(async_scheduling=True) as llm:
+        outputs = generate(llm, prompts(), prompt_logprobs=None)
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+def test_other_images_of_equal_size_share_no_block_from_their_first_token_on(case: Case) -> None:
+    one, other = (image_prompt(text(16), picture(number), text(32, seed=8)) for number in (1, 2))
+    with case.llm() as llm:
+        generate(llm, [one], max_tokens=1, prompt_logprobs=None)
+        (same,) = generate(llm, [one], max_tokens=1, prompt_logprobs=None)
+        (different,) = generate(llm, [other], prompt_logprobs=None)
+    assert same.prompt_token_ids == different.prompt_token_ids
+    assert same.num_cached_tokens >= len(same.prompt_token_ids) - 16
+    assert 16 <= different.num_cached_tokens < 16 + 16, "text before the image, as marks of its first tile, is shared"
+    assert case.distance([other], [different]) <= TOLERANCE
+
+
+def test_text_only_requests_equal_the_text_model_bit_for_bit(case: Case, tmp_path: Path) -> None:
+    """Also beside a request with an image, in the same steps."""
+    ours = case.reference.model
+    text_model = AutoModelForCausalLM.from_config(ours.config.text_config).eval()
+    text_model.base_model.load_state_dict(ours.base_model.get_decoder().state_dict())
+    text_model.get_output_embeddings().load_state_dict(ours.get_output_embeddings().state_dict())
+    text_model.save_pretrained(tmp_path / "text")
+    shutil.copy(case.folder / "tokenizer.json", tmp_path / "text")
+    batch = [image_prompt(text(length, seed=length)) for length in (21, 40, 7)]
+    with case.llm() as llm:
+        sees = generate(llm, batch)
+        beside = generate(llm, [*batch, prompts()[1]])[:3]
+    with replace(case, folder=tmp_path / "text").llm() as llm:
+        reads = generate(llm, batch)
+    assert rows(sees) == rows(reads) == rows(beside)
+
+
+def rows(outputs: list[RequestOutput]) -> list[Any]:
+    """Return all log-probabilities of outputs, and their tokens."""
+    return [
+        (output.outputs[0].token_ids, [{token: entry.logprob for token, entry in row.items()} for row in found])
+        for output in outputs
+        for found in (output.outputs[0].logprobs, output.prompt_logprobs[1:])
+    ]
+
+
+def test_a_tower_that_fails_for_one_image_ends_its_request_only(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request computes the image in chunks; asked again, the image is computed again."""
+    bad_picture = picture(9, width=64, height=20)
+    bad, good = image_prompt(text(5), bad_picture, text(7)), prompts()[1:]
+    shown, encode = case.reference.arrays(bad_picture)["pixel_values"], VisionTower.encode
+
+    def fail(tower: VisionTower, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        found = inputs["pixel_values"]
+        is_bad = found.shape == shown.shape and found.allclose(shown, atol=1e-5)
+        return encode(tower, inputs) * (math.nan if is_bad else 1)
+
+    with case.llm(max_num_batched_tokens=16) as llm:
+        with monkeypatch.context() as patched:
+            patched.setattr(VisionTower, "encode", fail)
+            failed, *outputs = generate(llm, [bad, *good])
+        (again,) = generate(llm, [bad])
+    assert (failed.outputs[0].finish_reason, failed.error.kind) == ("error", "internal")
+    assert case.distance([*good, bad], [*outputs, again]) <= TOLERANCE
+
+
+def test_an_engine_that_slept_sees_again(case: Case) -> None:
+    with case.llm(enable_sleep_mode=True) as llm:
+        generate(llm, prompts())
+        llm.sleep(level=2)
+        llm.wake_up()
+        outputs = generate(llm, prompts())
+    assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+def test_random_weights_take_images(case: Case) -> None:
+    with case.llm(load_format="dummy") as llm:
+        outputs = generate(llm, prompts())
+    assert [output.error for output in outputs] == [None] * len(outputs)
+
+
+@pytest.mark.parametrize("name", ["awq", "symmetric"])
+def test_a_quantised_text_part_with_images_equals_transformers(tmp_path: Path, name: str) -> None:
+    """`symmetric` is a checkpoint of GPTQ. The reference has the expanded weights of the text part."""
+    folder = make_quantised_llava(QUANTISED / name, tmp_path)
+    reference = Reference(tmp_path / "expanded")
+    asked = image_prompt([3, 4, 5], picture(1), [6, 7, 8], image_token_id=QUANTISED_IMAGE)
+    with Case(folder, reference).llm(max_model_len=64) as llm:
+        (output,) = generate(llm, [asked], logprobs=None)
+    prompt = list(output.prompt_token_ids)
+    expected = reference.logits(prompt, asked.images).log_softmax(-1)
+    found = [output.prompt_logprobs[i][prompt[i]].logprob for i in range(1, len(prompt))]
+    wanted = [expected[i - 1, prompt[i]].item() for i in range(1, len(prompt))]
+    assert found == pytest.approx(wanted, abs=TOLERANCE)
