@@ -18,7 +18,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import TokenLogprobs
+from octavo_engine.wire.records import ImageInput, TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -77,6 +77,10 @@ class ScriptedExecutor:
     def prepare(self, grammar: str) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
+
+    def prepare_image(self, image: ImageInput) -> Future[object]:
+        """Return a completed future: a scripted model sees nothing."""
+        return _done()
 
     def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""
