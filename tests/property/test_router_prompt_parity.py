@@ -104,7 +104,7 @@ def engine_prompts(kind, raw, template, tokenizer, context):
         return tokenizer.encode(render_messages(template, chat), add_special_tokens=bool(chat.add_special_tokens))
 
     if kind == "responses" and asked.truncation == "auto":
-        body = without_oldest(body, lambda chat: len(prompt_of(chat)) < context)
+        body = without_oldest(body, lambda chat: len(prompt_of(chat)), context)
     return [prompt_of(body)]
 
 
@@ -259,7 +259,14 @@ def test_responses_have_the_engines_hashes(given_input, place, fields):
     items=st.lists(ITEM, min_size=1, max_size=9),
     place=PLACE,
     context=st.integers(1, 90),
-    fields=st.fixed_dictionaries({}, optional={"instructions": TEXT, "reasoning": st.just({"effort": "low"})}),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "instructions": TEXT,
+            "reasoning": st.just({"effort": "low"}),
+            "max_output_tokens": st.integers(1, 90),
+        },
+    ),
 )
 def test_truncated_responses_have_the_engines_hashes(items, place, context, fields):
     check("responses", {"input": items, "truncation": "auto", **fields}, context=context, **place)

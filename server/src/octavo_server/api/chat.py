@@ -134,14 +134,7 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 def fitted_chat(context: ApiContext, body: ChatCompletionRequest) -> ChatCompletionRequest:
     """Drop the oldest messages, in a thread, until the prompt fits the context."""
-
-    def fits(chat: ChatCompletionRequest) -> bool:
-        try:
-            return len(_prompt_of(context, chat).token_ids) < context.client.max_model_len
-        except InvalidRequest:
-            return False
-
-    return without_oldest(body, fits)
+    return without_oldest(body, lambda chat: len(_prompt_of(context, chat).token_ids), context.client.max_model_len)
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:

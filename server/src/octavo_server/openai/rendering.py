@@ -93,21 +93,30 @@ def render_conversation(
     )
 
 
-def without_oldest(body: ChatCompletionRequest, fits: Callable[[ChatCompletionRequest], bool]) -> ChatCompletionRequest:
-    """Drop the oldest messages until the prompt fits: never system messages, nor the user's last message and those
-    after it. If even these do not fit, only they are left."""
-    if fits(body):
-        return body
+def without_oldest(
+    body: ChatCompletionRequest, count_tokens: Callable[[ChatCompletionRequest], int], max_model_len: int
+) -> ChatCompletionRequest:
+    """Drop the oldest messages until the context has room for the request's longest answer, or is half empty.
+
+    System messages are kept, and the user's last message and those after it, even if they do not fit. The others begin
+    with a user's message, as many templates demand; so no tool's result loses its call.
+    """
+    room = min(body.output_limit or 1, max(1, max_model_len // 2))
 
     def kept_from(start: int) -> ChatCompletionRequest:
         kept = [message for i, message in enumerate(body.messages) if i >= start or message.role in SYSTEM_ROLES]
         return body.model_copy(update={"messages": kept})
 
-    roles = [message.role for message in body.messages]
-    last = max((i for i, role in enumerate(roles) if role == "user"), default=len(roles) - 1)
-    starts = [i for i in range(1, last + 1) if roles[i] != "tool"] or [0]  # a tool's result needs its call
-    fit = bisect_left(starts, True, hi=len(starts) - 1, key=lambda start: fits(kept_from(start)))
-    return kept_from(starts[fit])
+    def fits(chat: ChatCompletionRequest) -> bool:
+        try:
+            return count_tokens(chat) + room <= max_model_len
+        except InvalidRequest:
+            return False
+
+    starts = [i for i, message in enumerate(body.messages) if i and message.role == "user"]
+    if not starts or fits(body):
+        return body
+    return kept_from(starts[bisect_left(starts, True, hi=len(starts) - 1, key=lambda start: fits(kept_from(start)))])
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:

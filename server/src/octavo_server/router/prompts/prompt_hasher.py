@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.kv.card import KVModelCard
-from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
 from octavo_server.openai.rendering import (
@@ -127,7 +126,11 @@ class PromptHasher:
             chat = asked.as_chat()
             options = render_options(chat, self._defaults)
             if isinstance(asked, ResponsesRequest) and asked.truncation == "auto":
-                chat = without_oldest(chat, lambda shorter: self._fits(shorter, options, root))
+                chat = without_oldest(
+                    chat,
+                    lambda shorter: _num_tokens(self._chat(shorter.conversation(), options, root)),
+                    self.card.max_model_len,
+                )
             return [self._chat(chat.conversation(), options, root)]
         return [self._chat(body.get("messages"), self._fields.options(body), root)]
 
@@ -136,12 +139,6 @@ class PromptHasher:
             raise InvalidRequest("The chat template renders a different text each time.", param="messages")
         text = render_conversation(self._template, self._fields.conversation(messages), options)
         return self._text(text, root, add_special_tokens=options.add_special_tokens)
-
-    def _fits(self, chat: ChatCompletionRequest, options: RenderOptions, root: bytes) -> bool:
-        try:
-            return _num_tokens(self._chat(chat.conversation(), options, root)) < self.card.max_model_len
-        except InvalidRequest:
-            return False
 
     def _completion(self, body: Mapping[str, Any], root: bytes) -> list[Blocks]:
         fields = {name: body.get(name) for name in ("prompt", "add_special_tokens")}
