@@ -20,7 +20,7 @@ from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
-from octavo_server.openai.rendering import ChatRenderer, render_messages, render_options, without_oldest
+from octavo_server.openai.rendering import ChatRenderer, render_messages, template_kwargs, without_oldest
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 from octavo_server.output_parsing.tool_use import ToolUse
@@ -117,7 +117,7 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
     if name is None:
         return None
     continued = body.final_message_text if body.continue_final_message else ""
-    kwargs = render_options(body, context.render_defaults).kwargs
+    kwargs = template_kwargs(body, context.render_defaults)
     return REASONING_PARSERS[name].reasoning_start(prompt.text or "", continued=continued, template_kwargs=kwargs)
 
 

@@ -66,7 +66,7 @@ def render_options(body: ChatCompletionRequest, defaults: RenderDefaults = NO_DE
         tools=None if hides_tools else body.described_tools(),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
-        kwargs={**defaults.kwargs, **_template_kwargs(body)},
+        kwargs=template_kwargs(body, defaults),
         add_special_tokens=bool(body.add_special_tokens),
     )
 
@@ -119,11 +119,12 @@ def without_oldest(
     return kept_from(starts[bisect_left(starts, True, hi=len(starts) - 1, key=lambda start: fits(kept_from(start)))])
 
 
-def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
+def template_kwargs(body: ChatCompletionRequest, defaults: RenderDefaults) -> dict[str, Any]:
+    """Return the further arguments of the template. Raises InvalidRequest for a reserved one."""
     kwargs: Mapping[str, Any] = body.chat_template_kwargs or {}
     if taken := sorted(RESERVED_KWARGS & kwargs.keys()):
         raise InvalidRequest(f"chat_template_kwargs can't set {', '.join(taken)}.", param="chat_template_kwargs")
     named = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name, None)) is not None}
     if body.reasoning_effort == "none":
         named[SWITCH] = False
-    return {**named, **kwargs}
+    return {**defaults.kwargs, **named, **kwargs}
