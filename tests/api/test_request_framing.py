@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httptools
 import pytest
 import uvicorn
+from octavo_server.config import BodyLimits, HttpSettings
 from octavo_server.http.request_framing import MAX_TRAILER_BYTES, without_upgrade
 from octavo_server.http.timeout_protocol import timeout_protocol
 from uvicorn.protocols.http import httptools_impl
@@ -82,9 +83,8 @@ class Connection:
 @asynccontextmanager
 async def connected():
     app, refused = Echo(), []
-    http = timeout_protocol(
-        request_timeout_s=10.0, slow_client_timeout_s=10.0, max_connections=10, on_refused_head=refused.append
-    )
+    limits = BodyLimits(request_timeout=10.0)
+    http = timeout_protocol(HttpSettings(limits=limits, slow_client_timeout=10.0, max_connections=10), refused.append)
     server = uvicorn.Server(uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None))
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from octavo_engine.wire.metrics import active_metrics
 from octavo_engine.wire.records import EngineStats
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.router import admin_routes
 from octavo_testing.routing import routing
 from octavo_testing.scripted import text_ids, write_byte_model
@@ -91,10 +92,10 @@ PAGE = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"
     [
         ({}, None),
         ({"api_key": ("k",)}, None),
-        ({"api_key": ("k",), "allowed_origins": ("*",)}, "*"),
-        ({"allowed_origins": ("*",)}, "*"),
-        ({"allowed_origins": ("https://example.org",)}, "https://example.org"),
-        ({"allowed_origins": ("https://other.org",)}, None),
+        ({"api_key": ("k",), "cors": CorsPolicy(allowed_origins=("*",))}, "*"),
+        ({"cors": CorsPolicy(allowed_origins=("*",))}, "*"),
+        ({"cors": CorsPolicy(allowed_origins=("https://example.org",))}, "https://example.org"),
+        ({"cors": CorsPolicy(allowed_origins=("https://other.org",))}, None),
     ],
 )
 async def test_pages_of_allowed_origins_may_read_responses(tmp_path, settings, allowed):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.kv.card import read_card
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.core_process import scripted_environment
@@ -146,7 +147,7 @@ async def test_outputs_are_logged_once_and_cut(client, caplog):
 
 
 async def test_pages_may_send_the_allowed_methods_with_cookies(client):
-    settings = {"allowed_origins": ("*",), "allowed_methods": ("POST",), "allow_credentials": True}
+    settings = {"cors": CorsPolicy(allowed_origins=("*",), allowed_methods=("POST",), allow_credentials=True)}
     async with serving(client, **settings) as served:
         asked = {**PAGE, "Access-Control-Request-Method": "POST"}
         allowed = await served.http.options("/v1/completions", headers=asked)

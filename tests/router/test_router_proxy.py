@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import web
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.router import app
 from octavo_testing.fake_replica import MODEL, FakeReplica
 from octavo_testing.fleets import until
@@ -549,7 +550,9 @@ async def test_a_path_prefix_is_removed(scripted):
     assert seen == [f"{CHAT}?a=1", CHAT]
 
 
-@pytest.mark.parametrize(("settings", "allowed"), [({"api_key": ("k",)}, None), ({"allowed_origins": ("*",)}, "*")])
+@pytest.mark.parametrize(
+    ("settings", "allowed"), [({"api_key": ("k",)}, None), ({"cors": CorsPolicy(allowed_origins=("*",))}, "*")]
+)
 async def test_pages_of_allowed_origins_may_read_responses_and_errors(scripted, settings, allowed):
     await scripted.replica(ok)
     routed = await scripted.route(**settings)

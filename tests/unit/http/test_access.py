@@ -150,7 +150,7 @@ def test_internal_headers_are_for_routers_and_administrators(keys):
 )
 def test_cors_headers_follow_the_allowed_origins(allowed, origin, expected):
     headers = [] if origin is None else [(b"origin", origin)]
-    assert dict(CorsPolicy(allowed).response_headers(headers)) == expected
+    assert dict(CorsPolicy(allowed_origins=allowed).response_headers(headers)) == expected
 
 
 @pytest.mark.parametrize("admin_port", [None, 9000])

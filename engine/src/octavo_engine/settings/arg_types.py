@@ -50,12 +50,6 @@ def json_list(text: str) -> list[str]:
     return parsed
 
 
-def port(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to {MAX_PORT}")
-    return int(text)
-
-
 def metrics_prefix(text: str) -> str:
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} can't begin a metric's name: use letters, digits, '_' and ':'")

@@ -38,7 +38,6 @@ from octavo_server.api.openapi import document
 from octavo_server.config import ServerConfig
 from octavo_server.engine_client import EngineClient
 from octavo_server.http.access import AccessMiddleware, access_policy
-from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware, id_headers
 from octavo_server.http.responses import log_failure
@@ -148,7 +147,7 @@ def _add_layers(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> Non
     """Add the middleware; the last one added is the outermost."""
     app.add_middleware(AccessMiddleware, policy=access_policy(config, is_router_only=config.router_only))
     app.add_middleware(DrainMiddleware, lifecycle=app.state.context.lifecycle)
-    app.add_middleware(CorsPolicy.from_settings(config).wrap_app)
+    app.add_middleware(config.cors.wrap_app)
     app.add_middleware(
         HttpMetricsMiddleware,
         metrics=telemetry.http,

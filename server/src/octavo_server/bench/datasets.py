@@ -21,6 +21,7 @@ from octavo_server.bench.samples import (
     prefix_repetition_samples,
     random_samples,
 )
+from octavo_server.cli.declared_flags import record_of
 
 _Length = TypeVar("_Length", int, int | None)
 
@@ -66,20 +67,12 @@ def make_samples(args: argparse.Namespace, text: TextTools, count: int, seed: in
     the prompts are messages without it."""
     codec = text.tokenizer
     if args.dataset_name == "random":
-        options = RandomOptions(
-            input_len=_first(args.input_len, args.random_input_len),
-            output_len=_first(args.output_len, args.random_output_len),
-            range_ratio=args.random_range_ratio,
-            prefix_len=args.random_prefix_len,
+        options = record_of(
+            RandomOptions, args, **_given(random_input_len=args.input_len, random_output_len=args.output_len)
         )
         return random_samples(codec, count, seed, options)
     if args.dataset_name == "prefix_repetition":
-        repetition = PrefixRepetitionOptions(
-            prefix_len=args.prefix_repetition_prefix_len,
-            suffix_len=args.prefix_repetition_suffix_len,
-            num_prefixes=args.prefix_repetition_num_prefixes,
-            output_len=_first(args.output_len, args.prefix_repetition_output_len),
-        )
+        repetition = record_of(PrefixRepetitionOptions, args, **_given(prefix_repetition_output_len=args.output_len))
         return prefix_repetition_samples(codec, count, seed, repetition)
     samples = list(itertools.islice(_from_file(args, text, count, seed, uses_chat=uses_chat), count))
     if not samples:
@@ -98,6 +91,10 @@ def _from_file(
     template = None if uses_chat or args.skip_chat_template else text.template
     output_len = _first(args.output_len, args.custom_output_len)
     return custom_samples(codec, seed, path, output_len, template, shuffles=not args.disable_shuffle)
+
+
+def _given(**values: int | None) -> dict[str, int]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _first(general: int | None, own: _Length) -> int | _Length:

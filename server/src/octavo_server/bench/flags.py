@@ -5,10 +5,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo_engine.settings.arg_types import port
+from octavo_engine.settings.arg_types import MAX_PORT
 from octavo_engine.settings.declare import Declared, setting
 
 from octavo_server.bench.names import DATASETS, LATENCY_NAMES
+from octavo_server.bench.samples import PrefixRepetitionOptions, RandomOptions
 from octavo_server.cli.chat_flags import SamplingFlags
 from octavo_server.cli.declared_flags import add_flags
 
@@ -43,7 +44,7 @@ class BenchFlags(Declared):
     )
     base_url: str | None = setting(None, "URL of the server, without /v1.", metavar="URL", unset="http://HOST:PORT")
     host: str = setting("127.0.0.1", "Host of the measured server.", metavar=None)
-    port: int = setting(8000, "Port of the measured server.", parse=port, metavar=None)
+    port: int = setting(8000, "Port of the measured server.", ge=0, le=MAX_PORT, metavar=None)
     endpoint: str | None = setting(None, "URL path of the requests.", metavar="PATH", unset="depends on --backend")
     model: str | None = setting(None, "Model to measure.", metavar="NAME", unset="the first that the server lists")
     served_model_name: str | None = setting(
@@ -90,16 +91,6 @@ class BenchFlags(Declared):
     )
     input_len: int | None = setting(None, "Prompt length in tokens.", unset="the dataset's")
     output_len: int | None = setting(None, "Output length in tokens.", unset="the dataset's")
-    random_input_len: int = setting(1024, "Input length in tokens.")
-    random_output_len: int = setting(128, "Output length in tokens.")
-    random_prefix_len: int = setting(0, "Prefix length in tokens.")
-    random_range_ratio: float = setting(
-        0.0, "Largest deviation of the dataset random's lengths, as a share of the mean length."
-    )
-    prefix_repetition_prefix_len: int = setting(256, "Prefix length in tokens.")
-    prefix_repetition_suffix_len: int = setting(256, "Suffix length in tokens.")
-    prefix_repetition_num_prefixes: int = setting(10, "Number of different prefixes of the dataset prefix_repetition.")
-    prefix_repetition_output_len: int = setting(128, "Output length in tokens.")
     custom_output_len: int = setting(256, "Output length in tokens.")
     sharegpt_output_len: int | None = setting(
         None, "Output length in tokens for the dataset sharegpt.", unset="the length of the recorded answer"
@@ -143,5 +134,5 @@ class BenchFlags(Declared):
 
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, BenchFlags, negatable=False)
+    add_flags(parser, BenchFlags, RandomOptions, PrefixRepetitionOptions, negatable=False)
     add_flags(parser, SamplingFlags, but=NO_SAMPLING, negatable=False)

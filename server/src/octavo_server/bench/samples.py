@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from octavo_engine.settings.declare import Declared, setting
+
 _MOST_ROUNDS = 10
 
 
@@ -40,21 +42,23 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomOptions:
+class RandomOptions(Declared):
     """Input and output lengths are uniformly random in [len * (1 - range_ratio), len * (1 + range_ratio)]."""
 
-    input_len: int = 1024
-    output_len: int = 128
-    range_ratio: float = 0.0
-    prefix_len: int = 0
+    random_input_len: int = setting(1024, "Input length in tokens.", group="dataset")
+    random_output_len: int = setting(128, "Output length in tokens.")
+    random_prefix_len: int = setting(0, "Prefix length in tokens.")
+    random_range_ratio: float = setting(
+        0.0, "Largest deviation of the dataset random's lengths, as a share of the mean length."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixRepetitionOptions:
-    prefix_len: int = 256
-    suffix_len: int = 256
-    num_prefixes: int = 10
-    output_len: int = 128
+class PrefixRepetitionOptions(Declared):
+    prefix_repetition_prefix_len: int = setting(256, "Prefix length in tokens.", group="dataset")
+    prefix_repetition_suffix_len: int = setting(256, "Suffix length in tokens.")
+    prefix_repetition_num_prefixes: int = setting(10, "Number of different prefixes of the dataset prefix_repetition.")
+    prefix_repetition_output_len: int = setting(128, "Output length in tokens.")
 
 
 class InvalidDataset(ValueError):
@@ -96,17 +100,18 @@ def _is_text(codec: Codec, token_id: int) -> bool:
 
 
 def random_samples(codec: Codec, count: int, seed: int, options: RandomOptions) -> list[Sample]:
-    if not 0 <= options.range_ratio < 1:
-        raise InvalidDataset(f"--random-range-ratio is {options.range_ratio}: it must be from 0 to below 1.")
-    if options.prefix_len + math.floor(options.input_len * (1 - options.range_ratio)) < 1:
+    ratio, prefix_len = options.random_range_ratio, options.random_prefix_len
+    if not 0 <= ratio < 1:
+        raise InvalidDataset(f"--random-range-ratio is {ratio}: it must be from 0 to below 1.")
+    if prefix_len + math.floor(options.random_input_len * (1 - ratio)) < 1:
         raise InvalidDataset("--random-input-len is too small: a prompt could have no token.")
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
-    prefix = maker.tokens(options.prefix_len)
+    prefix = maker.tokens(prefix_len)
     return [
         maker.sample(
-            [*prefix, *maker.tokens(_around(dice, options.input_len, options.range_ratio, least=0))],
-            _around(dice, options.output_len, options.range_ratio, least=1),
+            [*prefix, *maker.tokens(_around(dice, options.random_input_len, ratio, least=0))],
+            _around(dice, options.random_output_len, ratio, least=1),
         )
         for _ in range(count)
     ]
@@ -118,17 +123,16 @@ def _around(dice: random.Random, mean: int, ratio: float, *, least: int) -> int:
 
 
 def prefix_repetition_samples(codec: Codec, count: int, seed: int, options: PrefixRepetitionOptions) -> list[Sample]:
-    """Prompts in random order, each with one of `num_prefixes` prefixes."""
-    if not 0 < options.num_prefixes <= count:
+    """Prompts in random order, each with one of the prefixes."""
+    num_prefixes, output_len = options.prefix_repetition_num_prefixes, options.prefix_repetition_output_len
+    if not 0 < num_prefixes <= count:
         raise InvalidDataset(
-            f"--prefix-repetition-num-prefixes is {options.num_prefixes}: give 1 to {count}, the number of prompts."
+            f"--prefix-repetition-num-prefixes is {num_prefixes}: give 1 to {count}, the number of prompts."
         )
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)
-    prefixes = [maker.tokens(options.prefix_len) for _ in range(options.num_prefixes)]
-    samples = [
-        maker.sample([*prefixes[i % len(prefixes)], *maker.tokens(options.suffix_len)], options.output_len)
-        for i in range(count)
-    ]
+    prefixes = [maker.tokens(options.prefix_repetition_prefix_len) for _ in range(num_prefixes)]
+    suffixes = (maker.tokens(options.prefix_repetition_suffix_len) for _ in range(count))
+    samples = [maker.sample([*prefixes[i % len(prefixes)], *suffix], output_len) for i, suffix in enumerate(suffixes)]
     dice.shuffle(samples)
     return samples

@@ -29,7 +29,6 @@ from octavo_server.bench.sweep import table
 from octavo_server.client.api import ApiClient, ApiFailure, ListedModel, Unreachable
 
 _READY_POLL_S = 1.0
-_INTERRUPTED = 130
 
 
 def bench_serve(args: argparse.Namespace) -> int:
@@ -44,8 +43,6 @@ def bench_serve(args: argparse.Namespace) -> int:
         hint = f" Start a server with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
         print(f"octavo: {error}{hint}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     return 0 if any(run.figures.completed for run in runs) else 1
 
 

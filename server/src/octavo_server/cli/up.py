@@ -75,7 +75,7 @@ def _options_from_flags(
     config = server_config_of(args, engine)
     check(args, config)
     summary = StartupSummary((config.model_name,), config.needs_key, runner=engine.runner)
-    return _options(args, engine, ports, needs_key=config.needs_key), summary
+    return _options(args, ports, _replicas(args, engine, ports), needs_key=config.needs_key), summary
 
 
 def check(args: argparse.Namespace, config: ServerConfig) -> None:
@@ -95,27 +95,27 @@ def check(args: argparse.Namespace, config: ServerConfig) -> None:
         )
 
 
-def _options(args: argparse.Namespace, engine: EngineConfig, ports: ReservedPorts, *, needs_key: bool) -> UpOptions:
-    """Options for `octavo up MODEL`. The ports are reserved here, so that a port in use is reported at once."""
+def _options(
+    args: argparse.Namespace, ports: ReservedPorts, engines: Iterator[EngineOptions], *key_flags: str, needs_key: bool
+) -> UpOptions:
+    """The router's port is reserved here, before those of `engines`, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
-    share = split_resources(engine, this_machine(), [engine.tensor_parallel_size] * args.replicas)
-    engines = tuple(
-        EngineOptions(
-            name=f"replica-{position}",
-            args=serve_args(args.typed),
-            port=ports.reserve(LOOPBACK, 0),
-            position=position,
-            share=share,
-        )
-        for position in range(args.replicas)
-    )
     return UpOptions(
-        engines=engines,
-        route_args=(*route_args(args), *args.router_args),
+        engines=tuple(engines),
+        route_args=(*route_args(args), *key_flags, *args.router_args),
         host=args.host,
         port=port,
         secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
     )
+
+
+def _replicas(args: argparse.Namespace, engine: EngineConfig, ports: ReservedPorts) -> Iterator[EngineOptions]:
+    share = split_resources(engine, this_machine(), [engine.tensor_parallel_size] * args.replicas)
+    for position in range(args.replicas):
+        port = ports.reserve(LOOPBACK, 0)
+        yield EngineOptions(
+            name=f"replica-{position}", args=serve_args(args.typed), port=port, position=position, share=share
+        )
 
 
 def _options_from_manifest(
@@ -125,14 +125,8 @@ def _options_from_manifest(
     args.drain_timeout = fleet.drain_timeout_s
     key_flags = write_key_files(fleet, stack)
     needs_key = bool(key_flags or args.api_key_file)
-    port = ports.reserve(args.host, args.port)
-    options = UpOptions(
-        engines=tuple(manifest_engines(fleet, this_machine(), args.log_format, ports)),
-        route_args=(*route_args(args), *key_flags, *args.router_args),
-        host=args.host,
-        port=port,
-        secret=secrets.token_urlsafe(SECRET_BYTES) if needs_key else "",
-    )
+    engines = manifest_engines(fleet, this_machine(), args.log_format, ports)
+    options = _options(args, ports, engines, *key_flags, needs_key=needs_key)
     serving = [service for service in fleet.services if service.replicas]
     names = tuple(service.served_names[0] for service in serving)
     return options, StartupSummary(names, needs_key, fleet.notes, parse_service(serving[0]).runner)

@@ -116,7 +116,7 @@ class AccessPolicy:
         self._serves_as_router = is_router
         self._is_router_only = is_router_only
         self._admin_port = admin_port
-        self._cors = cors or CorsPolicy(("*",))
+        self._cors = cors or CorsPolicy(allowed_origins=("*",))
         self._hosts = hosts or AllowedHosts((ANY,))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
@@ -207,7 +207,7 @@ def access_policy(
         is_router=is_router,
         is_router_only=is_router_only,
         admin_port=admin_port,
-        cors=CorsPolicy.from_settings(settings),
+        cors=settings.cors,
         hosts=AllowedHosts(settings.allowed_hosts),
     )
 

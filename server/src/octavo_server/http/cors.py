@@ -5,29 +5,34 @@ developer visits could use the server on the developer's machine.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from octavo_engine.settings.arg_types import json_list
+from octavo_engine.settings.declare import Declared, setting
 
-from octavo_server.config import HttpSettings
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 ALLOW_ORIGIN = b"access-control-allow-origin"
 ALLOW_CREDENTIALS = (b"access-control-allow-credentials", b"true")
 ANY = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class CorsPolicy:
-    allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = (ANY,)
-    allowed_headers: tuple[str, ...] = (ANY,)
-    allow_credentials: bool = False
-
-    @classmethod
-    def from_settings(cls, settings: HttpSettings) -> "CorsPolicy":
-        return cls(
-            settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsPolicy(Declared):
+    allowed_origins: tuple[str, ...] = setting(
+        tuple,
+        'Origins of web pages that may read responses (CORS), as a JSON list; ["*"]: all origins.',
+        group="server",
+        parse=json_list,
+    )
+    allowed_methods: tuple[str, ...] = setting(
+        ("*",), "Methods of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "Headers of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+    )
+    allow_credentials: bool = setting(False, "Permission for those pages to send cookies.")
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         origin = next((value for name, value in headers if name == b"origin"), None)
@@ -47,10 +52,12 @@ class CorsPolicy:
             return False
         return origin.partition(b"://")[2] != host
 
-    def wrap_app(self, app: ASGIApp) -> ASGIApp:
+    def wrap_app(self, app: "ASGIApp") -> "ASGIApp":
         """Wrap `app` so that browsers' preflight requests are answered and responses get CORS headers."""
         if not self.allowed_origins:
             return app
+        from starlette.middleware.cors import CORSMiddleware
+
         return CORSMiddleware(
             app,
             allow_origins=self.allowed_origins,

@@ -40,12 +40,7 @@ class DrainingServer(uvicorn.Server):
         **more: Any,
     ) -> None:
         """`on_refused_head`: see `timeout_protocol`. `more`: further settings of `uvicorn.Config`."""
-        http = timeout_protocol(
-            request_timeout_s=settings.limits.request_timeout,
-            slow_client_timeout_s=settings.slow_client_timeout,
-            max_connections=settings.max_connections,
-            on_refused_head=on_refused_head,
-        )
+        http = timeout_protocol(settings, on_refused_head)
         super().__init__(_uvicorn_config(app, settings, http, more))
         self._lifecycle = lifecycle
         self._shutdown_delay_s = settings.shutdown_delay

@@ -23,6 +23,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from octavo_server.config import HttpSettings
 from octavo_server.http.listener import detect_dead_peer
 from octavo_server.http.request_framing import RequestFraming
 
@@ -177,25 +178,19 @@ class TimeoutProtocol(RequestFraming):
         self.transport.abort()
 
 
-def timeout_protocol(
-    *,
-    request_timeout_s: float,
-    slow_client_timeout_s: float,
-    max_connections: int,
-    on_refused_head: Callable[[str], None],
-) -> type[TimeoutProtocol]:
+def timeout_protocol(settings: HttpSettings, on_refused_head: Callable[[str], None]) -> type[TimeoutProtocol]:
     """Return a protocol class with these settings, as uvicorn creates the instances.
 
     `on_refused_head`: called with the method of a request whose head is too large, which no application sees.
     """
-    settings = {
-        "request_timeout_s": request_timeout_s,
-        "slow_client_timeout_s": slow_client_timeout_s,
-        "max_connections": max_connections,
+    attributes = {
+        "request_timeout_s": settings.limits.request_timeout,
+        "slow_client_timeout_s": settings.slow_client_timeout,
+        "max_connections": settings.max_connections,
         "idle": {},
         "on_refused_head": staticmethod(on_refused_head),
     }
-    return type("Protocol", (TimeoutProtocol,), settings)
+    return type("Protocol", (TimeoutProtocol,), attributes)
 
 
 async def _answer_unchunked(

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_policy
 from octavo_server.http.body import BodyBudget
-from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import RequestIdMiddleware
@@ -139,7 +138,7 @@ class Router:
             lifecycle=self.lifecycle,
             in_flight=self.in_flight,
             access=access,
-            cors=CorsPolicy.from_settings(self.settings),
+            cors=self.settings.cors,
             secret=self._secret,
             retry_budget=RetryBudget(),
             budget=BodyBudget(self.settings.max_body_memory),
@@ -169,7 +168,7 @@ class Router:
         )
         app.include_router(routes.router)
         app.add_exception_handler(HTTPException, _answer_error)
-        layered = CorsPolicy.from_settings(self.settings).wrap_app(AccessMiddleware(app, access))
+        layered = self.settings.cors.wrap_app(AccessMiddleware(app, access))
         return RequestIdMiddleware(layered)
 
     def _on_replica_change(self, replica: Replica) -> None:

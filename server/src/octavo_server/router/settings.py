@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo_engine.settings.arg_types import port, positive_seconds, seconds
+from octavo_engine.settings.arg_types import MAX_PORT, positive_seconds, seconds
 from octavo_engine.settings.declare import Declared, setting
 
 from octavo_server.config import ADMIN_SECRET_VARIABLE, HttpSettings
@@ -60,7 +60,8 @@ class RouterSettings(HttpSettings):
         "Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free port.",
         group="server",
         unset="none, so that all routes answer on --port",
-        parse=port,
+        ge=0,
+        le=MAX_PORT,
         metavar="PORT",
     )
     root_path: str = setting(
