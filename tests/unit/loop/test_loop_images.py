@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.process.messages import Add, decode_to_core, encode
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.records import EngineRequest, ImageInput
 from octavo_testing.scripted import EOS, ScriptedExecutor, scripted, text_ids
@@ -98,3 +99,10 @@ def test_pixels_are_kept_until_the_request_ends(core: EngineCore, executor: Imag
     run(core)
     gc.collect()
     assert alive() is None
+
+
+def test_images_pass_from_the_front_end_to_the_core() -> None:
+    sent = request("image", 0, 4)
+    received = decode_to_core(encode(Add(request=sent)))
+    assert isinstance(received, Add)
+    assert received.request == sent

@@ -2,7 +2,7 @@
 
 The rows of an image take the place of the embeddings of its tokens. Rows are kept while a sequence of the batch has the
 image, pixels while their holder keeps the result of `prepare`. An image that cannot be encoded ends the sequences that
-have it, also those that read its blocks; the other ones of the step go on.
+have it, also those that read its blocks, and no others of the step.
 """
 
 import logging
@@ -31,7 +31,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 _NUM_THREADS = 2  # a large image does not delay the next one
 
 
-class ImageProcessor(Protocol):
+class PixelProcessor(Protocol):
     """`process` raises ValueError for bytes that are no image. Its pixels are bytes, which the encoder normalises."""
 
     @property
@@ -54,7 +54,7 @@ class PreparedImage:
 class ImagePreparer:
     """Processes images on its own threads. An image is available by its digest while any result for it is kept."""
 
-    def __init__(self, processor: ImageProcessor) -> None:
+    def __init__(self, processor: PixelProcessor) -> None:
         self.processor = processor
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="image")
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class ImagePreparer:
 class ImageEncoder:
     """`encode` and `embed` are called in each step, in this order."""
 
-    def __init__(self, processor: ImageProcessor, image_token_id: int, device: Device) -> None:
+    def __init__(self, processor: PixelProcessor, image_token_id: int, device: Device) -> None:
         self.preparer = ImagePreparer(processor)
         self._image_token_id = image_token_id
         self._device = device
@@ -95,7 +95,7 @@ class ImageEncoder:
         self._failed.clear()
 
     def encode(self, plan: StepPlan, seqs: Mapping[SeqId, SeqState], tower: Tower) -> dict[SeqId, ErrorInfo]:
-        """Encode the images that the step computes first; return the errors of the sequences that cannot go on."""
+        """Encode the images that the step computes first; return the errors of the sequences that end."""
         self._forget(seqs)
         for step in plan.seqs:
             seq = seqs[step.seq_id]
