@@ -1,5 +1,7 @@
 """Regexes, choices and grammars: valid shapes are enforced exactly, and invalid shapes are refused with a reason."""
 
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
@@ -23,6 +25,26 @@ AWKWARD = [
     '{"a":1}',
     "%json {",
 ]
+
+
+FORK = """
+import os, signal
+from llguidance import LLMatcher
+from octavo_engine.grammar.library import check_grammar
+
+grammar = LLMatcher.grammar_from_lark('start: "a"')
+check_grammar(grammar)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    check_grammar(grammar)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_checks_grammars():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("choice", AWKWARD)

@@ -31,7 +31,6 @@ MORE_SLICES = ("[a-z ]+", "[A-Za-z ]+", "[A-Za-z0-9_]+")
 #: Stack of a thread that compiles. The library recurses into references and nested parts, which took up to 0.75 KiB for
 #: each byte of a grammar; a stack overflow would end the process. The pages that a thread never uses take no memory.
 STACK_BYTES = MAX_GRAMMAR_BYTES << 10
-NUM_CHECKS = 2  # a slow check does not delay the next one
 
 
 class GrammarError(OctavoError):
@@ -63,12 +62,10 @@ class DeepThreads(ThreadPoolExecutor):
                 threading.stack_size(usual)
 
 
-_checks = DeepThreads(NUM_CHECKS, thread_name_prefix="grammar-check")
-
-
 def check_grammar(grammar: str) -> None:
     """Check a grammar without a vocabulary. Raises GrammarError, also for a construct that llguidance would ignore."""
-    check = _checks.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=parser_limits())
+    with DeepThreads(1, thread_name_prefix="grammar-check") as thread:  # one for each check, as a fork ends threads
+        check = thread.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=parser_limits())
     _, messages = check.result()
     if messages:
         raise GrammarError(messages[0].strip())
