@@ -136,19 +136,65 @@ def test_an_unenforceable_keyword_is_refused_by_place(schema, place):
     assert caught.value.param == "structured_outputs.json"
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "-1e300", str(-(2**63))])
-@pytest.mark.parametrize("keyword", ["const", "maximum", "default"])
-def test_a_number_that_only_python_reads_is_refused_with_its_place(keyword, number):
-    """The library refuses the first ones as JSON, and overflows its stack at the last two."""
-    text = f'{{"properties": {{"a": {{"type": "integer", "{keyword}": {number}}}}}}}'
+def assert_refused(text, place):
     for schema in (text, json.loads(text)):
         with pytest.raises(InvalidRequest) as caught:
             source(schema)
-        assert f"#/properties/a/{keyword}:" in str(caught.value)
+        assert f"{place}:" in str(caught.value)
         assert caught.value.param == "structured_outputs.json"
 
 
-@pytest.mark.parametrize("number", [-(2**63) + 1024, 2**63 - 1, 2**64, 10**30, 1.5e308, -5e-324])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "9" * 400, "-" + "9" * 400])
+@pytest.mark.parametrize("keyword", ["const", "maximum", "default"])
+def test_a_number_that_only_python_reads_is_refused_with_its_place(keyword, number):
+    text = f'{{"properties": {{"a": {{"type": "integer", "{keyword}": {number}}}}}}}'
+    assert_refused(text, f"#/properties/a/{keyword}")
+
+
+#: Schemas in which the library overflowed its stack at an integer without a negative, or refused it without its place.
+FATAL = {
+    "const": ('{"properties": {"a": {"type": "integer", "const": N}}}', "#/properties/a/const"),
+    "enum": ('{"enum": [1, N], "type": ["null", "integer"]}', "#/enum/1"),
+    "a constant inside of another": ('{"const": {"a": [N]}, "title": "integer"}', "#/const/a/0"),
+    "a type by allOf": ('{"allOf": [{"const": N}, {"type": "integer"}]}', "#/allOf/0/const"),
+    "a type by $ref": ('{"$ref": "#/$defs/a", "const": N, "$defs": {"a": {"type": "\\u0069nteger"}}}', "#/const"),
+    "a property with a keyword's name": ('{"properties": {"default": {"const": N, "type": "integer"}}}',
+                                         "#/properties/default/const"),
+    "minimum": ('{"type": "number", "minimum": N}', "#/minimum"),
+    "exclusiveMaximum": ('{"exclusiveMaximum": N}', "#/exclusiveMaximum"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["-1e300", "-1e20", str(-(2**63)), str(-(2**63) + 1), str(-(2**70))])
+@pytest.mark.parametrize(("schema", "place"), FATAL.values(), ids=FATAL)
+def test_an_integer_without_a_negative_is_refused(schema, place, number):
+    assert_refused(schema.replace("N", number), place)
+
+
+@pytest.mark.parametrize("schema", ['{"const": N}', '{"enum": [N, 1], "type": "number"}', '{"const": {"a": [N]}}'])
+def test_the_lowest_integers_are_refused_without_a_type(schema):
+    for number in (-(2**63), -(2**63) + 1):
+        with pytest.raises(InvalidRequest, match="is not supported"):
+            source(schema.replace("N", str(number)))
+
+
+def test_a_reference_into_an_annotation_reaches_no_unchecked_constant():
+    for place in ("default", "enum/0"):
+        schema = {"$ref": f"#/{place}", "default": {"const": -(2**63)}, "enum": [{"const": -(2**63)}]}
+        with pytest.raises(InvalidRequest):
+            source(schema)
+
+
+@pytest.mark.parametrize("number", ["-1e30", "-1e20", str(-(2**63)), str(-(2**70)), str(2**70), "1e30"])
+@pytest.mark.parametrize("keyword", ["default", "examples", "example", "x-bound"])
+def test_an_annotation_may_have_any_number(keyword, number):
+    for kind in ("integer", "number"):
+        COMPILER.get(source(f'{{"properties": {{"a": {{"type": "{kind}", "{keyword}": [{number}]}}}}}}'))
+
+
+@pytest.mark.parametrize(
+    "number", [-(2**63) + 1024, -(2**63) - 1, -1e20, -1e30, 2**63 - 1, 2**64, 10**30, 1.5e308, -5e-324]
+)
 def test_a_number_that_the_library_reads_is_accepted(number):
     follow(state_of(json={"const": number}), "-" if number < 0 else str(number)[0])
 

@@ -9,6 +9,7 @@ import difflib
 import json
 import reprlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from octavo_engine.wire.errors import InvalidRequest
 
 Schema = dict[str, Any]
 
-_LOWEST = NUMBER_FORMATS["int64"]["minimum"]
+_LOWEST: int = NUMBER_FORMATS["int64"]["minimum"]
+_MOST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def read_schema(value: Schema | str, bounds: SchemaBounds) -> Schema:
     depth = _depth(schema)
     if depth > bounds.max_depth:
         raise refuse(f"it is nested {depth} levels deep; the limit is {bounds.max_depth}: flatten it, or use $defs.")
-    _check_numbers(schema, "#")
+    _check_numbers(schema, "#", _is_json)
     return schema
 
 
@@ -57,15 +59,31 @@ def check_size(text: str, bounds: SchemaBounds, subject: str) -> None:
         raise InvalidRequest(f"{subject} has {size} bytes; the limit is {bounds.max_bytes} (--max-schema-bytes).")
 
 
-def _check_numbers(value: Any, place: str) -> None:
-    """Raise InvalidRequest for a number that Python reads and the library does not (NaN, infinity, 1e400), or for which
-    the library recurses without end, as it cannot negate the integer."""
-    if isinstance(value, int | float) and not _LOWEST <= value <= sys.float_info.max:
-        message = f"the number {reprlib.repr(value)} is not in [{_LOWEST}, {sys.float_info.max}]: leave it out."
+def _check_numbers(value: Any, place: str, is_taken: Callable[[float], bool]) -> None:
+    """Raise InvalidRequest for a number, also inside of `value`, which the library does not take."""
+    if isinstance(value, int | float) and not is_taken(value):
+        message = (
+            f"the number {reprlib.repr(value)} is not supported: leave it out, or use one in [{_LOWEST}, {_MOST}]."
+        )
         raise refuse(message, place)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:
-        _check_numbers(child, f"{place}/{key}")
+        _check_numbers(child, f"{place}/{key}", is_taken)
+
+
+def _is_json(number: float) -> bool:
+    """False for a number that Python reads and the library does not: NaN, infinity, 1e400."""
+    return -_MOST <= number <= _MOST
+
+
+def _has_negative(number: float) -> bool:
+    """False for a number that the library cannot negate as an integer: it recurses without end, or refuses a bound."""
+    return number >= _LOWEST
+
+
+def _has_negative_unless_float(number: float) -> bool:
+    """False for a number that the library cannot negate. It reads those below -2^63 as floats if no type is integer."""
+    return number >= _LOWEST or not isinstance(number, int) or number < -(2**63)
 
 
 def _depth(value: Any) -> int:
@@ -84,6 +102,8 @@ class StrictSchema:
         self._root = schema
         self._closes = no_additional_properties
         self._positional_items = _dialect(schema)
+        has_integers = '"integer"' in json.dumps(schema)  # a reference may give any constant this type
+        self._takes_constant = _has_negative if has_integers else _has_negative_unless_float
         self.rewritten = self._rewrite(schema, "#")
         References(self.rewritten)
 
@@ -116,6 +136,9 @@ class StrictSchema:
             return
         if keyword not in keywords.ALL:
             raise refuse(f"the keyword {keyword!r} is not supported; {_remedy(keyword)}.", f"{place}/{keyword}")
+        if keyword in keywords.PLAIN:
+            is_taken = self._takes_constant if keyword in ("const", "enum") else _has_negative
+            _check_numbers(schema[keyword], f"{place}/{keyword}", is_taken)
         if keyword == "prefixItems" and self._positional_items:
             raise refuse("prefixItems needs draft 2020-12, but $schema names an earlier one.", f"{place}/{keyword}")
         if keyword == "additionalItems" and not self._positional_items:
