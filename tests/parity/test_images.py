@@ -244,6 +244,15 @@ def test_a_conversation_with_images_equals_transformers(case: Case) -> None:
     assert case.distance([ImagePrompt([], [shown, shown])], outputs) <= TOLERANCE
 
 
+def test_an_image_that_cannot_be_decoded_ends_its_request_only(case: Case) -> None:
+    bad, good = image_prompt(text(5), picture(1), picture(2)[:-60], text(7)), prompts()
+    with case.llm() as llm:
+        failed, *outputs = generate(llm, [bad, *good])
+    assert failed.outputs[0].finish_reason == "error"
+    assert str(failed.error).startswith("Image 2 of the prompt: ")
+    assert case.distance(good, outputs) <= TOLERANCE
+
+
 def test_an_engine_that_slept_sees_again(case: Case) -> None:
     with case.llm(enable_sleep_mode=True) as llm:
         generate(llm, prompts())
@@ -254,7 +263,7 @@ def test_an_engine_that_slept_sees_again(case: Case) -> None:
 
 
 def test_random_weights_take_images(case: Case) -> None:
-    with case.llm(load_format="dummy") as llm:
+    with case.llm(load_format="dummy", dtype="bfloat16") as llm:
         outputs = generate(llm, prompts())
     assert [output.error for output in outputs] == [None] * len(outputs)
 

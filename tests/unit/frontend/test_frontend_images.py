@@ -315,7 +315,7 @@ def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:
 
 
 def test_a_template_without_the_front_end_refuses_images(load: Load) -> None:
-    """So does the server, whose doors take no images yet."""
+    """The server does the same, as its doors take no images yet."""
     template = load().template(None)
     with pytest.raises(InvalidRequest, match="'image_url'; images are accepted only by LLM") as caught:
         template.render([ask(image_part(9, 9))])

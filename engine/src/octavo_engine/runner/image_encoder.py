@@ -22,7 +22,7 @@ from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import StepInputs, Tower
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.errors import EngineDead
-from octavo_engine.wire.plan import SeqId, StepPlan
+from octavo_engine.wire.plan import SeqId, SeqStep, StepPlan
 from octavo_engine.wire.records import ErrorInfo, ImageInput, ImageSpan
 
 _LOGGER = logging.getLogger(__name__)
@@ -100,8 +100,7 @@ class ImageEncoder:
         for step in plan.seqs:
             seq = seqs[step.seq_id]
             for image in seq.images:
-                is_due = image.start < step.start + step.num_tokens and step.start < image.end
-                if is_due and image.digest not in self._rows and image.digest not in self._errors:
+                if _computes(step, image) and image.digest not in self._rows and image.digest not in self._errors:
                     self._encode(image, self._places(seq, image), tower)
         found = dict[SeqId, ErrorInfo]()
         for seq_id in (step.seq_id for step in plan.seqs if self._errors):
@@ -123,16 +122,15 @@ class ImageEncoder:
             seq = seqs[step.seq_id]
             for image in seq.images:
                 found = self._rows.get(image.digest)
-                if found is not None:
+                if found is not None and _computes(step, image):
                     at = self._places(seq, image) - step.start
                     first, end = np.searchsorted(at, (0, step.num_tokens)).tolist()
                     rows.append(found[first:end])
                     places.append(at[first:end] + first_row)
-        at = np.concatenate(places) if places else np.empty(0, np.int64)
-        if not len(at):
+        if not places:
             return None
         embeddings = embed(inputs.input_ids)
-        index = torch.from_numpy(at).to(embeddings.device)
+        index = torch.from_numpy(np.concatenate(places)).to(embeddings.device)
         return embeddings.index_copy_(0, index, torch.cat(rows).to(embeddings.dtype))
 
     def _places(self, seq: SeqState, image: ImageSpan) -> npt.NDArray[np.int64]:
@@ -177,3 +175,7 @@ class ImageEncoder:
             name: (tensor.float() * processor.rescale_factor - mean) / std if tensor.dtype == torch.uint8 else tensor
             for name, tensor in tensors.items()
         }
+
+
+def _computes(step: SeqStep, image: ImageSpan) -> bool:
+    return image.start < step.start + step.num_tokens and step.start < image.end
