@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.settings.config import EngineConfig
@@ -25,6 +25,9 @@ from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
+
+if TYPE_CHECKING:
+    from octavo_engine.runner.executor import ReadAdapter
 
 STEP_S = 0.02
 TEXT = (
@@ -56,10 +59,10 @@ class PacedExecutor:
     def prepare_image(self, image: ImageInput) -> Future[object]:
         raise AssertionError("the model takes no images")
 
-    def prepare_adapter(self, location: str, advance: Advance) -> Future[object]:
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         raise StartupError(f"adapter {location}: an engine that computes nothing has no adapters.")
 
-    def add_adapter(self, prepared: object) -> str:
+    def add_adapter(self, prepared: "ReadAdapter") -> None:
         raise AssertionError("no adapter was prepared")
 
     def remove_adapter(self, adapter: str) -> None:

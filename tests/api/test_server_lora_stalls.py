@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -92,9 +93,13 @@ async def unload(served: Served, name: str) -> httpx.Response:
     return await served.http.post(UNLOAD, json={"lora_name": name})
 
 
+async def post_completion(served: Served, model: str, **fields: Any) -> httpx.Response:
+    body = {"model": model, "prompt": "hello world", "max_tokens": 4, "temperature": 0, **fields}
+    return await served.http.post("/v1/completions", json=body)
+
+
 async def completion(served: Served, model: str) -> str:
-    body = {"model": model, "prompt": "hello world", "max_tokens": 4, "temperature": 0}
-    answer = await served.http.post("/v1/completions", json=body)
+    answer = await post_completion(served, model)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
 
@@ -175,27 +180,25 @@ async def test_a_stalled_load_delays_nothing_on_two_ranks(servers, tmp_path):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-async def test_an_adapter_that_stalls_keeps_the_engine_asleep_until_its_file_is_right(tmp_path, num_ranks):
+async def test_an_adapter_that_stalls_after_a_sleep_ends_its_own_requests_only(tmp_path, num_ranks):
     folder = write_adapter(tmp_path / "a", llama_pairs(seed=7))
     file = folder / "adapter_config.json"
     settings = file.read_bytes()
     async with tiny_llama(tmp_path, num_ranks) as served, asyncio.timeout(LIMIT_S):
         assert (await load(served, "a", folder)).status_code == 200
-        before = await completion(served, "a")
+        before, base = await completion(served, "a"), await completion(served, MODEL)
         assert (await served.http.post("/sleep?level=2")).status_code == 200
         file.unlink()
         os.mkfifo(file)
-        waking = asyncio.create_task(served.http.post("/wake_up"))
-        assert (await served.http.get("/health")).status_code == 200
-        answer = await waking
-        assert answer.status_code == 503, answer.text
-        assert str(folder) in answer.json()["error"]["message"]
-        assert (await served.http.get("/is_sleeping")).json() == {"is_sleeping": True}
-        assert (await served.http.get("/health")).status_code == 200
+        assert (await served.http.post("/wake_up")).status_code == 200
+        stalled = [asyncio.create_task(post_completion(served, "a", stream=stream)) for stream in (False, True)]
+        assert await completion(served, MODEL) == base
+        for answer in await asyncio.gather(*stalled):
+            assert answer.status_code == 503, answer.text
+            assert str(folder) in answer.json()["error"]["message"]
         file.unlink()
         file.write_bytes(settings)
-        assert (await served.http.post("/wake_up")).status_code == 200
-        assert await completion(served, "a") == before != await completion(served, MODEL)
+        assert await completion(served, "a") == before != base
 
 
 @pytest.mark.parametrize("kind", ["fifo", "s3"])

@@ -30,7 +30,7 @@ def test_adapters_of_two_and_four_ranks_are_those_of_peft(name: str, tmp_path: P
 
     def logprobs(group: Group, *, adapted: bool = True) -> Tensor:
         model = load_part(files, group)
-        adapters = Adapters(model, max_loras=1, max_rank=8)
+        adapters = Adapters(model, max_rank=8)
         rows = {adapters.load(str(folder)): slice(None)} if adapted else {}
         with adapters.applied(rows):
             return all_logits(PagedDriver(model), tokens, WHOLE).log_softmax(-1)

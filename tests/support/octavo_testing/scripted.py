@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
@@ -24,6 +24,9 @@ from octavo_engine.wire.sleep import MemoryTag
 
 from octavo_testing.gate import ValveReader, pass_gate
 from octavo_testing.prompt_log import PROMPT_LOG, PromptLog
+
+if TYPE_CHECKING:
+    from octavo_engine.runner.executor import ReadAdapter
 
 EOS = 256
 VOCAB_SIZE = 259
@@ -55,7 +58,7 @@ class ScriptedExecutor:
         self._prompt_log = PromptLog(os.environ.get(PROMPT_LOG))
         self._seqs: dict[int, NewSeq] = {}
         self.plans: list[StepPlan] = []
-        self.preparing: dict[str, Future[object]] = {}
+        self.preparing: dict[str, Future[Any]] = {}
         self.advance: dict[str, Callable[[int], None]] = {}  # by location of an adapter
         self.adapters: list[str] = []
         self.is_shut_down = False
@@ -82,19 +85,18 @@ class ScriptedExecutor:
         """Return a completed future: a scripted model sees nothing."""
         return _done()
 
-    def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> Future[object]:
+    def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> "Future[ReadAdapter]":
         """Return a completed future, unless a test has put another one into `preparing`."""
         self.advance[location] = advance
         if location in self.preparing:
             return self.preparing[location]
-        future: Future[object] = Future()
-        future.set_result(scripted_hash(location))
+        future: Future[ReadAdapter] = Future()
+        future.set_result(scripted_adapter(location))
         return future
 
-    def add_adapter(self, prepared: object) -> str:
-        if prepared not in self.adapters:
-            self.adapters.append(str(prepared))
-        return str(prepared)
+    def add_adapter(self, prepared: "ReadAdapter") -> None:
+        assert prepared.hash not in self.adapters
+        self.adapters.append(prepared.hash)
 
     def remove_adapter(self, adapter: str) -> None:
         self.adapters.remove(adapter)
@@ -190,6 +192,7 @@ def ready_info(config: EngineConfig) -> ReadyInfo:
         kv_bytes=KV_BYTES,
         startup_s={"import": 1.5, "compile": 0.25, "weights": 40.5},
         adapters={module.name: scripted_hash(module.path) for module in config.lora_modules},
+        adapter_folders={module.name: module.path for module in config.lora_modules},
         revision="scripted-commit",
     )
 
@@ -197,6 +200,16 @@ def ready_info(config: EngineConfig) -> ReadyInfo:
 def scripted_hash(folder: str | Path) -> str:
     """Return the hash of an adapter that is not read: folders of one name are one adapter."""
     return f"hash of {Path(folder).name}"
+
+
+class ScriptedAdapter(NamedTuple):
+    hash: str
+    folder: Path
+
+
+def scripted_adapter(folder: str | Path) -> ScriptedAdapter:
+    """Return what a read of an adapter gives."""
+    return ScriptedAdapter(scripted_hash(folder), Path(folder))
 
 
 def load(config: EngineConfig) -> tuple[ScriptedExecutor, ReadyInfo]:

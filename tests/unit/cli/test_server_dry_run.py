@@ -51,6 +51,8 @@ def test_report_shows_the_memory_of_adapters():
     report = describe(config, replace(CAPACITY, adapters_bytes=10 << 20))
     assert "adapters    10.0 MiB reserved for 3 of rank 16 (--max-loras, --max-lora-rank)" in report
     assert "2.20 GiB remain free" in report
+    report = describe(replace(config, max_cpu_loras=5), replace(CAPACITY, adapters_bytes=10 << 20))
+    assert "reserved for 5 of rank 16 (--max-cpu-loras, --max-lora-rank)" in report
 
 
 def test_report_shows_the_memory_of_each_rank():

@@ -1,4 +1,6 @@
-"""A request that waits for its grammar is overtaken, keeps its place in the queue, and replays from a trace."""
+"""A request that waits for its grammar or adapter is overtaken, keeps its place in the queue, replays from a trace."""
+
+from dataclasses import replace
 
 import pytest
 from octavo_engine.core.replay import replay
@@ -138,3 +140,14 @@ def test_readiness_is_an_input_of_a_replay():
     assert report.stats == scheduler.stats()
     without = [line for line in lines if '"prepared":"slow"' not in line]
     assert not replay(without).ok
+
+
+def test_a_step_has_few_adapters_and_only_requests_without_one_overtake() -> None:
+    scheduler = Scheduler(sim_config(max_loras=2))
+    for name, adapter in (("a", "A"), ("b", "B"), ("c", "C"), ("a2", "A"), ("base", ""), ("c2", "C")):
+        scheduler.add(replace(request(name, grammar=None), adapter=adapter), 0.0)
+    plans = [scheduler.step(1.0)]
+    assert names(scheduler, plans[0]) == ["a", "b", "base"]
+    assert scheduler.waiting_reason("c") == "max_loras"
+    scheduler.commit(result(plans[0], EOS), 2.0)
+    assert names(scheduler, scheduler.step(3.0)) == ["c", "a2", "c2"]

@@ -6,13 +6,16 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
+import octavo_engine.settings.lora
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.frontend.adapter_names import AdapterNames
 from octavo_engine.loop.engine_core import EngineCore
+from octavo_engine.loop.loaded_adapters import AdapterSource
 from octavo_engine.process import messages
 from octavo_engine.process.client import CoreProcess
 from octavo_engine.process.main import call_adapter
@@ -22,15 +25,18 @@ from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.sources.progress import STALL_S
 from octavo_engine.wire.errors import InvalidRequest, ModelNotFound, OctavoError, Unavailable
 from octavo_testing.clock import Clock
-from octavo_testing.scripted import ScriptedExecutor, ready_info, scripted_hash
+from octavo_testing.scripted import ScriptedExecutor, ready_info, scripted_adapter, scripted_hash
 
-MAX_LORAS = 4
+if TYPE_CHECKING:
+    from octavo_engine.runner.executor import ReadAdapter
+
+MAX_NAMES = 4  # of two tests
 
 
 class Sources(ScriptedExecutor):
     """Every source waits for `finish_reading`."""
 
-    def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> Future[object]:
+    def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> "Future[ReadAdapter]":
         self.preparing[location] = Future()
         return super().prepare_adapter(location, advance)
 
@@ -38,12 +44,15 @@ class Sources(ScriptedExecutor):
 class LinkedCore(CoreProcess):
     """The client of a core in this process. Messages wait in both directions until a test delivers them."""
 
-    def __init__(self, adapters: list[str]) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._calls, self._call_ids = {}, itertools.count()
         self.executor, self.clock = Sources(), Clock()
-        self.executor.adapters = list(dict.fromkeys(adapters))
+        start = [
+            (scripted_hash(module.path), AdapterSource(module.path, module.path)) for module in config.lora_modules
+        ]
+        self.executor.adapters = list(dict(start))
         limits = SchedulerConfig(max_model_len=64, num_blocks=64, block_size=4)
-        self.core = EngineCore(Scheduler(limits), self.executor, adapters=adapters, clock=self.clock)
+        self.core = EngineCore(Scheduler(limits), self.executor, adapters=start, clock=self.clock)
         self.inbox: deque[messages.AdapterCall] = deque()
         self.outbox: deque[messages.Answered | messages.CallFailed] = deque()
 
@@ -69,18 +78,19 @@ class LinkedCore(CoreProcess):
     def finish_reading(self, location: str) -> None:
         reading = self.executor.preparing.pop(location, None)
         if reading is not None:
-            reading.set_result(scripted_hash(location.partition("#")[0]))
+            reading.set_result(scripted_adapter(location.partition("#")[0]))
 
     @property
     def num_loaded(self) -> Counter[str]:
-        return Counter(self.core._adapters._loaded)
+        adapters = self.core._adapters
+        return Counter({name: len(each) for name, each in adapters._sources.items() if name in adapters})
 
 
 class Rig:
     def __init__(self) -> None:
-        config = EngineConfig(model="m", enable_lora=True, max_loras=MAX_LORAS, lora_modules=lora_modules("n0=/x0"))
+        config = EngineConfig(model="m", enable_lora=True, lora_modules=lora_modules("n0=/x0"))
         ready = ready_info(config)
-        self.core = LinkedCore(list(ready.adapters.values()))
+        self.core = LinkedCore(config)
         self.names = AdapterNames(self.core, config, ready)
         self.numbers = itertools.count()
 
@@ -185,23 +195,27 @@ async def test_an_adapter_that_is_loaded_just_when_its_client_leaves_is_unloaded
 
 
 @pytest.mark.asyncio
-async def test_names_that_are_being_loaded_count_for_the_limit() -> None:
+async def test_names_that_are_being_loaded_count_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(octavo_engine.settings.lora, "MAX_NAMES", MAX_NAMES)
     rig = Rig()
-    tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_LORAS)]
+    tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_NAMES)]
     await rig.deliver(reads=True)
-    assert [error_of(each) for each in tasks] == [""] * (MAX_LORAS - 1) + ["InvalidRequest"]
-    assert f"{MAX_LORAS + 1} adapters exceed the limit of --max-loras {MAX_LORAS}: " in str(tasks[-1].exception())
-    assert len(rig.names.by_name) == MAX_LORAS
+    assert [error_of(each) for each in tasks] == [""] * (MAX_NAMES - 1) + ["InvalidRequest"]
+    assert f"{MAX_NAMES + 1} adapters exceed the limit of {MAX_NAMES}: " in str(tasks[-1].exception())
+    assert len(rig.names.by_name) == MAX_NAMES
 
 
 @pytest.mark.asyncio
-async def test_a_name_of_the_limit_may_be_replaced_and_a_longer_name_is_refused() -> None:
+async def test_a_name_of_the_limit_may_be_replaced_and_a_longer_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(octavo_engine.settings.lora, "MAX_NAMES", MAX_NAMES)
     rig = Rig()
-    tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_LORAS - 1)]
+    tasks = [rig.load(f"a{index}", f"/a{index}") for index in range(MAX_NAMES - 1)]
     await rig.deliver(reads=True)
     replaced, long = rig.load("a0", "/b"), rig.load("n" * 129, "/b")
     await rig.deliver(reads=True)
-    assert [error_of(each) for each in (*tasks, replaced)] == [""] * MAX_LORAS
+    assert [error_of(each) for each in (*tasks, replaced)] == [""] * MAX_NAMES
     assert rig.hashes()["a0"] == scripted_hash("b")
     assert "129 bytes; the limit is 128" in str(long.exception())
 

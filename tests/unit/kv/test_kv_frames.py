@@ -1,6 +1,7 @@
 import struct
 
 import pytest
+from octavo_engine.settings.lora import MAX_NAME_BYTES, MAX_NAMES
 from octavo_server.kv.frames import Bye, FrameError, FrameReader, Hello, Part, ReplicaLoad, Snapshot, Step, write
 
 LOAD = ReplicaLoad(running=3, waiting=1, free_blocks=10, total_blocks=64, prefill_backlog_tokens=500, step_ms=12.5)
@@ -34,7 +35,7 @@ def test_unknown_fields_are_ignored():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes; the limit is 262144"),
+        (struct.pack("<I", 2**31), "a frame of 2147483648 bytes; the limit is 1048576"),
         (struct.pack("<I", 3) + b"\xff\xff\xff", "a frame is invalid"),
         (b"HTTP/1.1 200 OK\r\n\r\n", "the limit is"),
     ],
@@ -42,3 +43,10 @@ def test_unknown_fields_are_ignored():
 def test_bytes_that_are_no_kv_stream_are_refused(data, message):
     with pytest.raises(FrameError, match=message):
         [*FrameReader().feed(data)]
+
+
+def test_the_names_and_hashes_of_all_adapters_fit_into_a_frame():
+    adapters = {f"{index:0{MAX_NAME_BYTES}}": "f" * 64 for index in range(MAX_NAMES)}
+    step = Step(epoch=1, seq=1, digest=0, load=ReplicaLoad(), adapters=adapters)
+    (frame,) = FrameReader().feed(write(step))
+    assert frame == step

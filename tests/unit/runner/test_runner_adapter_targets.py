@@ -92,6 +92,7 @@ def test_a_dry_run_reserves_room_and_reads_adapters(tmp_path: Path) -> None:
     assert without.adapters_bytes == 0
     sizes = [plan_capacity(EngineConfig(enable_lora=True, max_loras=n, **settings)).adapters_bytes for n in (1, 4)]
     assert 0 < 4 * sizes[0] == sizes[1]
+    assert plan_capacity(EngineConfig(enable_lora=True, max_cpu_loras=4, **settings)).adapters_bytes == sizes[1]
     adapter = write_adapter(tmp_path / "a", llama_pairs(rank=17))
     modules = (LoRAModule(name="a", path=str(adapter)),)
     with pytest.raises(StartupError, match="rank 17"):

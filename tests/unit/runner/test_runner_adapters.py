@@ -89,8 +89,26 @@ def test_equal_contents_share_blocks_and_others_do_not(model: Path, tmp_path: Pa
         for folder in (None, *folders, folders[0])
     ]
     assert [output.num_cached_tokens for output in cached] == [0, 0, 19, 0, 19]
-    scaled = write_adapter(tmp_path / "scaled", llama_pairs(seed=1), lora_alpha=3)
-    assert "3 adapters exceed the limit of --max-loras 2: " in refusal(llm, scaled)
+    llm.shutdown()
+
+
+def test_adapters_that_left_the_memory_are_read_again(model: Path, tmp_path: Path) -> None:
+    llm = LLM(str(model), enable_lora=True, max_loras=2, **SETTINGS)
+    folders = [write_adapter(tmp_path / str(seed), llama_pairs(seed=seed)) for seed in range(4)]
+    chosen = [request(folder) for folder in folders]
+    first = tokens(llm, chosen)  # four adapters in one batch, of which two fit
+    assert set(llm._core._executor._adapters._terms) == set(llm._core._adapters._in_memory)
+    assert len(llm._core._adapters._in_memory) == 2
+    assert first == [tokens(llm, each)[index] for index, each in enumerate(chosen)] == tokens(llm, chosen)
+    llm.shutdown()
+
+
+def test_a_start_keeps_the_first_adapters_in_memory(model: Path, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / str(seed), llama_pairs(seed=seed)) for seed in (1, 1, 2, 3)]
+    modules = [f"{index}={folder}" for index, folder in enumerate(folders)]
+    llm = LLM(str(model), enable_lora=True, max_loras=1, max_cpu_loras=2, lora_modules=modules, **SETTINGS)
+    in_memory = [llm.ready_info.adapters[name] for name in ("0", "2")]
+    assert [*llm._core._executor._adapters._terms] == [*llm._core._adapters._in_memory] == in_memory
     llm.shutdown()
 
 
@@ -113,6 +131,21 @@ def test_an_adapter_of_another_model_or_rank_is_refused_and_changes_nothing(llm:
     assert tokens(llm) == base
 
 
+def test_a_rewritten_folder_is_read_again_for_a_new_id_or_in_place(llm: LLM, tmp_path: Path) -> None:
+    folder, path = tmp_path / "a", str(tmp_path / "a")
+
+    def write_and_ask(seed: int, *requests: LoRARequest) -> list[list[list[int]]]:
+        write_adapter(folder, llama_pairs(seed=seed))
+        return [tokens(llm, request) for request in requests]
+
+    old, same = write_and_ask(21, LoRARequest("a", 1, path), LoRARequest("other", 1, path))
+    kept, new = write_and_ask(22, LoRARequest("a", 1, path), LoRARequest("a", 2, path))
+    assert old == same == kept != new
+    replaced, kept = write_and_ask(23, LoRARequest("a", 2, path, load_inplace=True), LoRARequest("a", 2, path))
+    assert old != replaced != new
+    assert kept == replaced == write_and_ask(23, LoRARequest("a", 3, path))[0]
+
+
 def test_names_without_the_models_prefix_are_found(llm: LLM, tmp_path: Path) -> None:
     pairs = llama_pairs(seed=3)
     bare = {name.removeprefix("model."): pair for name, pair in pairs.items()}
@@ -131,41 +164,50 @@ def test_adapters_work_again_after_a_sleep(llm: LLM, tmp_path: Path) -> None:
         assert tokens(llm, request(folder)) == before
 
 
-def test_a_changed_adapter_keeps_the_engine_asleep(model: Path, tmp_path: Path) -> None:
+def errors(llm: LLM, folder: Path) -> set[tuple[str | None, str | None]]:
+    """Return the kinds of the errors of requests for an adapter, and the ends of their texts."""
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=request(folder))
+    return {(each.error_kind, each.error) for each in outputs}
+
+
+def test_requests_for_an_adapter_that_has_changed_end_alone(model: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", llama_pairs(seed=6))
-    llm = LLM(str(model), enable_lora=True, lora_modules=[f"a={folder}"], **SETTINGS)
-    before = tokens(llm, request(folder))
+    llm = LLM(str(model), enable_lora=True, **SETTINGS)
+    before, base = tokens(llm, request(folder)), tokens(llm)
     file = folder / "adapter_model.safetensors"
     original = load_file(file)
     save_file({name: 2 * each for name, each in original.items()}, file)
     llm.sleep(level=2)
-    with pytest.raises(Unavailable, match="has changed"):
-        llm.wake_up()
-    save_file(original, file)
     llm.wake_up()
+    ((kind, text),) = errors(llm, folder)
+    assert kind == "unavailable"
+    assert f"{folder}: its files have changed" in str(text)
+    assert tokens(llm) == base
+    save_file(original, file)
     assert tokens(llm, request(folder)) == before
     llm.shutdown()
 
 
-def test_a_stalled_adapter_keeps_the_engine_asleep(
+def test_requests_for_an_adapter_that_stalls_end_alone(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_adapter(tmp_path / "a", llama_pairs(seed=7))
-    llm = LLM(str(model), enable_lora=True, lora_modules=[f"a={folder}"], **SETTINGS)
+    llm = LLM(str(model), enable_lora=True, **SETTINGS)
     before = tokens(llm, request(folder))
     llm.sleep(level=2)
     file = folder / "adapter_config.json"
     content = file.read_bytes()
     file.unlink()
     os.mkfifo(file)
+    llm.wake_up()
     with monkeypatch.context() as patch:
         patch.setattr(progress, "STALL_S", 0.0)
-        with pytest.raises(Unavailable, match=f"adapter {folder}: its source gave no byte"):
-            llm.wake_up()
+        ((kind, text),) = errors(llm, folder)
+    assert kind == "unavailable"
+    assert f"{folder}: its source gave no byte" in str(text)
     fifo = file.rename(tmp_path / "fifo")
     file.write_bytes(content)
     os.close(os.open(fifo, os.O_RDWR))  # the hanging read returns
-    llm.wake_up()
     assert tokens(llm, request(folder)) == before
     llm.shutdown()
 

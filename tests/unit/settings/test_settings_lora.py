@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from octavo_engine.settings.engine_args import resolve_config, unused_arguments
+from octavo_engine.settings.config import adapters_in_memory
+from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.settings.records import LoRAModule
 from octavo_engine.wire.errors import StartupError
 
@@ -46,12 +47,10 @@ def test_forms_of_lora_modules(value: Any, modules: tuple[LoRAModule, ...]) -> N
         ({"lora_modules": f"{'n' * 129}=x"}, "129 bytes; the limit is 128"),
         ({"lora_modules": "m=x", "served_model_name": ["k", "m"]}, "'m' is the name of the served model"),
         ({"lora_modules": "base=x", "model": "base"}, "'base' is the name of the served model"),
-        (
-            {"lora_modules": ["a=x", "b=y"], "max_loras": 1},
-            "2 adapters exceed the limit of --max-loras 1: raise it",
-        ),
+        ({"lora_modules": [f"{i}=x" for i in range(4097)]}, "4097 adapters exceed the limit of 4096"),
         ({"lora_modules": "a=x", "enable_lora": False}, "needs --enable-lora"),
         ({"max_loras": 0}, "max_loras must be between 1 and 1024, got 0"),
+        ({"max_cpu_loras": 0}, "max_cpu_loras must be between 1 and 1024, got 0"),
         ({"max_lora_rank": 0}, "max_lora_rank must be between 1 and 1024, got 0"),
         ({"enable_prompt_adapter": True}, "prompt adapters are not served"),
     ],
@@ -63,8 +62,9 @@ def test_bad_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_max_cpu_loras_has_no_effect() -> None:
-    assert [unused.name for unused in unused_arguments({"max_cpu_loras": 4, "max_loras": 2})] == ["max_cpu_loras"]
+@pytest.mark.parametrize(("settings", "number"), [({}, 8), ({"max_loras": 2}, 2), ({"max_cpu_loras": 4}, 4)])
+def test_max_loras_is_the_default_of_max_cpu_loras(settings: dict[str, Any], number: int) -> None:
+    assert adapters_in_memory(resolve_config(enable_lora=True, lora_modules=["a=x"], **settings)) == number
 
 
 def test_paths_may_be_path_objects() -> None:

@@ -3,7 +3,8 @@
 It first schedules the running sequences in order, prefill chunks and decodes alike, from one token budget; if blocks
 run out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head
 of the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence
-runs the head always fits, because `Scheduler.add` rejects larger requests.
+runs the head always fits, because `Scheduler.add` rejects larger requests. Sequences whose adapter would be one too
+many are overtaken by those without an adapter.
 
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
 step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
@@ -17,6 +18,27 @@ from octavo_engine.core.prompt_shares import UNMEASURED_TOKENS, PromptShares
 from octavo_engine.core.sequence import Sequence, forked_sequence
 from octavo_engine.core.state import SchedulerState
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
+
+
+class StepAdapters:
+    """The adapters of a step, of which `limit` may differ (0: no limit).
+
+    Once a sequence has to wait, later ones with an adapter wait behind it, so that the running ones become fewer.
+    """
+
+    def __init__(self, limit: int, running: list[Sequence]) -> None:
+        self._limit = limit
+        self._adapters = {seq.adapter for seq in running if seq.adapter} if limit else set[str]()
+        self._is_full = False
+
+    def admit(self, adapter: str) -> bool:
+        """Return True if a sequence with this adapter, "" for the model itself, may join the step."""
+        if not adapter or not self._limit:
+            return True
+        self._is_full = self._is_full or len(self._adapters | {adapter}) > self._limit
+        if not self._is_full:
+            self._adapters.add(adapter)
+        return not self._is_full
 
 
 class Planner:
@@ -202,8 +224,12 @@ class Planner:
 
     def _admit_waiting(self, budget: int) -> int:
         state, config = self._state, self._config
-        while state.waiting and budget > 0:
-            seq = state.waiting[-1]
+        adapters, position = StepAdapters(config.max_loras, state.running), len(state.waiting)
+        while position > 0 and budget > 0:
+            position -= 1
+            seq = state.waiting[position]
+            if not adapters.admit(seq.adapter):
+                continue
             if state.num_places + len(seq.indices) > config.max_num_seqs:
                 state.blocked_by = "max_num_seqs"
                 return budget
@@ -215,7 +241,7 @@ class Planner:
                 return budget
             budget -= self._place(seq, want, budget)
         if state.waiting:
-            state.blocked_by = "budget"
+            state.blocked_by = "budget" if position > 0 else "max_loras"
         return budget
 
     def _admit(self, seq: Sequence, budget: int) -> int:

@@ -105,7 +105,7 @@ class Scheduler:
         state.kv.touch(seq)
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
-        """Queue a deferred request that is ready, or end it with `error`. An unknown id is ignored."""
+        """Queue a deferred request that has all it waited for, or end it with `error`. An unknown id is ignored."""
         state, outputs = self._state, list[SeqOutput]()
         state.now = now
         group = state.groups.get(request_id)
@@ -212,13 +212,15 @@ class Scheduler:
         return len(self._state.seqs) > len(self._state.deferred)
 
     def waiting_reason(self, request_id: str) -> str | None:
-        """Return why a request waits: "grammar", "images", else the reason why the head of the queue was not admitted.
+        """Return why a request waits: "grammar", "images", "adapter", else why the head of the queue was not admitted.
 
-        The reasons are "capacity", "budget" and "max_num_seqs". None if no sequence of the request waits.
+        The reasons are "capacity", "budget", "max_num_seqs" and "max_loras". None if no sequence of the request waits.
         """
         group = self._state.groups.get(request_id)
         if group is not None and any(seq.status == "deferred" for seq in group.live):
-            return "images" if group.request.images else "grammar"
+            if group.request.images:
+                return "images"
+            return "adapter" if group.request.grammar is None else "grammar"
         waits = group is not None and any(seq.status != "running" for seq in group.live)
         return (self._state.blocked_by or "budget") if waits else None
 

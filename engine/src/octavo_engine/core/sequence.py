@@ -1,10 +1,10 @@
 """`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
-reached once per index. A sequence that needs a grammar or images starts as deferred -prepared-> waiting. `computed`
-counts the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be computed. The
-last `pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`, the next
-decode step of such a sequence may be planned; otherwise the sequence waits for its newest token.
+reached once per index. One that waits for a grammar, images or an adapter starts as deferred -prepared-> waiting.
+`computed` counts the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be
+computed. The last `pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`,
+the next decode step of such a sequence may be planned; otherwise the sequence waits for its newest token.
 
 The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
 once. At the step that computes the last prompt token it keeps the first index and forks the others.
@@ -73,6 +73,10 @@ class Sequence:
     @property
     def pooling(self) -> PoolingParams | None:
         return self.group.request.pooling
+
+    @property
+    def adapter(self) -> str:
+        return self.group.request.adapter
 
     @property
     def seed(self) -> int:

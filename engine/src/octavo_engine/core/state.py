@@ -150,6 +150,8 @@ class SchedulerState:
         assert self.num_waiting_tokens == sum(len(s.token_ids) - s.computed - 1 for s in self.waiting)
         assert self.num_places == sum(len(s.indices) for s in self.running) <= config.max_num_seqs
         assert sorted(s.seq_id for group in self.groups.values() for s in group.live) == sorted(self.seqs)
+        adapters = {s.adapter for s in self.running if s.adapter}
+        assert not config.max_loras or len(adapters) <= config.max_loras
         assert self.num_needing_newest == sum(s.needs_newest for s in self.running)
         for seq in live:
             seq.check(config.block_size)

@@ -35,7 +35,7 @@ class AdapterNames:
             module.name: NamedAdapter(ready.adapters[module.name], module.path, module.base_model_name)
             for module in config.lora_modules
         }
-        self._core, self._max_loras = core, config.max_loras
+        self._core = core
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while they are in use
         self._coming: set[str] = set()  # names of running loads
 
@@ -63,12 +63,12 @@ class AdapterNames:
             self.by_name[name] = NamedAdapter(loaded, path)
             self._publish(on_change)
             if old is not None:
-                await self._core.unload_adapter(old.hash)
+                await self._core.unload_adapter(old.hash, old.path)
 
     def _check_new(self, name: str) -> None:
         try:
             check_adapter_name(name)
-            check_num_adapters(len(self.by_name.keys() | self._coming | {name}), self._max_loras)
+            check_num_adapters(len(self.by_name.keys() | self._coming | {name}))
         except StartupError as error:
             raise InvalidRequest(str(error), param="lora_name") from None
 
@@ -79,7 +79,7 @@ class AdapterNames:
             if old is None:
                 raise ModelNotFound(name)
             self._publish(on_change)
-            await self._core.unload_adapter(old.hash)
+            await self._core.unload_adapter(old.hash, old.path)
 
     def _lock_of(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())

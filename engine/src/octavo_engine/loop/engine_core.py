@@ -15,15 +15,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo_engine.core.inspection import describe_sequences
-from octavo_engine.loop.loaded_adapters import LoadedAdapters, Reply
-from octavo_engine.loop.pending_requests import PendingRequests, Work, grammar_work, image_work
+from octavo_engine.loop.loaded_adapters import AdapterSource, LoadedAdapters, Reply
+from octavo_engine.loop.pending_requests import PendingRequests, Work, error_info, grammar_work, image_work
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, ErrorInfo, SeqOutput
+from octavo_engine.wire.records import CoreOutputs, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ class EngineCore:
         trace: "TraceFile | None" = None,
         grammar_timeout_s: float = 10.0,
         proposer: Proposer | None = None,
-        adapters: Iterable[str] = (),
+        adapters: Iterable[tuple[str, AdapterSource]] = (),
+        max_cpu_loras: int = 8,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._trace = trace
         self._proposer = proposer
-        self._adapters = LoadedAdapters(executor, adapters, clock)
+        self._adapters = LoadedAdapters(executor, clock, max_in_memory=max_cpu_loras, start=adapters)
         self._costs = StepCosts()
         self._pending = PendingRequests()
         self._grammar_timeout_s = grammar_timeout_s
@@ -87,13 +88,17 @@ class EngineCore:
             if request.adapter and request.adapter not in self._adapters:
                 raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: load it first.", param="adapter")
             now = self._clock()
-            self._scheduler.add(request, now, deferred=request.grammar is not None or bool(request.images))
+            is_ready = self._adapters.is_ready(request.adapter)
+            is_deferred = request.grammar is not None or bool(request.images) or not is_ready
+            self._scheduler.add(request, now, deferred=is_deferred)
             if works := self._start_works(request, now):
                 self._pending.start(request.request_id, works)
             if request.start_by_s is not None:
                 self._deadlines.add(request.request_id, request.start_by_s)
+        except EngineDead:
+            raise
         except OctavoError as error:
-            info = ErrorInfo(str(error), "invalid_request" if isinstance(error, InvalidRequest) else "internal")
+            info = error_info(error)
             self._events += [
                 SeqOutput(request_id=request.request_id, index=i, finish_reason="error", error=info)
                 for i in range(request.params.n)
@@ -113,9 +118,9 @@ class EngineCore:
         """End a load, unless it has ended; its `reply` gets Unavailable."""
         self._adapters.end_loading(load_id)
 
-    def unload_adapter(self, adapter: str) -> None:
+    def unload_adapter(self, adapter: str, location: str) -> None:
         """Undo one load: without another, reject new requests for the adapter; free its memory after the last one."""
-        self._adapters.unload(adapter)
+        self._adapters.unload(adapter, location)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request or one output. Unknown ids are ignored: the last output may have been sent already."""
@@ -138,7 +143,7 @@ class EngineCore:
 
     def wait_for_work(self, timeout_s: float) -> None:
         """Unless there is work, block until something that a request waits for is done, or the timeout has passed."""
-        futures = self._pending.futures()
+        futures: list[Future[Any]] = [*self._pending.futures(), *self._adapters.futures()]
         if not self.has_work():
             wait(futures, timeout_s, FIRST_COMPLETED)
 
@@ -150,11 +155,11 @@ class EngineCore:
         self._adapters.finish_loading(is_asleep=bool(self._released))
         for request_id, error in self._pending.pop_done(started):
             self._events += self._scheduler.prepared(request_id, started, error=error)
+            self._forget_ended([request_id])
         for request_id in self._deadlines.pop_expired(started):
             self.abort(request_id)
         outputs = self._advance(started) if self._in_flight or self._scheduler.has_work() else []
         self._forget_ended([out.request_id for out in outputs if out.finish_reason is not None])
-        self._adapters.free_unused(lambda: {seq.group.request.adapter for seq in self._scheduler.sequences()})
         events, self._events = self._events, []
         self._step_s = self._clock() - started
         kv = self._scheduler.take_kv_delta().change()
@@ -244,6 +249,8 @@ class EngineCore:
             if tag not in self._released:
                 self._executor.release(tag)
                 self._released.add(tag)
+        if "weights" in tags:
+            self._adapters.forget_memory()
 
     def _wake_up(self, tags: Sequence[MemoryTag]) -> None:
         for tag in tags:
@@ -264,6 +271,8 @@ class EngineCore:
         if request.grammar is not None:
             prepared = self._executor.prepare(request.grammar)
             works.append(grammar_work(prepared, now=now, timeout_s=self._grammar_timeout_s))
+        if request.adapter and (reading := self._adapters.acquire(request.request_id, request.adapter)) is not None:
+            works.append(Work(reading, error_info))
         return works
 
     def _forget_ended(self, request_ids: list[str]) -> None:
@@ -271,6 +280,7 @@ class EngineCore:
         for request_id in request_ids:
             if not self._scheduler.is_live(request_id):
                 self._pending.forget(request_id)
+                self._adapters.release(request_id)
 
     def _submit(self, plan: StepPlan) -> "Future[StepResult]":
         try:

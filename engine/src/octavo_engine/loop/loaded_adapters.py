@@ -1,17 +1,24 @@
-"""Adapters of an engine core: those that load on threads, that requests may name, and that leave.
+"""Adapters of an engine core: those that requests may name, those in memory, and the reads that bring them there.
 
-`MAX_LOADS` loads read at once; further ones wait in order. A load whose source gives no byte for `STALL_S`, or that its
-caller ends, is over at once. Its thread may hang in the source: it ends with its next byte, and its result is dropped.
+An adapter may be named while one of its loads lives. At most `max_in_memory` of them have their terms in memory. A
+request for another one waits while it is read beside the steps, in the place of the adapter that no request uses and
+that was used longest ago. Places are given in the order of requests: while an adapter waits for one, later requests for
+adapters wait behind it, also those whose adapter is in memory, so that its place becomes free. Requests for the model
+itself never wait here.
 
-An adapter leaves when it was unloaded as often as loaded: new requests for it are rejected, and its memory is freed
-once its last request has ended. `on_done` is called on another thread, so that an idle engine loop can sleep until an
-adapter is read.
+`MAX_LOADS` reads run at once; further ones wait in order. A read whose source gives no byte for `STALL_S`, or whose
+callers have left, is over at once. Its thread may hang in the source: it ends with its next byte, and its result is
+dropped. An adapter without loads is freed once its last request has ended.
+
+`on_done` is called on another thread, so that an idle engine loop can sleep until an adapter is read.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from octavo_engine.sources.progress import TimedRead
@@ -19,7 +26,7 @@ from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, S
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S
 
 if TYPE_CHECKING:
-    from octavo_engine.runner.executor import Executor
+    from octavo_engine.runner.executor import Executor, ReadAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +36,23 @@ MAX_LOADS, MAX_STUCK = 8, 32
 Reply = Callable[[str | OctavoError], None]
 
 
-class AdapterLoad(TimedRead):
-    """States: waiting, reading (it has a future), ended."""
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """A load of an adapter. `location`: as it was given. `folder`: on this machine, with the files that were read."""
 
-    def __init__(self, location: str, reply: Reply, clock: Callable[[], float]) -> None:
+    location: str
+    folder: str
+
+
+class AdapterLoad(TimedRead):
+    """States: waiting, reading (it has a future), ended. `accept`: takes what was read; it may raise StartupError."""
+
+    def __init__(
+        self, location: str, accept: "Callable[[ReadAdapter], None]", reply: Reply, clock: Callable[[], float]
+    ) -> None:
         super().__init__(f"adapter {location}", clock)
-        self.location, self.reply = location, reply
-        self.future: Future[object] | None = None
+        self.location, self.accept, self.reply = location, accept, reply
+        self.future: Future[ReadAdapter] | None = None
 
     def start(self, executor: "Executor", on_done: Callable[[], None]) -> None:
         self._advanced_s = self._clock()
@@ -54,23 +71,74 @@ class AdapterLoad(TimedRead):
         return Unavailable(f"{self.stall_text()}, then load it again.", retry_after_s=WAKE_RETRY_S)
 
 
-class LoadedAdapters:
-    """`adapters`: the hashes of those that the start has loaded, each as often as names have it."""
+@dataclass(slots=True)
+class _WantedAdapter:
+    """An adapter that requests wait for, by their ids. `folders`: those to read next, once it has a place."""
 
-    def __init__(self, executor: "Executor", adapters: Iterable[str], clock: Callable[[], float]) -> None:
+    waiting: "dict[str, Future[object]]" = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    has_place: bool = False
+
+
+class LoadedAdapters:
+    """`start`: hashes and sources of the adapters of the start, of which the first `max_in_memory` are in memory."""
+
+    def __init__(
+        self,
+        executor: "Executor",
+        clock: Callable[[], float],
+        *,
+        max_in_memory: int,
+        start: Iterable[tuple[str, AdapterSource]] = (),
+    ) -> None:
         self.on_done: Callable[[], None] = _ignore
-        self._executor, self._clock = executor, clock
-        self._loaded = Counter(adapters)
-        self._leaving: set[str] = set()
+        self._executor, self._clock, self._max_in_memory = executor, clock, max_in_memory
+        self._sources: dict[str, list[AdapterSource]] = {}  # of living loads, by hash
+        for adapter, source in start:
+            self._sources.setdefault(adapter, []).append(source)
+        self._in_memory = dict.fromkeys([*self._sources][:max_in_memory])  # the least recently used first
+        self._leaving: set[str] = set()  # without living loads; `_sources` still has the last one
+        self._requests: dict[str, str] = {}  # adapters of unfinished requests
+        self._num_users: Counter[str] = Counter()  # requests that have their adapter
+        self._wanted: dict[str, _WantedAdapter] = {}  # in order of their first requests
         self._loads: dict[Hashable, AdapterLoad] = {}  # in order of their calls
-        self._stuck: list[Future[object]] = []  # of ended loads
+        self._stuck: list[Future[ReadAdapter]] = []  # of ended loads
 
     def __bool__(self) -> bool:
         """Return True if any request may have an adapter."""
-        return bool(self._loaded or self._leaving)
+        return bool(self._sources)
 
     def __contains__(self, adapter: str) -> bool:
-        return adapter in self._loaded
+        return adapter in self._sources and adapter not in self._leaving
+
+    def is_ready(self, adapter: str) -> bool:
+        """Return True if a request for the adapter, "" for the model itself, need not wait."""
+        return not adapter or (adapter in self._in_memory and not self._is_full())
+
+    def acquire(self, request_id: str, adapter: str) -> "Future[object] | None":
+        """Keep an adapter in memory until `release`; return a future if the request must wait for it."""
+        self._requests[request_id] = adapter
+        if self.is_ready(adapter):
+            self._use(adapter)
+            return None
+        future: Future[object] = Future()
+        self._wanted.setdefault(adapter, _WantedAdapter()).waiting[request_id] = future
+        self._give_places()
+        return future
+
+    def release(self, request_id: str) -> None:
+        """Undo `acquire` for a request that has ended, if it has an adapter."""
+        adapter = self._requests.pop(request_id, "")
+        if not adapter:
+            return
+        wanted = self._wanted.get(adapter)
+        if wanted is None or wanted.waiting.pop(request_id, None) is None:
+            self._use(adapter, -1)
+        elif not wanted.waiting:
+            del self._wanted[adapter]
+            self.end_loading(_read_id(adapter))
+        self._free_if_unused(adapter)
+        self._give_places()
 
     def load(self, location: str) -> str:
         """Load an adapter and wait for it. Raises InvalidRequest, Unavailable and EngineDead."""
@@ -78,8 +146,7 @@ class LoadedAdapters:
         self.start_loading(location, location, replies.append)
         try:
             while not replies:
-                futures = [load.future for load in self._loads.values() if load.future is not None]
-                wait(futures, max(0.0, (self.next_deadline_s() or 0.0) - self._clock()))
+                wait(self.futures(), max(0.0, (self.next_deadline_s() or 0.0) - self._clock()))
                 self.finish_loading(is_asleep=False)
         finally:
             self.end_loading(location)  # after an interrupt
@@ -89,12 +156,10 @@ class LoadedAdapters:
 
     def start_loading(self, load_id: Hashable, location: str, reply: Reply) -> None:
         """Read an adapter on a thread; `finish_loading` adds it and replies."""
-        if len(self._stuck) >= MAX_STUCK:
-            text = f"{len(self._stuck)} loads that have ended still hang in their sources; the limit is {MAX_STUCK}: "
-            reply(Unavailable(text + "repair the volume, or restart the engine.", retry_after_s=WAKE_RETRY_S))
+        if (error := self._stuck_error()) is not None:
+            reply(error)
             return
-        self._loads[load_id] = AdapterLoad(location, reply, self._clock)
-        self._start_waiting()
+        self._start(load_id, AdapterLoad(location, partial(self._add, location), reply, self._clock))
 
     def end_loading(self, load_id: Hashable) -> None:
         """End a load, unless it has ended: its caller has left."""
@@ -105,6 +170,10 @@ class LoadedAdapters:
 
     def has_done(self) -> bool:
         return any(load.is_done for load in self._loads.values())
+
+    def futures(self) -> "list[Future[ReadAdapter]]":
+        """Return the futures of the reads in progress."""
+        return [load.future for load in self._loads.values() if load.future is not None]
 
     def next_deadline_s(self) -> float | None:
         """Return the time at which the next load ends, unless its source gives a byte before."""
@@ -117,23 +186,114 @@ class LoadedAdapters:
                 continue
             if load.future.done():
                 asleep = Unavailable(ASLEEP, retry_after_s=WAKE_RETRY_S) if is_asleep else None
-                self._end(load_id, asleep or self._add(load.future))
+                self._end(load_id, asleep or self._accept(load, load.future))
             elif load.stalls_at_s <= self._clock():
                 self._end(load_id, load.stall_error())
         self._start_waiting()
 
-    def unload(self, adapter: str) -> None:
-        if adapter in self._loaded:
-            self._loaded[adapter] -= 1
-            if not self._loaded[adapter]:
-                del self._loaded[adapter]
-                self._leaving.add(adapter)
+    def unload(self, adapter: str, location: str) -> None:
+        """Undo one load from a location."""
+        if adapter not in self:
+            return
+        sources = self._sources[adapter]
+        if len(sources) > 1:
+            sources.remove(next((source for source in sources if source.location == location), sources[0]))
+            return
+        self._leaving.add(adapter)
+        self._free_if_unused(adapter)
+        self._give_places()
 
-    def free_unused(self, adapters_in_use: Callable[[], Iterable[str]]) -> None:
-        if self._leaving:
-            for adapter in self._leaving.difference(adapters_in_use()):
-                self._executor.remove_adapter(adapter)
-                self._leaving.discard(adapter)
+    def forget_memory(self) -> None:
+        """Record that a sleep has released the terms of all adapters: each is read again for its next request."""
+        self._in_memory.clear()
+
+    def _is_full(self) -> bool:
+        """Return True if an adapter waits for a place."""
+        return not all(wanted.has_place for wanted in self._wanted.values())
+
+    def _use(self, adapter: str, num_requests: int = 1) -> None:
+        self._num_users[adapter] += num_requests
+        if adapter in self._in_memory:
+            self._in_memory[adapter] = self._in_memory.pop(adapter)
+
+    def _give_places(self) -> None:
+        """Give adapters to the requests that wait, in order, until one has to wait for a place in memory."""
+        for adapter, wanted in list(self._wanted.items()):
+            if wanted.has_place:
+                continue
+            if adapter in self._in_memory:
+                self._end_wait(adapter, None)
+            elif self._make_place():
+                wanted.has_place = True
+                wanted.folders = list(dict.fromkeys(source.folder for source in self._sources[adapter]))
+                self._read_again(adapter, wanted)
+            else:
+                return
+
+    def _make_place(self) -> bool:
+        """Return True if an adapter may enter the memory; another one may have been removed for it."""
+        if len(self._in_memory) + sum(wanted.has_place for wanted in self._wanted.values()) < self._max_in_memory:
+            return True
+        unused = next((adapter for adapter in self._in_memory if not self._num_users[adapter]), None)
+        if unused is None:
+            return False
+        self._remove(unused)
+        return True
+
+    def _read_again(self, adapter: str, wanted: _WantedAdapter) -> None:
+        """Read a wanted adapter from its newest folder that was not tried yet; the content must be the same."""
+        folder = wanted.folders.pop()
+
+        def accept(prepared: "ReadAdapter") -> None:
+            if prepared.hash != adapter:
+                raise StartupError(f"adapter {folder}: its files have changed since it was loaded: load it again.")
+            self._executor.add_adapter(prepared)
+            self._in_memory[adapter] = None
+
+        def reply(result: str | OctavoError) -> None:
+            if self._wanted.get(adapter) is not wanted:  # all its requests have ended
+                return
+            if isinstance(result, OctavoError) and wanted.folders:
+                self._read_again(adapter, wanted)
+            elif isinstance(result, OctavoError):
+                self._end_wait(adapter, result)
+                self._give_places()
+            else:
+                self._end_wait(adapter, None)
+
+        if (error := self._stuck_error()) is not None:
+            self._end_wait(adapter, error)
+        else:
+            self._start(_read_id(adapter), AdapterLoad(folder, accept, reply, self._clock))
+
+    def _end_wait(self, adapter: str, error: OctavoError | None) -> None:
+        for future in self._wanted.pop(adapter).waiting.values():
+            self._use(adapter)
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(Unavailable(str(error), retry_after_s=WAKE_RETRY_S))
+
+    def _remove(self, adapter: str) -> None:
+        del self._in_memory[adapter]
+        self._executor.remove_adapter(adapter)
+
+    def _free_if_unused(self, adapter: str) -> None:
+        if adapter in self._leaving and not self._num_users[adapter] and adapter not in self._wanted:
+            self._leaving.discard(adapter)
+            del self._sources[adapter], self._num_users[adapter]
+            if adapter in self._in_memory:
+                self._remove(adapter)
+
+    def _stuck_error(self) -> Unavailable | None:
+        if len(self._stuck) < MAX_STUCK:
+            return None
+        text = f"{len(self._stuck)} loads that have ended still hang in their sources; the limit is {MAX_STUCK}: "
+        return Unavailable(text + "repair the volume, or restart the engine.", retry_after_s=WAKE_RETRY_S)
+
+    def _start(self, load_id: Hashable, load: AdapterLoad) -> None:
+        self._loads[load_id] = load
+        self._start_waiting()
 
     def _reading(self) -> list[AdapterLoad]:
         return [load for load in self._loads.values() if load.future is not None]
@@ -152,9 +312,10 @@ class LoadedAdapters:
             self._stuck.append(load.future)
         load.reply(result)
 
-    def _add(self, future: "Future[object]") -> str | OctavoError:
+    def _accept(self, load: AdapterLoad, future: "Future[ReadAdapter]") -> str | OctavoError:
         try:
-            adapter = self._executor.add_adapter(future.result())
+            prepared = future.result()
+            load.accept(prepared)
         except StartupError as error:
             return InvalidRequest(str(error), param="lora_path")
         except EngineDead:  # a rank has ended
@@ -162,9 +323,24 @@ class LoadedAdapters:
         except Exception as error:  # an adapter must not end the engine
             logger.exception("an adapter could not be loaded")
             return Unavailable(f"the adapter could not be loaded: {error!r}: see the log.", retry_after_s=WAKE_RETRY_S)
-        self._leaving.discard(adapter)
-        self._loaded[adapter] += 1
-        return adapter
+        return prepared.hash
+
+    def _add(self, location: str, prepared: "ReadAdapter") -> None:
+        """Let requests name an adapter that was read. It stays in memory if no other one waits for the place."""
+        adapter = prepared.hash
+        is_needed = adapter not in self._in_memory and adapter not in self._wanted
+        if is_needed and not self._is_full() and self._make_place():
+            self._executor.add_adapter(prepared)
+            self._in_memory[adapter] = None
+        if adapter in self._leaving:
+            self._leaving.discard(adapter)
+            self._sources[adapter].clear()
+        self._sources.setdefault(adapter, []).append(AdapterSource(location, str(prepared.folder)))
+
+
+def _read_id(adapter: str) -> Hashable:
+    """Return the id of a read for requests, which no caller of `start_loading` has."""
+    return "read again", adapter
 
 
 def _ignore() -> None:

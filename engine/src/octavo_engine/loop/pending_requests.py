@@ -1,4 +1,4 @@
-"""Requests that wait for work beside the steps, such as the compilation of a grammar, and the results of that work.
+"""Requests that wait for work beside the steps, such as a grammar or an adapter, and the results of that work.
 
 Work runs on other threads. `on_done` is called on one of them, so that an idle engine loop can sleep until then.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from octavo_engine.wire.errors import InvalidRequest, Unavailable
 from octavo_engine.wire.records import ErrorInfo
 
 
@@ -30,6 +31,13 @@ class Work:
             return self.late if self.deadline_s <= now else None
         failure = self.future.exception()
         return None if failure is None else self.describe_failure(failure)
+
+
+def error_info(error: BaseException) -> ErrorInfo:
+    """Return the error of a request that has failed before it ran, with the status of the exception."""
+    if isinstance(error, Unavailable):
+        return ErrorInfo(str(error), "unavailable")
+    return ErrorInfo(str(error), "invalid_request" if isinstance(error, InvalidRequest) else "internal")
 
 
 def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> Work:

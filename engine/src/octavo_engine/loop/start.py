@@ -14,9 +14,10 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.devices.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.loop.engine_core import EngineCore, Proposer
+from octavo_engine.loop.loaded_adapters import AdapterSource
 from octavo_engine.loop.proposers import DraftModelProposer
 from octavo_engine.loop.trace_file import TraceFile
-from octavo_engine.settings.config import EngineConfig, batched_tokens, steps_ahead
+from octavo_engine.settings.config import EngineConfig, adapters_in_memory, batched_tokens, steps_ahead
 from octavo_engine.settings.records import ReadyInfo, SchedulerConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -72,7 +73,11 @@ def start_core(config: EngineConfig, load: Loader) -> tuple[EngineCore, ReadyInf
         trace=trace,
         grammar_timeout_s=config.grammar_compile_timeout,
         proposer=_make_proposer(config),
-        adapters=ready.adapters.values(),
+        adapters=[
+            (ready.adapters[module.name], AdapterSource(module.path, ready.adapter_folders[module.name]))
+            for module in config.lora_modules
+        ],
+        max_cpu_loras=adapters_in_memory(config),
     )
     return core, ready
 
@@ -121,6 +126,7 @@ def scheduler_config(config: EngineConfig, ready: ReadyInfo) -> SchedulerConfig:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         max_step_ms=choose_max_step_ms(config, ready),
         watermark=config.watermark,
+        max_loras=config.max_loras if config.enable_lora else 0,
         preemption_mode=config.preemption_mode,
         block_lives_every=round(1 / config.kv_cache_metrics_sample) if config.kv_cache_metrics else 0,
         hash_root=ready.hash_root,

@@ -68,7 +68,7 @@ class LLM(UnsupportedMethods):
         self._metrics = OfflineMetrics(self.ready_info.max_model_len)
         self._ids = itertools.count()
         self._enqueued: list[RequestAssembly] = []
-        self._adapters = {module.path: self.ready_info.adapters[module.name] for module in self.config.lora_modules}
+        self._adapters: dict[tuple[int, str], str] = {}  # hashes, by id and path
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -269,10 +269,11 @@ class LLM(UnsupportedMethods):
         for request in requests:
             if request is not None and not isinstance(request, LoRARequest):
                 raise InvalidRequest(f"lora_request must be a LoRARequest, got {request!r}.", param="lora_request")
-            if request is not None and request.lora_path not in self._adapters:
-                self._adapters[request.lora_path] = self._core.load_adapter(request.lora_path)
+        for request in dict.fromkeys(requests):
+            if request is not None and (request.load_inplace or _adapter_key(request) not in self._adapters):
+                self._adapters[_adapter_key(request)] = self._core.load_adapter(request.lora_path)
         return [
-            prompt if request is None else replace(prompt, adapter=self._adapters[request.lora_path])
+            prompt if request is None else replace(prompt, adapter=self._adapters[_adapter_key(request)])
             for prompt, request in zip(prompts, requests, strict=True)
         ]
 
@@ -373,6 +374,10 @@ def _one_each(param: str, value: Any, count: int) -> list[Any]:
             f"{param} has {len(value)} entries for {count} prompts: pass one value, or one per prompt.", param=param
         )
     return list(value)
+
+
+def _adapter_key(request: LoRARequest) -> tuple[int, str]:
+    return request.lora_int_id, request.lora_path
 
 
 def _final(assembly: RequestAssembly) -> RequestOutput:

@@ -1,6 +1,6 @@
 """The forms of a prompt, an adapter, and an object for the arguments of `LLM`, for scripts that import their types."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NotRequired, TypedDict
 
@@ -29,13 +29,14 @@ PromptType = str | list[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter for `LLM.generate` and `LLM.chat`. `lora_path`: folder of a PEFT checkpoint, which names the adapter;
-    `lora_name` and `lora_int_id` are vLLM's and have no effect. Raises InvalidRequest.
+    """An adapter for `LLM.generate` and `LLM.chat`. `lora_path`: folder of a PEFT checkpoint, which is read once for
+    each `lora_int_id`, and by each call with `load_inplace`; `lora_name` has no effect. Raises InvalidRequest.
     """
 
     lora_name: str
     lora_int_id: int
     lora_path: str
+    load_inplace: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, value in (("lora_name", self.lora_name), ("lora_path", self.lora_path)):

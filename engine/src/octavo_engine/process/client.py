@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -147,14 +148,16 @@ class CoreProcess:
         try:
             return str(await self._answer(waiting, None))
         except asyncio.CancelledError:
-            waiting.add_done_callback(self._unload_unwanted)
+            waiting.add_done_callback(partial(self._unload_unwanted, location))
             with suppress(EngineDead):
                 self.send(messages.AdapterCall(call_id, "end_load", ""))
             raise
 
-    async def unload_adapter(self, adapter: str) -> None:
-        """Undo one load of an adapter, given by its hash. Raises EngineDead as `call` does."""
-        await self._call(lambda call_id: messages.AdapterCall(call_id, "unload_adapter", adapter), CALL_TIMEOUT_S)
+    async def unload_adapter(self, adapter: str, location: str) -> None:
+        """Undo the load of an adapter, given by its hash, from a location. Raises EngineDead as `call` does."""
+        await self._call(
+            lambda call_id: messages.AdapterCall(call_id, "unload_adapter", adapter, location), CALL_TIMEOUT_S
+        )
 
     def probe(self) -> bool:
         """Return True if the process has answered the last probe; then, and the first time, send the next one."""
@@ -190,11 +193,12 @@ class CoreProcess:
             raise EngineDead(f"the engine core {self._exit_description()}.")
         return waiting.result()
 
-    def _unload_unwanted(self, loaded: "asyncio.Future[Answer]") -> None:
+    def _unload_unwanted(self, location: str, loaded: "asyncio.Future[Answer]") -> None:
         """Unload an adapter that was loaded just when its load was cancelled."""
         if not loaded.cancelled() and loaded.exception() is None:
+            call_id, adapter = next(self._call_ids), str(loaded.result())
             with suppress(EngineDead):
-                self.send(messages.AdapterCall(next(self._call_ids), "unload_adapter", str(loaded.result())))
+                self.send(messages.AdapterCall(call_id, "unload_adapter", adapter, location))
 
     def _resolve_call(self, call_id: int, answer: Answer | OctavoError) -> None:
         waiting = self._calls.get(call_id)

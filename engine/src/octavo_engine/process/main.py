@@ -96,7 +96,7 @@ def call_adapter(core: EngineCore, call: messages.AdapterCall, send: Callable[[m
     elif call.name == "end_load":
         core.end_loading_adapter(call.call_id)
     else:
-        core.unload_adapter(call.adapter)
+        core.unload_adapter(call.adapter, call.location)
         reply(call.adapter)
 
 

@@ -44,7 +44,8 @@ class Call(msgspec.Struct, tag=True):
 
 
 class AdapterCall(msgspec.Struct, tag=True):
-    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload.
+    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload,
+    of which `location` was loaded.
 
     "end_load" has the `call_id` of a load, which is answered at once, and no answer of its own.
     """
@@ -52,6 +53,7 @@ class AdapterCall(msgspec.Struct, tag=True):
     call_id: int
     name: AdapterCallName
     adapter: str
+    location: str = ""
 
 
 class Stop(msgspec.Struct, tag=True):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner.adapters import PreparedAdapter
-from octavo_engine.runner.executor import Executor, LocalExecutor
+from octavo_engine.runner.executor import Executor, LocalExecutor, ReadAdapter
 from octavo_engine.runner.load import load
 from octavo_engine.runner.lora_terms import bytes_of_tensors
 from octavo_engine.settings.config import EngineConfig
@@ -65,24 +65,20 @@ class ParallelExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return self._local.prepare(grammar)
 
-    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         return self._local.prepare_adapter(location, advance)
 
-    def add_adapter(self, prepared: object) -> str:
+    def add_adapter(self, prepared: ReadAdapter) -> None:
         """Add an adapter on all ranks, or on none. Other ranks get what rank 0 has read, so no source can delay them.
 
         Raises EngineDead if a rank ends.
         """
         assert isinstance(prepared, PreparedAdapter)
-        is_new = not self._local.has_adapter(prepared.hash)
-        adapter = self._local.add_adapter(prepared)
-        if is_new:
-            self._ranks.send(AddAdapter(prepared.files, bytes_of_tensors(prepared.tensors), adapter))
-            errors = self._ranks.collect_answers(has_limit=True)
-            if errors:
-                self.remove_adapter(adapter)
-                raise errors[0]
-        return adapter
+        self._local.add_adapter(prepared)
+        self._ranks.send(AddAdapter(prepared.files, bytes_of_tensors(prepared.tensors), prepared.hash))
+        if errors := self._ranks.collect_answers(has_limit=True):
+            self.remove_adapter(prepared.hash)
+            raise errors[0]
 
     def remove_adapter(self, adapter: str) -> None:
         """Remove an adapter from all ranks. Raises EngineDead if a rank ends or cannot remove it."""

@@ -6,7 +6,7 @@ with such rows set `Linear.adapter`: other steps keep their fused gate and their
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,17 +15,10 @@ from torch import Tensor
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
 from octavo_engine.runner.lora_terms import LayerTerm, Terms, content_hash, make_terms, read_tensors
-from octavo_engine.settings.lora import check_num_adapters
 from octavo_engine.sources.adapter import AdapterFiles, read_adapter
-from octavo_engine.sources.progress import Advance, ignore_progress, read_unless_stalled
+from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.resolve import locate_adapter
 from octavo_engine.wire.errors import StartupError
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedAdapter:
-    folder: Path
-    terms: Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +26,29 @@ class PreparedAdapter:
     """An adapter that was read for a model, and is not added yet. `hash`: of its content."""
 
     hash: str
-    loaded: LoadedAdapter
+    terms: Terms
     model: Model
     files: AdapterFiles
     tensors: Mapping[str, Tensor]
 
+    @property
+    def folder(self) -> Path:
+        return self.files.folder
+
 
 class Adapters:
-    """The adapters of a model. While the model's weights are released, only the folders of its adapters stay."""
+    """The adapters of a model that are in memory. The engine core decides which; all ranks have the same."""
 
-    def __init__(self, model: Model, *, max_loras: int, max_rank: int, download_dir: Path | None = None) -> None:
+    def __init__(self, model: Model, *, max_rank: int, download_dir: Path | None = None) -> None:
         self._model: Model | None = model
-        self._max_loras, self._max_rank = max_loras, max_rank
-        self._download_dir = download_dir
-        self._loaded: dict[str, LoadedAdapter] = {}
-
-    def __contains__(self, adapter: str) -> bool:
-        return adapter in self._loaded
+        self._max_rank, self._download_dir = max_rank, download_dir
+        self._terms: dict[str, Terms] = {}
 
     def load(self, location: str) -> str:
         """Read, pack and add an adapter; return its hash. If it raises StartupError, nothing has changed."""
-        return self.add(self.prepare(location))
+        prepared = self.prepare(location)
+        self.add(prepared)
+        return prepared.hash
 
     def prepare(self, location: str, advance: Advance = ignore_progress) -> PreparedAdapter:
         """Download, read and pack an adapter, on any thread. Raises StartupError.
@@ -72,41 +67,34 @@ class Adapters:
         if model is None:
             raise files.error("the engine sleeps: wake it up first.")
         terms = make_terms(files, tensors, model, max_rank=self._max_rank)
-        return PreparedAdapter(adapter, LoadedAdapter(files.folder, terms), model, files, tensors)
+        return PreparedAdapter(adapter, terms, model, files, tensors)
 
-    def add(self, prepared: PreparedAdapter) -> str:
-        """Add an adapter, between two steps; return its hash. If it raises StartupError, nothing has changed."""
+    def add(self, prepared: PreparedAdapter) -> None:
+        """Add an adapter, between two steps. If it raises StartupError, nothing has changed."""
         if prepared.model is not self._model:
             raise prepared.files.error("the engine slept while it was read: load it again.")
-        check_num_adapters(len(self._loaded.keys() | {prepared.hash}), self._max_loras)
-        self._loaded[prepared.hash] = prepared.loaded
-        return prepared.hash
+        self._terms[prepared.hash] = prepared.terms
 
     def remove(self, adapter: str) -> None:
-        """Free the memory of an adapter, if it is loaded, between two steps."""
-        self._loaded.pop(adapter, None)
+        """Free the memory of an adapter, if it is there, between two steps."""
+        self._terms.pop(adapter, None)
 
     def release(self) -> None:
-        """Free the memory, with that of the model."""
+        """Free the memory of all adapters, with that of the model."""
         self._model = None
-        self._loaded = {adapter: replace(loaded, terms={}) for adapter, loaded in self._loaded.items()}
+        self._terms.clear()
 
     def reload(self, reload_model: Callable[[], Model]) -> Model:
-        """Read all adapters, then load the model again. Raises StartupError if an adapter stalls or has changed."""
-        read = {adapter: _read_again(adapter, loaded.folder) for adapter, loaded in self._loaded.items()}
-        model, reloaded = reload_model(), {}
-        for adapter, (files, tensors) in read.items():
-            terms = make_terms(files, tensors, model, max_rank=self._max_rank)
-            reloaded[adapter] = LoadedAdapter(files.folder, terms)
-        self._model, self._loaded = model, reloaded
-        return model
+        """Load the model again. The engine core adds the adapters that requests need."""
+        self._model = reload_model()
+        return self._model
 
     @contextmanager
     def applied(self, rows: Mapping[str, slice]) -> Iterator[None]:
         """Add the terms of adapters to their rows of a forward pass."""
         terms: dict[Linear, list[tuple[slice, LayerTerm]]] = {}
         for adapter, span in rows.items():
-            for linear, term in self._loaded[adapter].terms.items():
+            for linear, term in self._terms[adapter].items():
                 terms.setdefault(linear, []).append((span, term))
         for linear, found in terms.items():
             linear.adapter = partial(_add_terms, found)
@@ -115,19 +103,6 @@ class Adapters:
         finally:
             for linear in terms:
                 linear.adapter = None
-
-
-def _read_again(adapter: str, folder: Path) -> tuple[AdapterFiles, dict[str, Tensor]]:
-    """Read an adapter, whose hash is `adapter`. Raises StartupError if its source stalls or its content has changed."""
-
-    def read(advance: Advance) -> tuple[AdapterFiles, dict[str, Tensor]]:
-        files = read_adapter(folder, advance)
-        return files, read_tensors(files, advance)
-
-    files, tensors = read_unless_stalled(f"adapter {folder}", read)
-    if content_hash(files, tensors) != adapter:
-        raise files.error("it has changed since it was loaded: restart the engine.")
-    return files, tensors
 
 
 def _add_terms(terms: Sequence[tuple[slice, LayerTerm]], x: Tensor, parts: tuple[Tensor, ...]) -> None:

@@ -7,6 +7,7 @@ has run the plan when `submit` returns.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
@@ -21,6 +22,16 @@ from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
 from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
+
+
+class ReadAdapter(Protocol):
+    """An adapter that was read. `hash`: of its content. `folder`: has its files."""
+
+    @property
+    def hash(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
 
 
 class Executor(Protocol):
@@ -40,12 +51,12 @@ class Executor(Protocol):
         """Decode an image. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
-    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         """Read an adapter on a thread of its own, beside plans. Both the call and its future may raise StartupError."""
         ...
 
-    def add_adapter(self, prepared: object) -> str:
-        """Add the result of `prepare_adapter`; return its hash, by which sequences name it. Raises StartupError."""
+    def add_adapter(self, prepared: ReadAdapter) -> None:
+        """Keep the result of `prepare_adapter` in memory; sequences may then name its hash. Raises StartupError."""
         ...
 
     def remove_adapter(self, adapter: str) -> None:
@@ -111,18 +122,15 @@ class LocalExecutor:
         refused.set_exception(ValueError("this model takes no images: omit it"))
         return refused
 
-    def prepare_adapter(self, location: str, advance: Advance) -> "Future[object]":
+    def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         if self._adapters is None:
             raise StartupError(f"adapter {location}: adapters need --enable-lora: add it.")
-        return cast("Future[object]", read_on_thread(partial(self._adapters.prepare, location, advance)))
+        return cast("Future[ReadAdapter]", read_on_thread(partial(self._adapters.prepare, location, advance)))
 
-    def add_adapter(self, prepared: object) -> str:
+    def add_adapter(self, prepared: ReadAdapter) -> None:
         assert self._adapters is not None, "an adapter was prepared"
         assert isinstance(prepared, PreparedAdapter)
-        return self._adapters.add(prepared)
-
-    def has_adapter(self, adapter: str) -> bool:
-        return self._adapters is not None and adapter in self._adapters
+        self._adapters.add(prepared)
 
     def add_read_adapter(self, files: AdapterFiles, tensors: Mapping[str, bytearray], adapter: str) -> None:
         """Pack and add the adapter that rank 0 has read, whose hash is `adapter`. Raises StartupError."""

@@ -169,6 +169,7 @@ def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
     dtype = str(plan.dtype).removeprefix("torch.")
     return ReadyInfo(
         max_model_len=plan.max_model_len,
+        adapter_folders={module.name: module.path for module in config.lora_modules},
         num_blocks=plan.kv.num_blocks,
         num_host_blocks=plan.kv.num_host_blocks,
         block_size=config.block_size,

@@ -19,7 +19,7 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import MoE
 from octavo_engine.models.model import Model
 from octavo_engine.ops.packed_linear import PackedWeight, pack, small_linear
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, adapters_in_memory
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule, read_adapter
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.weights.safetensors_file import iter_safetensors, tensor_of_bytes
@@ -94,7 +94,7 @@ def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
         targets.match(read_adapter(Path(module.path)), max_rank=config.max_lora_rank)
     multiple = _PANEL if device.packs_weights else 1
     values = sum(_most_values(linear, config.max_lora_rank, multiple) for linear in targets)
-    return config.max_loras * values * model.build.dtype.itemsize
+    return adapters_in_memory(config) * values * model.build.dtype.itemsize
 
 
 def _most_values(linear: Linear, rank: int, multiple: int) -> int:

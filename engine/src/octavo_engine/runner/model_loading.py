@@ -31,7 +31,7 @@ from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
-from octavo_engine.settings.config import EngineConfig, most_seqs, steps_ahead
+from octavo_engine.settings.config import EngineConfig, adapters_in_memory, most_seqs, steps_ahead
 from octavo_engine.settings.records import ModelConfig, Quantization
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
@@ -49,12 +49,17 @@ def check_nothing() -> None:
 
 
 def load_adapters(config: EngineConfig, model: Model) -> tuple[Adapters | None, dict[str, str]]:
-    """Load the adapters of the settings; return their hashes by name. Raises StartupError."""
+    """Read the adapters of the settings, and add the first ones; return their hashes by name. Raises StartupError."""
     if not config.enable_lora:
         return None, {}
-    folder = download_dir(config)
-    adapters = Adapters(model, max_loras=config.max_loras, max_rank=config.max_lora_rank, download_dir=folder)
-    return adapters, {module.name: adapters.load(module.path) for module in config.lora_modules}
+    adapters = Adapters(model, max_rank=config.max_lora_rank, download_dir=download_dir(config))
+    hashes: dict[str, str] = {}
+    for module in config.lora_modules:
+        prepared = adapters.prepare(module.path)
+        if len({*hashes.values(), prepared.hash}) <= adapters_in_memory(config):
+            adapters.add(prepared)
+        hashes[module.name] = prepared.hash
+    return adapters, hashes
 
 
 @contextmanager

@@ -248,7 +248,15 @@ class EngineConfig(Declared):
         convert=lora.lora_modules,
         metavar="NAME=FOLDER",
     )
-    max_loras: int = setting(8, "Largest number of adapters in memory, for which room is reserved.", ge=1, le=1024)
+    max_loras: int = setting(8, "Largest number of different adapters in a step.", ge=1, le=1024)
+    max_cpu_loras: int | None = setting(
+        None,
+        "Largest number of adapters in memory, for which room is reserved; further ones are read when requests need "
+        "them.",
+        ge=1,
+        le=1024,
+        unset="--max-loras",
+    )
     max_lora_rank: int = setting(16, "Largest rank of an adapter.", ge=1, le=1024)
     speculative_config: SpeculativeConfig | None = setting(
         None,
@@ -275,6 +283,11 @@ class EngineConfig(Declared):
 def batched_tokens(config: EngineConfig, device: str) -> int:
     """Return the user's `max_num_batched_tokens`, or the default of the device."""
     return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
+
+
+def adapters_in_memory(config: EngineConfig) -> int:
+    """Return the largest number of adapters in memory."""
+    return config.max_cpu_loras or config.max_loras
 
 
 def most_seqs(config: EngineConfig) -> int:

@@ -46,7 +46,7 @@ def _check_lora(config: EngineConfig) -> None:
     names = [module.name for module in config.lora_modules]
     if names and not config.enable_lora:
         raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
-    check_num_adapters(len(names), config.max_loras)
+    check_num_adapters(len(names))
     for index, name in enumerate(names):
         check_adapter_name(name, taken=config.served_model_name or (config.model,))
         if name in names[:index]:

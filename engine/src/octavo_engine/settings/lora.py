@@ -11,7 +11,7 @@ from octavo_engine.settings.records import LoRAModule
 from octavo_engine.wire.errors import StartupError
 
 #: The names and hashes of all adapters fit into a frame of the KV stream.
-MAX_NAME_BYTES = 128
+MAX_NAMES, MAX_NAME_BYTES = 4096, 128
 _FORMS = '"name=folder" or {"name": "...", "path": "..."}'
 
 
@@ -20,13 +20,10 @@ def lora_modules(value: Any) -> tuple[LoRAModule, ...]:
     return tuple(_read_all(value))
 
 
-def check_num_adapters(num_adapters: int, max_loras: int) -> None:
-    """Raise StartupError for more adapters than `--max-loras`: of names, as of contents in memory."""
-    if num_adapters > max_loras:
-        raise StartupError(
-            f"{num_adapters} adapters exceed the limit of --max-loras {max_loras}: raise it to {num_adapters}, or use "
-            "fewer of them at a time."
-        )
+def check_num_adapters(num_adapters: int) -> None:
+    """Raise StartupError for too many names."""
+    if num_adapters > MAX_NAMES:
+        raise StartupError(f"{num_adapters} adapters exceed the limit of {MAX_NAMES}: use fewer of them at a time.")
 
 
 def check_adapter_name(name: str, taken: Collection[str] = ()) -> None:

@@ -87,6 +87,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     max_step_ms: float = 0.0  # of a step with prompt tokens beside other requests; 0: no limit
     watermark: float = 0.0
+    max_loras: int = 0  # different adapters in a step; 0: no limit
     preemption_mode: PreemptionMode = "auto"
     block_lives_every: int = 0  # sample one in this many block allocations; 0: none
     hash_root: bytes = b""  # `wire.hashing.root_hash` without salt and adapter
@@ -158,7 +159,8 @@ class ReadyInfo:
     """Facts that the engine core reports once the model is loaded and the KV cache is sized.
 
     `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
-    `adapters`: content hashes of `lora_modules`, by name. `max_num_seqs`: the user's, or the default of the device.
+    `adapters`: content hashes of `lora_modules`, by name. `adapter_folders`: their folders on this machine.
+    `max_num_seqs`: the user's, or the default of the device.
     """
 
     max_model_len: int
@@ -174,5 +176,6 @@ class ReadyInfo:
     kv_bytes: int
     startup_s: dict[str, float] = field(default_factory=dict)
     adapters: dict[str, str] = field(default_factory=dict)
+    adapter_folders: dict[str, str] = field(default_factory=dict)
     max_num_seqs: int = SMALLER_DEFAULT_SEQS
     revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files

@@ -164,7 +164,7 @@ _TUNING = (
     *("mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "mamba_ssm_cache_dtype"),
     *("max_num_partial_prefills", "max_long_partial_prefills", "max_parallel_loading_workers"),
     *("model_loader_extra_config", "pt_load_map_location", "safetensors_load_strategy", "ignore_patterns"),
-    *("max_cpu_loras", "lora_dtype", "lora_extra_vocab_size"),
+    *("lora_dtype", "lora_extra_vocab_size"),
     *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
     *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
     *("video_pruning_rate", "collect_detailed_traces", "additional_config"),

@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,19 +77,6 @@ def read_on_thread(read: Callable[[], Result]) -> "Future[Result]":
 
     threading.Thread(target=run, name="read", daemon=True).start()
     return future
-
-
-def read_unless_stalled(name: str, read: Callable[[Advance], Result]) -> Result:
-    """Read and wait for the result. Raises StartupError if the source gives no byte for `STALL_S`."""
-    timed = TimedRead(name)
-    future = read_on_thread(partial(read, timed.advance))
-    while not future.done():
-        left_s = timed.stalls_at_s - time.monotonic()
-        if left_s <= 0:
-            timed.is_ended = True
-            raise StartupError(f"{timed.stall_text()}.")
-        wait([future], left_s)
-    return future.result()
 
 
 @contextmanager

@@ -108,7 +108,7 @@ VLLM_METRICS: tuple[Metric, ...] = (
     _gauge("num_requests_waiting", "Requests waiting to be scheduled."),
     _gauge(
         "num_requests_waiting_by_reason",
-        "Requests waiting, by reason: capacity, or deferred (the grammar is being compiled).",
+        "Requests waiting, by reason: capacity, or deferred (the grammar, images or adapter are not prepared).",
         "reason",
     ),
     _gauge(

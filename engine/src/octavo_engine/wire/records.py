@@ -12,8 +12,9 @@ from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-#: "invalid_request": the request itself is the cause (HTTP 400). "internal": the engine is the cause (HTTP 500).
-ErrorKind = Literal["invalid_request", "internal"]
+#: "invalid_request": the request itself is the cause (HTTP 400). "unavailable": the engine cannot serve the request now
+#: (HTTP 503). "internal": the engine is the cause (HTTP 500).
+ErrorKind = Literal["invalid_request", "unavailable", "internal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class EngineStats:
     received: int = 0  # requests, including rejected ones
     running: int = 0
     waiting: int = 0
-    deferred: int = 0  # waiting requests whose grammar or images are not prepared yet
+    deferred: int = 0  # waiting requests whose grammar, images or adapter are not prepared yet
     free_blocks: int = 0
     cached_blocks: int = 0
     in_use_blocks: int = 0

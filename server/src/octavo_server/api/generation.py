@@ -15,6 +15,7 @@ from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedProm
 from octavo_engine.frontend.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_engine.wire.sleep import WAKE_RETRY_S
 
 from octavo_server.api.admission import Admission, AdmittedPrompt
 from octavo_server.api.answer_state import LOGPROB_BYTES, answer_bytes
@@ -248,4 +249,6 @@ def _raise_if_failed(output: "RequestOutput") -> None:
         if sequence.finish_reason == "error":
             if output.error is not None and output.error_kind == "invalid_request":
                 raise InvalidRequest(output.error)
+            if output.error is not None and output.error_kind == "unavailable":
+                raise Unavailable(output.error, retry_after_s=WAKE_RETRY_S)
             raise GenerationFailed(output.error or "The engine could not finish this request: send it again.")

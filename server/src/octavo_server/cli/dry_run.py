@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from octavo_engine.loop.start import find_capacity
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, adapters_in_memory
 from octavo_engine.wire.errors import StartupError
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
         parts = [f"{rank}: weights {size(weights)}, KV cache {size(kv)}" for rank, (weights, kv) in enumerate(ranks)]
         rows.insert(3, ("ranks", "; ".join(parts)))
     if c.adapters_bytes:
-        room = f"reserved for {config.max_loras} of rank {config.max_lora_rank} (--max-loras, --max-lora-rank)"
+        flag = "--max-loras" if config.max_cpu_loras is None else "--max-cpu-loras"
+        room = f"reserved for {adapters_in_memory(config)} of rank {config.max_lora_rank} ({flag}, --max-lora-rank)"
         rows.insert(2, ("adapters", f"{size(c.adapters_bytes)} {room}"))
     changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(c)]
     return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change these sizes", *changes])

@@ -10,7 +10,7 @@ import msgspec
 
 VERSION = 1
 MEDIA_TYPE = "application/x-octavo-kv"
-MAX_FRAME_BYTES = 256 * 1024
+MAX_FRAME_BYTES = 1024 * 1024  # room for the names and hashes of all adapters
 _LENGTH = struct.Struct("<I")
 
 
