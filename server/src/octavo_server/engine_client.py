@@ -13,7 +13,8 @@ from octavo_server.openai.rendering import ChatRenderer
 if TYPE_CHECKING:
     from octavo_engine.frontend.adapter_names import NamedAdapter
     from octavo_engine.frontend.outputs import OutputKind, RequestOutput
-    from octavo_engine.frontend.request_builder import ResolvedParams
+    from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
+    from octavo_engine.media.image_prompts import ImagePrompts
     from octavo_engine.settings.config import EngineConfig
     from octavo_engine.settings.records import ModelConfig, ReadyInfo
     from octavo_engine.wire.inspection import SequenceInfo
@@ -83,6 +84,11 @@ class EngineClient(Protocol):
     def chat_template(self) -> ChatRenderer | None: ...
 
     @property
+    def images(self) -> "ImagePrompts | None":
+        """None for a model that takes only text."""
+        ...
+
+    @property
     def max_model_len(self) -> int: ...
 
     @property
@@ -113,6 +119,19 @@ class EngineClient(Protocol):
         """Ask the engine core for an answer, unless it owes one; return how many it has given."""
         ...
 
+    def tokenize_messages(
+        self,
+        messages: Sequence[dict[str, Any]],
+        render: "Callable[[Sequence[dict[str, Any]]], str]",
+        *,
+        add_special_tokens: bool = False,
+    ) -> "TokenizedPrompt":
+        """Tokenise a conversation with its images, in any thread. `render` makes its text by a chat template.
+
+        Raises InvalidRequest.
+        """
+        ...
+
     def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
         """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
         grammar, and may run in any thread. Raises InvalidRequest."""
@@ -128,7 +147,7 @@ class EngineClient(Protocol):
 
     def generate(
         self,
-        prompt: Mapping[str, Any],
+        prompt: "TokenizedPrompt",
         params: "SamplingParams | ResolvedParams",
         request_id: str,
         *,

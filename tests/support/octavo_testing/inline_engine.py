@@ -8,12 +8,12 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
-from octavo_engine.frontend.request_builder import ResolvedParams
+from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
 from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.wire.sampling import SamplingParams
@@ -46,7 +46,7 @@ class InlineClient(ScriptedClient):
 
     async def generate(
         self,
-        prompt: Mapping[str, Any],
+        prompt: TokenizedPrompt,
         params: SamplingParams | ResolvedParams,
         request_id: str,
         *,
@@ -56,11 +56,10 @@ class InlineClient(ScriptedClient):
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        tokenized = self._frontend.tokenize(prompt)
         resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         core_id = f"{request_id}.{next(self._ids)}"
-        request = self._frontend.build(tokenized, resolved, request_id=core_id)
-        assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
+        request = self._frontend.build(prompt, resolved, request_id=core_id)
+        assembly = self._frontend.assemble(request, prompt, request_id=request_id)
         self.core.add(request)
         try:
             while not assembly.finished:

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
-from octavo_engine.frontend.request_builder import Frontend, ResolvedParams
+from octavo_engine.frontend.request_builder import Frontend, ResolvedParams, TokenizedPrompt
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.wire.errors import AdapterNameTaken, EngineDead, ModelNotFound
@@ -95,7 +95,7 @@ class ScriptedClient:
 
     async def generate(
         self,
-        prompt: Mapping[str, Any],
+        prompt: TokenizedPrompt,
         params: SamplingParams | ResolvedParams,
         request_id: str,
         *,
@@ -107,7 +107,7 @@ class ScriptedClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         if adapter and adapter not in self.adapters:
             raise ModelNotFound(adapter)
-        tokenized = replace(self._frontend.tokenize(prompt), adapter=self.adapters[adapter].hash if adapter else "")
+        tokenized = replace(prompt, adapter=self.adapters[adapter].hash if adapter else "")
         resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
             tokenized, resolved, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s

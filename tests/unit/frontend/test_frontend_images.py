@@ -4,6 +4,7 @@ import json
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def url(image: Image.Image) -> str:
 
 
 def chat(frontend: Frontend, messages: list[Any], **options: Any) -> TokenizedPrompt:
-    return frontend.render(frontend.template(None), messages, **options)
+    return frontend.tokenize_messages(messages, partial(frontend.template(None).render, **options))
 
 
 def ask(*parts: Any, role: str = "user") -> dict[str, Any]:
@@ -194,10 +195,10 @@ def test_a_content_format_that_is_set_holds_for_images(load: Load, content_forma
     frontend = load("llava_full")
     template = frontend.template(None, content_format)
     if text is not None:
-        assert frontend.render(template, [ask(image_part(9, 9), "Hi")]).text == text
+        assert frontend.tokenize_messages([ask(image_part(9, 9), "Hi")], template.render).text == text
         return
     with pytest.raises(InvalidRequest, match="cannot render"):
-        frontend.render(template, [ask(image_part(9, 9), "Hi")])
+        frontend.tokenize_messages([ask(image_part(9, 9), "Hi")], template.render)
 
 
 def test_a_continued_message_may_end_with_an_image(load: Load) -> None:

@@ -8,7 +8,7 @@ stream and every later call raises EngineDead.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from octavo_engine.frontend.outputs import OutputKind, RequestOutput, output_kin
 from octavo_engine.frontend.request_builder import Frontend, Prompt, ResolvedParams, TokenizedPrompt
 from octavo_engine.frontend.sleep_switch import SleepSwitch
 from octavo_engine.log_format import LogFormat
+from octavo_engine.media.image_prompts import ImagePrompts
 from octavo_engine.process.client import DEFAULT_LOADER, CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.settings.config import EngineConfig
@@ -79,7 +80,7 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | TokenizedPrompt,
         params: SamplingParams | ResolvedParams,
         request_id: str,
         *,
@@ -238,6 +239,20 @@ class AsyncLLM:
         return self._frontend.chat_template
 
     @property
+    def images(self) -> ImagePrompts | None:
+        return self._frontend.images
+
+    def tokenize_messages(
+        self,
+        messages: Sequence[dict[str, Any]],
+        render: Callable[[Sequence[dict[str, Any]]], str],
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenizedPrompt:
+        """Tokenise a conversation with its images, as `Frontend.tokenize_messages` does, in any thread."""
+        return self._frontend.tokenize_messages(messages, render, add_special_tokens=add_special_tokens)
+
+    @property
     def model_config(self) -> ModelConfig:
         return self._frontend.model
 
@@ -261,8 +276,10 @@ class AsyncLLM:
             return self._frontend.resolve(params, priority=priority)
         return await asyncio.to_thread(self._frontend.resolve, params, priority=priority)
 
-    async def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
+    async def _tokenize(self, prompt: Prompt | TokenizedPrompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()
+        if isinstance(prompt, TokenizedPrompt):
+            return replace(prompt)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         has_images = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
         if has_images or (isinstance(text, str) and len(text) > LONG_PROMPT_CHARS):

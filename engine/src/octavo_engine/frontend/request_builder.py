@@ -174,12 +174,18 @@ class Frontend:
         )
         return tokenized
 
-    def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], **options: Any) -> TokenizedPrompt:
-        """Render and tokenise a conversation with its images. `options`: keywords of `ChatTemplate.render`."""
+    def tokenize_messages(
+        self,
+        messages: Sequence[dict[str, Any]],
+        render: Callable[[Sequence[dict[str, Any]]], str],
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenizedPrompt:
+        """Tokenise a conversation with its images. `render` makes its text by a template. Raises InvalidRequest."""
         messages, parts = (messages, {}) if self.images is None else take_images(messages)
         pictures = self._read_images({where: part_image(part, where) for where, part in parts.items()})
-        text, where = template.render(messages, **options), ", ".join(parts) or "messages"
-        return self._tokenized(text, text, pictures, where=where, add_special_tokens=False)
+        text, where = render(messages), ", ".join(parts) or "messages"
+        return self._tokenized(text, text, pictures, where=where, add_special_tokens=add_special_tokens)
 
     def _tokenized(
         self,
@@ -202,6 +208,9 @@ class Frontend:
         if images and self.images is None:
             where = next(iter(images))
             raise InvalidRequest(f"{where} is an image; {self.config.model} accepts only text.", param=where)
+        if len(images) > (limit := self.config.limit_mm_per_prompt.get("image", len(images))):
+            remedy = f"the limit is {limit}: send fewer, or raise --limit-mm-per-prompt."
+            raise InvalidRequest(f"The prompt holds {len(images)} images; {remedy}", param=[*images][limit])
         return [self.images.read(image, where) for where, image in images.items() if self.images is not None]
 
     def build(

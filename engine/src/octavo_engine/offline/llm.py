@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any, cast
 
@@ -285,7 +286,7 @@ class LLM(UnsupportedMethods):
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
         )
         chosen = self._frontend.template(template, content_format)
-        return [self._frontend.render(chosen, conversation, **options) for conversation in conversations]
+        return [self._frontend.tokenize_messages(each, partial(chosen.render, **options)) for each in conversations]
 
     def _build(
         self,

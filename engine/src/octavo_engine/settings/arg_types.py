@@ -6,6 +6,7 @@ After them: functions that convert the values of single settings, which may also
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from octavo_engine.settings.records import KVEventsConfig, Quantization
@@ -127,3 +128,18 @@ def generation_override(given: dict[str, Any]) -> dict[str, Any]:
 def kv_events(config: KVEventsConfig | None) -> KVEventsConfig | None:
     """Return None if events are off."""
     return config if config and config.enable_kv_cache_events and config.publisher != "null" else None
+
+
+def media_limits(given: Mapping[str, Any]) -> dict[str, int]:
+    """Read the most images of a prompt, as vLLM spells it: `{"image": 2}` or `{"image": {"count": 2}}`.
+
+    Raises StartupError.
+    """
+    limits = {kind: each.get("count", 0) if isinstance(each, Mapping) else each for kind, each in given.items()}
+    for kind, limit in limits.items():
+        if type(limit) is not int or limit < 0 or (limit and kind != "image"):
+            raise StartupError(
+                f'limit_mm_per_prompt: {kind}={limit!r:.40} is not supported: use a whole number for "image", and 0 '
+                "for other media."
+            )
+    return limits

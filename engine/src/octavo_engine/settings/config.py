@@ -10,6 +10,7 @@ from octavo_engine.settings.arg_types import (
     dtype_name,
     generation_override,
     kv_events,
+    media_limits,
     names,
     quantization_name,
     size_or_auto,
@@ -104,6 +105,13 @@ class EngineConfig(Declared):
     )
     chat_template: str | None = setting(
         None, "Jinja chat template, as a file, as text, or as the name of one of the model's.", unset="the model's"
+    )
+    limit_mm_per_prompt: dict[str, int] = setting(
+        dict,
+        'JSON object with the most images of a prompt: {"image": 2}.',
+        convert=media_limits,
+        metavar="JSON",
+        unset="as many as fit the context",
     )
     chat_template_content_format: ContentFormatName = setting(
         "auto",

@@ -127,14 +127,6 @@ OLD_SWITCH = replace(SWITCH, is_deprecated=True)
 ALWAYS_ON = VllmArgument(fulfilled=(True,), harmless=(False,), is_switch=True, note="it is always on")
 
 
-class _NoMedia:
-    """Limits of media per prompt that are all 0: `{"image": 0}`, `{"video": {"count": 0}}`."""
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, dict) and all(v == 0 or (isinstance(v, dict) and v.get("count") == 0)
-                                               for v in value.values())  # fmt: skip
-
-
 def _values(*fulfilled: Any, missing: str, remedy: str = "", **more: Any) -> VllmArgument:
     return VllmArgument(fulfilled=fulfilled, missing=missing, remedy=remedy, **more)
 
@@ -147,7 +139,7 @@ _NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not serve
 _NO_POOLING: dict[str, Any] = {
     "missing": "models generate text or make embeddings; there are no classifiers or rewards."
 }
-_NO_MEDIA: dict[str, Any] = {"missing": "models get text only; images, audio and video are not read."}
+_NO_MEDIA: dict[str, Any] = {"missing": "images are read as the model's files say, and no audio or video."}
 _SHARED_STEPS = "prompts share each step, see --max-step-ms"
 _NO_PLUGIN: dict[str, Any] = {"missing": "the engine runs no code of others."}
 _CONFIG_JSON: dict[str, Any] = {"missing": "the model's config.json decides.", "remedy": "see --hf-overrides."}
@@ -288,7 +280,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
     **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY)),
     "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
-    "limit_mm_per_prompt": VllmArgument(fulfilled=_NoMedia(), **_NO_MEDIA),
     "mm_processor_kwargs": _values({}, **_NO_MEDIA),
     "default_mm_loras": _values({}, **_NO_MEDIA),
     "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),

@@ -79,9 +79,8 @@ class BeamRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams) -> RequestOutput:
-        tokenized = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
         source = self.client.generate(
-            *(tokenized, params, self.engine_id),
+            *(prompt, params, self.engine_id),
             kind="final",
             priority=self.priority,
             turn=self.turn,

@@ -2,8 +2,10 @@
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from octavo_engine.frontend.request_builder import ResolvedParams
@@ -20,7 +22,13 @@ from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_generation, read_body
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
-from octavo_server.openai.rendering import ChatRenderer, render_messages, template_kwargs, without_oldest
+from octavo_server.openai.rendering import (
+    ChatRenderer,
+    render_conversation,
+    render_options,
+    template_kwargs,
+    without_oldest,
+)
 from octavo_server.output_parsing.config import OutputParserConfig
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 from octavo_server.output_parsing.tool_use import ToolUse
@@ -138,10 +146,20 @@ def fitted_chat(context: ApiContext, body: ChatCompletionRequest) -> ChatComplet
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
-    text = render_messages(_template_of(context, body), body, context.render_defaults)
-    special, may_exceed = bool(body.add_special_tokens), body.truncate_prompt_tokens is not None
-    ids = context.tokenize_prompt(text, add_special_tokens=special, may_exceed=may_exceed)
-    return PromptInput(token_ids=context.truncate(ids, body, is_framed=special), text=text)
+    template, options = _template_of(context, body), render_options(body, context.render_defaults)
+    truncates, special = body.truncate_prompt_tokens is not None, options.add_special_tokens
+
+    def render(messages: Sequence[dict[str, Any]]) -> str:
+        text = render_conversation(template, list(messages), options)
+        context.check_prompt(text, may_exceed=truncates)
+        return text
+
+    prompt = context.client.tokenize_messages(body.conversation(), render, add_special_tokens=special)
+    if prompt.images and truncates:
+        name = "truncate_prompt_tokens"
+        raise InvalidRequest(f"{name} would cut the tokens of images: leave it out.", param=name)
+    ids = context.truncate(prompt.token_ids, body, is_framed=special)
+    return PromptInput(token_ids=ids, text=prompt.text, images=prompt.images)
 
 
 def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRenderer | None:
@@ -153,4 +171,9 @@ def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRender
         message = "chat_template needs a server with --trust-request-chat-template: leave it out."
         raise InvalidRequest(message, param="chat_template")
     tokens = special_tokens(client.tokenizer_config, client.tokenizer)
-    return ChatTemplate(body.chat_template, tokens, content_format=client.config.chat_template_content_format)
+    return ChatTemplate(
+        body.chat_template,
+        tokens,
+        content_format=client.config.chat_template_content_format,
+        image_token=client.images.token if client.images else None,
+    )

@@ -192,10 +192,14 @@ class ApiContext:
 
     def tokenize_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
         """The same as `encode_prompt`, for callers that already run in a thread."""
+        self.check_prompt(text, may_exceed=may_exceed)
+        return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_prompt(self, text: str, *, may_exceed: bool = False) -> None:
+        """Raise the errors of `encode_prompt`."""
         if not may_exceed:
             check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
         check_chars(text, self.config.limits)
-        return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def truncate(self, token_ids: list[int], body: GenerationFields | VectorFields, *, is_framed: bool) -> list[int]:
         """Cut a prompt as its request asks. `is_framed`: `encode_prompt` has added the special tokens of a text.

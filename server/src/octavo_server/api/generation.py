@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
 from octavo_engine.frontend.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
+from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import WAKE_RETRY_S
 
@@ -42,6 +43,7 @@ class PromptInput:
     token_ids: list[int]
     text: str | None = None
     resolved: ResolvedParams | None = None
+    images: tuple[ImageInput, ...] = ()
 
 
 class NumLogprobs(NamedTuple):
@@ -112,6 +114,12 @@ class Generation:
                 reservation.add(answer_bytes(delta.output))
                 add(delta)
 
+    def _hold_images(self, prompt: PromptInput) -> BodyReservation:
+        """Reserve memory for the bytes of a prompt's images, which the engine keeps until the prompt ends."""
+        reservation = self.budget.reserve(self.tenant)
+        reservation.add(sum(len(image.data) for image in prompt.images))
+        return reservation
+
     def _admit(self, index: int) -> AdmittedPrompt:
         num_tokens = len(self.prompts[index].token_ids)
         return self.admission.admit(self.tenant, num_seqs=self.params.n, num_tokens=num_tokens)
@@ -123,7 +131,7 @@ class Generation:
         track = self.track(self.prompts[index], resolved.params)
         engine_id = f"{self.request_id}-{index}"
         try:
-            with admitted or self._admit(index) as admitted:
+            with admitted or self._admit(index) as admitted, self._hold_images(self.prompts[index]):
                 for _ in range(index // STARTED_AT_ONCE):
                     await asyncio.sleep(0)
                 async with aclosing(self._outputs(index, engine_id, resolved, admitted.turn)) as outputs:
@@ -183,8 +191,10 @@ class Generation:
         self, index: int, engine_id: str, resolved: ResolvedParams, turn: float
     ) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
+        given = TokenizedPrompt(
+            text=prompt.text, token_ids=prompt.token_ids, cache_salt=self.cache_salt, images=prompt.images
+        )
         if self.length_penalty is not None:
-            given = TokenizedPrompt(text=None, token_ids=prompt.token_ids, cache_salt=self.cache_salt)
             return BeamRun(
                 client=self.client,
                 engine_id=engine_id,
@@ -196,10 +206,9 @@ class Generation:
                 adapter=self.adapter,
                 reserve=self.reserve_answer,
             ).outputs()
-        described = {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids, "cache_salt": self.cache_salt}
         limit_s = self.admission.limits.max_queue_time
         return self.client.generate(
-            described,
+            given,
             resolved,
             engine_id,
             kind="delta",

@@ -1,0 +1,152 @@
+"""Images in `/v1/chat/completions`: a tiny SmolVLM in a real engine core, through the `openai` package."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from octavo_engine import LLM, SamplingParams
+from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import EngineConfig
+from octavo_server.config import RequestLimits
+from octavo_testing.core_process import running, scripted_environment
+from octavo_testing.pictures import BLUE, RED, empty_png, encoded, quarter
+from octavo_testing.server import MODEL, Served, serving
+from octavo_testing.tiny_vision import make_tiny_vision
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+PNG = encoded(quarter(RED), "PNG")
+OTHER = encoded(quarter(BLUE, size=(90, 30)), "WEBP", lossless=True)
+LIMIT = 200_000
+EXACT: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_vision("smolvlm", tmp_path_factory.mktemp("vision"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(folder: Path) -> AsyncIterator[Served]:
+    with scripted_environment():
+        config = EngineConfig(model=str(folder), dtype="float32", max_model_len=256, limit_mm_per_prompt={"image": 9})
+        async with (
+            running(config, DEFAULT_LOADER) as engine,
+            serving(engine, limits=RequestLimits(max_request_bytes=LIMIT), max_body_memory=4 * LIMIT) as served,
+        ):
+            yield served
+
+
+def image(data: bytes, kind: str = "image/png") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{b64encode(data).decode()}"}}
+
+
+def ask(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [p if isinstance(p, dict) else {"type": "text", "text": p} for p in parts]}]
+
+
+CONVERSATIONS = {
+    "one image": ask(image(PNG), "Which colour?"),
+    "two images": ask("First", image(PNG), "second", image(OTHER), "?"),
+    "url as text": ask({"type": "image_url", "image_url": image(PNG)["image_url"]["url"]}, "Which?"),
+    "two turns": [
+        *ask(image(PNG), "Which?"),
+        {"role": "assistant", "content": "red"},
+        *ask(image(OTHER), "And this?"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def offline(folder: Path) -> dict[str, Any]:
+    """The answers of `LLM.chat`."""
+    llm = LLM(str(folder), dtype="float32", max_model_len=256)
+    outputs = llm.chat(list(CONVERSATIONS.values()), SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    llm.shutdown()
+    return dict(zip(CONVERSATIONS, outputs, strict=True))
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+async def test_answers_equal_those_of_llm(server: Served, offline: dict[str, Any], name: str) -> None:
+    messages, wanted = CONVERSATIONS[name], offline[name]
+    whole = await server.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
+    assert whole.choices[0].message.content == wanted.outputs[0].text
+    tokenized = (await server.http.post("/tokenize", json={"messages": messages})).json()
+    rendered = (await server.http.post("/v1/chat/completions/render", json={"messages": messages})).json()
+    assert tokenized["tokens"] == rendered["token_ids"] == wanted.prompt_token_ids
+    assert whole.usage.prompt_tokens == tokenized["count"] == len(wanted.prompt_token_ids)
+    stream = await server.openai.chat.completions.create(model=MODEL, messages=messages, stream=True, **EXACT)
+    pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(pieces) == wanted.outputs[0].text
+
+
+async def test_several_answers_tools_beams_and_json(server: Served) -> None:
+    messages, create = CONVERSATIONS["one image"], server.openai.chat.completions.create
+    three = await create(model=MODEL, messages=messages, n=3, seed=1, max_tokens=8)
+    assert len(three.choices) == 3
+    schema = {"name": "colour", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}}
+    made = await create(
+        model=MODEL,
+        messages=messages,
+        temperature=0,
+        max_tokens=64,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+    assert json.loads(made.choices[0].message.content)["a"] == 1
+    beams = await create(
+        model=MODEL, messages=messages, n=2, temperature=0, max_tokens=4, extra_body={"use_beam_search": True}
+    )
+    assert len(beams.choices) == 2
+
+
+def faults() -> dict[str, tuple[list[dict[str, Any]], str]]:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+    return {
+        "cut": (ask(image(PNG[:-30]), "?"), "Image 1 of the prompt"),
+        "text": (ask(image(b"no image at all"), "?"), "messages[0].content[0]"),
+        "svg": (ask("?", image(svg, "image/svg+xml")), "messages[0].content[1]"),
+        "eps": (ask(image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "?"), "messages[0].content[0]"),
+        "bomb": (ask(image(empty_png(13_000, 13_000)), "?"), "64"),
+        "other size": (ask(image(empty_png(64, 64, rows=8)), "?"), "Image 1 of the prompt"),
+        "an address": (ask({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}), "data URL"),
+        "no base64": (ask({"type": "image_url", "image_url": {"url": "data:image/png;base64,???"}}), "base64"),
+        "more than the context": (ask(*[image(encoded(quarter(RED, size=(64, 64)), "PNG"))] * 9, "?"), "context"),
+        "more than the limit": (ask(*[image(PNG)] * 10, "?"), "the limit is 9"),
+        "its token": (ask("<image>", "?"), "messages[0]"),
+        "a video": (ask({"type": "video_url", "video_url": {"url": "data:,"}}), "video_url"),
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", faults())
+async def test_refusals_name_the_place(server: Served, name: str, stream: bool) -> None:
+    messages, words = faults()[name]
+    with pytest.raises(openai.BadRequestError) as caught:
+        await server.openai.chat.completions.create(model=MODEL, messages=messages, stream=stream)
+    assert words in str(caught.value)
+    good = await server.openai.chat.completions.create(model=MODEL, messages=CONVERSATIONS["one image"], max_tokens=2)
+    assert good.usage.completion_tokens
+
+
+async def test_images_hold_the_memory_of_bodies_until_their_answer_ends(server: Served) -> None:
+    budget = server.server.config.app.state.context.body_budget
+    answer = {"messages": CONVERSATIONS["two images"], "stream": True, "max_tokens": 32, "ignore_eos": True}
+    async with server.http.stream("POST", "/v1/chat/completions", json=answer) as response:
+        lines = response.aiter_lines()
+        assert "chat.completion.chunk" in await anext(lines)
+        assert budget.num_bytes == len(PNG) + len(OTHER)
+        rest = [line async for line in lines]
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert budget.num_bytes == 0
+
+
+async def test_images_beyond_the_memory_of_bodies_wait_outside(server: Served) -> None:
+    noise = b64encode(encoded(quarter(RED, size=(400, 300)), "PNG", compress_level=0)).decode()
+    body = {"messages": ask(image(PNG), "?"), "max_tokens": 1, "padding": noise[: LIMIT - 2000]}
+    assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    assert (await server.http.post("/v1/chat/completions", json={**body, "more": "x" * 4000})).status_code == 413
