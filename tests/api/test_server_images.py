@@ -15,6 +15,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_server.config import RequestLimits
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.pictures import BLUE, RED, empty_png, encoded, quarter
+from octavo_testing.routing import routing
 from octavo_testing.server import MODEL, Served, serving
 from octavo_testing.tiny_vision import make_tiny_vision
 
@@ -150,3 +151,13 @@ async def test_images_beyond_the_memory_of_bodies_wait_outside(server: Served) -
     body = {"messages": ask(image(PNG), "?"), "max_tokens": 1, "padding": noise[: LIMIT - 2000]}
     assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
     assert (await server.http.post("/v1/chat/completions", json={**body, "more": "x" * 4000})).status_code == 413
+
+
+async def test_a_router_forwards_images(server: Served, offline: dict[str, Any]) -> None:
+    body = {"messages": CONVERSATIONS["two images"], **EXACT}
+    async with routing(server.url) as routed:
+        answer = await routed.http.post("/v1/chat/completions", json=body)
+        assert answer.json()["choices"][0]["message"]["content"] == offline["two images"].outputs[0].text
+        refused = await routed.http.post("/v1/chat/completions", json={"messages": faults()["svg"][0]})
+    assert refused.status_code == 400
+    assert "messages[0].content[1]" in refused.json()["error"]["message"]
