@@ -5,9 +5,9 @@ import octavo_server
 import pytest
 from octavo_engine.settings.declare import all_settings
 from octavo_engine.wire.errors import StartupError
-from octavo_server.cli.declared_flags import record_of
+from octavo_server.cli.declared_flags import from_environment, record_of
 from octavo_server.cli.main import build_parser
-from octavo_server.cli.vllm_environment import SERVER_VARIABLES, unused_server_variables
+from octavo_server.cli.vllm_environment import READY_TIMEOUT, SERVER_VARIABLES, unused_server_variables
 from octavo_server.config import HttpSettings, ServerConfig
 from octavo_server.router.settings import RouterSettings
 
@@ -82,6 +82,16 @@ def test_wrong_logging_level_is_an_error(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "loud")
     with pytest.raises(StartupError, match="is 'loud': set it to one of DEBUG, INFO"):
         unused_server_variables()
+
+
+def test_the_ready_timeout_is_a_number_of_seconds(monkeypatch):
+    for text, timeout_s in (("", None), ("0", 0), ("2.5", 2.5)):
+        monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", text)
+        assert from_environment(READY_TIMEOUT) == timeout_s
+    for text in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", text)
+        with pytest.raises(StartupError, match=rf"\$VLLM_ENGINE_READY_TIMEOUT_S is '{text}'.*unset"):
+            from_environment(READY_TIMEOUT)
 
 
 def test_every_variable_that_the_code_reads_counts_as_read():

@@ -63,7 +63,7 @@ def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> 
     for declared in own_settings(record):
         value = getattr(args, declared.name)
         if value is None and declared.name not in chosen:
-            value = _from_environment(declared)
+            value = from_environment(declared)
         if value is not None or _unset(declared) is not None:
             values[declared.name] = tuple(value) if isinstance(value, list) else value
     return record(**values | chosen)
@@ -122,7 +122,8 @@ def _parsed(declared: Setting, text: str) -> Any:
     return value
 
 
-def _from_environment(declared: Setting) -> Any:
+def from_environment(declared: Setting) -> Any:
+    """Return the value of a setting's variables, or None without one. Raises StartupError."""
     if declared.is_list:
         return tuple(os.environ[name] for name in declared.env if name in os.environ) or None
     for name in declared.env:

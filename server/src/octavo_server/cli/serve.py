@@ -24,14 +24,14 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import skip_probes
 from octavo_server.api.adapter_file import AdapterFileFollower
-from octavo_server.cli.declared_flags import record_of
+from octavo_server.cli.declared_flags import from_environment, record_of
 from octavo_server.cli.server_checks import check_adapter_file, check_keys, check_tls, check_tools, template_warning
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tracers import tracer_of
 from octavo_server.cli.vllm_environment import (
+    READY_TIMEOUT,
     READY_TIMEOUT_VARIABLE,
     allows_adapter_updates,
-    seconds_of_environment,
     unused_server_variables,
 )
 from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
@@ -156,7 +156,7 @@ async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> 
 
     Raises StartupError, also if the engine is not ready within `$VLLM_ENGINE_READY_TIMEOUT_S`.
     """
-    timeout_s = seconds_of_environment(READY_TIMEOUT_VARIABLE)
+    timeout_s = from_environment(READY_TIMEOUT)
     loop = asyncio.get_running_loop()
     starting = asyncio.create_task(AsyncLLM.start(config, log_format=log_format))
     for sig in SIGNALS:

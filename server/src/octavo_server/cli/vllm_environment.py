@@ -3,13 +3,15 @@
 import os
 
 from octavo_engine.log_format import LOGGING_LEVELS
-from octavo_engine.settings.declare import all_settings
+from octavo_engine.settings.arg_types import seconds
+from octavo_engine.settings.declare import Setting, all_settings
 from octavo_engine.settings.vllm import ENGINE_VARIABLES, LOGGING_LEVEL, unused_variables
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.config import ServerConfig
 
 READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
+READY_TIMEOUT = Setting(text="Most seconds until the engine is ready.", parse=seconds, env=(READY_TIMEOUT_VARIABLE,))
 ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _DECLARED = {name for declared in all_settings(ServerConfig) for name in declared.env if name.startswith("VLLM_")}
 SERVER_VARIABLES = ENGINE_VARIABLES | {READY_TIMEOUT_VARIABLE, ADAPTERS_VARIABLE} | _DECLARED
@@ -25,15 +27,3 @@ def unused_server_variables() -> list[str]:
 
 def allows_adapter_updates() -> bool:
     return os.environ.get(ADAPTERS_VARIABLE, "").strip().lower() in ("1", "true")
-
-
-def seconds_of_environment(name: str) -> float | None:
-    """Value of a variable; None if it is unset or empty. Raises StartupError."""
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else None
-    except ValueError:
-        value = -1.0
-    if value is not None and not 0 <= value < float("inf"):
-        raise StartupError(f"${name} is {text!r}, which is no number of seconds: set it to 0 or more, or unset it.")
-    return value
