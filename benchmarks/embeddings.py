@@ -34,11 +34,12 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64, help="texts of a run. Default: 64")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of a text. Default: 128")
     parser.add_argument("--runs", type=int, default=3, help="measured runs of each kind. Default: 3")
+    parser.add_argument("--layers", type=int, default=28, help="layers of the model. Default: 28")
     parser.add_argument("--dtype", default="bfloat16", help="type of the weights. Default: bfloat16")
     parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
-    common = {"load_format": "dummy", "dtype": arguments.dtype, "max_model_len": 1024}
-    common |= {"kv_cache_memory_bytes": 5 << 28, "enable_prefix_caching": False}
+    common = {"load_format": "dummy", "dtype": arguments.dtype, "max_model_len": 1024, "enable_prefix_caching": False}
+    common |= {"kv_cache_memory_bytes": 5 << 28, "hf_overrides": {"num_hidden_layers": arguments.layers}}
     params = SamplingParams(temperature=0.0, max_tokens=1)
     with tempfile.TemporaryDirectory() as name:
         folder = write_shapes("Qwen3-0.6B", Path(name))

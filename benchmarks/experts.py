@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16], help="concurrent requests. Default: 1 16")
     parser.add_argument("--tokens", type=int, default=48, help="output tokens of each request. Default: 48")
     parser.add_argument("--repetitions", type=int, default=5, help="turns of each model. Default: 5")
+    parser.add_argument("--layers", type=int, default=8, help="layers of each model. Default: 8")
     parser.add_argument("--dtype", default="bfloat16", help="type of the weights. Default: bfloat16")
     parser.add_argument("--num-threads", type=int, help="compute threads. Default: one per physical core")
     parser.add_argument("--model-impl", help="implementation that also runs the experts. Default: none")
@@ -41,6 +42,7 @@ def main() -> None:
         "dtype": arguments.dtype,
         "num_threads": arguments.num_threads,
         "max_model_len": 256,
+        "hf_overrides": {"num_hidden_layers": arguments.layers},
         "num_gpu_blocks_override": 16 * max(arguments.streams),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -62,8 +64,7 @@ def main() -> None:
         (streams, *rates.values(), *(number(rates[EXPERTS].median / rates[name].median) for name in others))
         for streams, rates in results.items()
     ]
-    header = ("streams", *cores, *(f"experts / {name}" for name in others))
-    print_table("tok/s of decode: median [min, max]", header, rows)
+    print_table("decode tok/s: median [min, max]", ("streams", *cores, *(f"experts / {name}" for name in others)), rows)
     save_json(arguments.json, results)
 
 

@@ -18,18 +18,18 @@ from machine import cores, processor
 from table import Samples, print_table
 from workload import Workload
 
-LAYERS, SIZE, INNER_SIZE, KV_SIZE, HEADS, KV_HEADS, VOCAB = 22, 2048, 5632, 256, 32, 4, 32000
+SIZE, INNER_SIZE, KV_SIZE, HEADS, KV_HEADS, VOCAB = 2048, 5632, 256, 32, 4, 32000
 SPECIAL = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 CONTEXT = 2048
 
 
-def write_file(path: Path) -> None:
+def write_file(path: Path, layers: int) -> None:
     """Write a Llama of TinyLlama's shape; tokens beyond the bytes have names without a meaning."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(SIZE)
     writer.add_feed_forward_length(INNER_SIZE)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -44,7 +44,7 @@ def write_file(path: Path) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     generator = np.random.default_rng(0)
-    for name, shape in tensors():
+    for name, shape in tensors(layers):
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
             continue
@@ -57,18 +57,14 @@ def write_file(path: Path) -> None:
     writer.close()
 
 
-def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensors(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from (("token_embd.weight", (VOCAB, SIZE)), ("output.weight", (VOCAB, SIZE)), ("output_norm.weight", (SIZE,)))
-    for layer in range(LAYERS):
+    for layer in range(layers):
         parts = {
-            "attn_norm": (SIZE,),
-            "attn_q": (SIZE, SIZE),
-            "attn_k": (KV_SIZE, SIZE),
-            "attn_v": (KV_SIZE, SIZE),
-            "attn_output": (SIZE, SIZE),
-            "ffn_norm": (SIZE,),
-            "ffn_gate": (INNER_SIZE, SIZE),
-            "ffn_up": (INNER_SIZE, SIZE),
+            **dict.fromkeys(("attn_norm", "ffn_norm"), (SIZE,)),
+            **dict.fromkeys(("attn_q", "attn_output"), (SIZE, SIZE)),
+            **dict.fromkeys(("attn_k", "attn_v"), (KV_SIZE, SIZE)),
+            **dict.fromkeys(("ffn_gate", "ffn_up"), (INNER_SIZE, SIZE)),
             "ffn_down": (SIZE, INNER_SIZE),
         }
         for part, shape in parts.items():
@@ -93,13 +89,13 @@ def tokens_per_s(engine: EngineProcess, tokens: int, repetition: int) -> float:
 
 
 @contextmanager
-def model_file(model: Path | None) -> Iterator[Path]:
+def model_file(model: Path | None, layers: int) -> Iterator[Path]:
     if model is not None:
         yield model
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tinyllama-q4_0.gguf"
-        write_file(path)
+        write_file(path, layers)
         yield path
 
 
@@ -109,9 +105,10 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server. Default: Octavo alone")
     parser.add_argument("--repetitions", type=int, default=5, help="samples of each engine. Default: 5")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of the stream. Default: 64")
+    parser.add_argument("--layers", type=int, default=22, help="layers of the random file. Default: 22")
     arguments = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
-    with model_file(arguments.model) as model, ExitStack() as stack:
+    with model_file(arguments.model, arguments.layers) as model, ExitStack() as stack:
         both = engines(model, arguments.llama_server, logs)
         samples: list[list[float]] = [[] for _ in both]
         for engine in both:

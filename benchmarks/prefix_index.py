@@ -15,7 +15,7 @@ from pathlib import Path
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from table import Samples, number, print_table, save_json
 
-GOAL_MB_PER_MILLION = 150
+GOAL_MB = 150  # of a million entries
 MILLION = 1_000_000
 PART = 2048  # blocks in one frame of a snapshot
 
@@ -44,18 +44,18 @@ def fill(index: PrefixIndex, replicas: int, entries: int, *, shared: bool) -> li
     return took
 
 
-def measure_memory(replicas: int, *, shared: bool) -> tuple[float, float]:
-    """Return MB per million entries, and the CPU milliseconds of the slowest part."""
+def measure_memory(replicas: int, entries: int, shared: bool) -> tuple[float, float]:
+    """Return the MB of the entries, and the CPU milliseconds of the slowest part."""
     before = resident_mb()
     index = PrefixIndex(max_entries=4 * MILLION)
-    took = fill(index, replicas, MILLION, shared=shared)
+    took = fill(index, replicas, entries, shared=shared)
     return resident_mb() - before, 1000 * max(took)
 
 
 def measure_cap(cap: int) -> tuple[float, float]:
     before = resident_mb()
     index = PrefixIndex(max_entries=cap)
-    took = fill(index, 10, 10 * MILLION, shared=False)
+    took = fill(index, 10, 10 * cap, shared=False)
     assert len(index) <= cap
     return resident_mb() - before, 1000 * max(took)
 
@@ -77,18 +77,19 @@ def measure_match(replicas: int, blocks: int, repetitions: int) -> Samples:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--entries", type=int, default=MILLION, help=f"entries of an index. Default: {MILLION}")
     parser.add_argument("--repetitions", type=int, default=200, help="matches of each case. Default: 200")
     parser.add_argument("--json", type=Path, help="file for all samples")
     args = parser.parse_args()
     cases = [(1, "spread"), (8, "spread"), (100, "spread"), (8, "shared"), (100, "shared")]
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         running = {
-            f"{n} replicas, {kind}": fresh.submit(measure_memory, n, shared=kind == "shared") for n, kind in cases
+            f"{n} replicas, {kind}": pool.submit(measure_memory, n, args.entries, kind == "shared") for n, kind in cases
         }
-        running["10 M stored, cap 1 M"] = fresh.submit(measure_cap, MILLION)
+        running["tenfold, with a cap"] = pool.submit(measure_cap, args.entries)
         memory = {name: measured.result() for name, measured in running.items()}
     rows = [[name, number(mb), number(pause)] for name, (mb, pause) in memory.items()]
-    print_table(f"1 M entries (goal {GOAL_MB_PER_MILLION} MB)", ["", "MB", "longest store of a part, ms CPU"], rows)
+    print_table(f"{args.entries} entries (goal of 1 M: {GOAL_MB} MB)", ["", "MB", "ms CPU of the longest store"], rows)
     matches = {
         f"{replicas} replicas, {blocks} blocks": measure_match(replicas, blocks, args.repetitions)
         for replicas in (1, 8, 100)

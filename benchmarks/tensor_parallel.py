@@ -1,7 +1,5 @@
 """Tokens per second of one rank with all threads and of several ranks that divide them, on a CPU, and their weights.
 
-python benchmarks/tensor_parallel.py [--ranks 2] [--threads 2] [--streams 8] [--tokens 32] [--rounds 5]
-
 The model has the shape of TinyLlama-1.1B and dummy weights in bf16. Both engines are loaded at once and run in turn in
 each round; figures are medians over the rounds.
 """
@@ -28,6 +26,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=22)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
@@ -35,6 +34,7 @@ def main() -> None:
             size: EngineConfig(
                 model=folder,
                 load_format="dummy",
+                hf_overrides={"num_hidden_layers": args.layers},
                 dtype="bfloat16",
                 enable_prefix_caching=False,
                 max_model_len=512,

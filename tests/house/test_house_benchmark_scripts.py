@@ -1,5 +1,6 @@
 """Every script of the table in `benchmarks/README.md` runs in its smallest form, or `NOT_RUN` gives the reason."""
 
+import json
 import re
 import subprocess
 import sys
@@ -25,7 +26,6 @@ SMALLEST = {
     "speculation.py": "--model {tiny} --prompts 1 --max-tokens 4 --runs 1",
     "scheduler_step.py": "--running 2 --steps 4",
     "sampling.py": "--rows 1 --vocab 64 --steps 1",
-    "grammar_library.py": "--library llguidance",
     "router_prompts.py": "--count 2",
     "router_decision.py": "--count 2",
     "router_fleet.py": "--replicas 2 --rate 2 --seconds 0.5 --repetitions 1",
@@ -34,20 +34,20 @@ SMALLEST = {
     "router_simulator.py": "--workload hot --policy octavo --load 0.3 --replicas 2 --requests 10 --quiet",
     "router_scale_down.py": "--load even --seeds 1 --replicas 2 --quiet",
     "machine.py": "",
+    "perplexity.py": "--windows 1",
+    "structured.py": "--model {tiny} --requests 1 --turns 1 --concurrency 1 --tokens 32",
+    "embeddings.py": "--texts 8 --tokens 8 --runs 1 --layers 1",
+    "experts.py": "--streams 1 --tokens 4 --repetitions 1 --layers 1",
+    "prefix_index.py": "--entries 20000 --repetitions 2",
+    "fair_steps.py": "--model {tiny} --long-tokens 2304 --short-prompts 1 --repetitions 1 --output-tokens 1",
+    "gguf_stream.py": "--tokens 4 --repetitions 1 --layers 1",
+    "tensor_parallel.py": "--streams 1 --tokens 4 --rounds 1 --layers 1",
+    "router_replicas.py": "--replicas 1 --requests 2 --only multi-turn --policies octavo --capacity 5",
 }
 NOT_RUN = {
     "offline.py": "test_house_benchmarks.py runs it with scripted engines",
-    "perplexity.py": "it quantises the real model and reads texts of 1024 tokens",
-    "structured.py": "it needs a chat template, which the tiny model lacks",
-    "embeddings.py": "it writes a model of 0.6 billion weights",
-    "experts.py": "it writes two models with random weights, one of 32 experts",
-    "prefix_index.py": "it stores ten million entries",
-    "fair_steps.py": "a prompt of several full steps takes minutes of CPU time",
     "router_latency.py": "it needs wrk",
     "gpu/run": "tests of the house run its steps with --device cpu",
-    "gguf_stream.py": "it writes and runs a model of 1.1 billion weights",
-    "tensor_parallel.py": "it runs a model of 1.1 billion weights on two ranks",
-    "router_replicas.py": "it runs four real engines for minutes",
     "operator_scale.py": "it needs a cluster's API server",
     "metrics_api_delay.py": "it needs a cluster's API server",
     "wake_from_zero.py": "it needs a cluster",
@@ -66,6 +66,8 @@ def tiny(tmp_path_factory):
     config.update({"max_position_embeddings": 8192, "vocab_size": 49152})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
 
