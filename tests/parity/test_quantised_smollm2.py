@@ -45,10 +45,7 @@ def expected(folder: Path) -> list[list[Any]]:
 
 
 def run_all(llm: LLM) -> list[list[Any]]:
-    """Run a prompt alone, then all in one batch, then all with a warm cache; the long one is computed in chunks.
-
-    Both models run the same steps, because the bits of attention depend on the limits of chunks.
-    """
+    """Run a prompt alone, then all in one batch, then all with a warm cache; the long one is computed in chunks."""
     alone, batch = (llm.generate(prompts, GREEDY, use_tqdm=False) for prompts in (PROMPTS[:1], PROMPTS))
     cached = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert cached[1].num_cached_tokens > 100

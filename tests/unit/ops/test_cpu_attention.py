@@ -35,7 +35,7 @@ def make(request: pytest.FixtureRequest) -> MakeBackend:
     assert library is not None, "these tests need g++"
 
     def native(specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
-        if not can_serve(library, block_size, dtype):
+        if not can_serve(block_size, dtype):
             pytest.skip("blocks that aren't whole vectors are left to torch")
         return NativeBackend(library, specs, block_size, dtype)
 

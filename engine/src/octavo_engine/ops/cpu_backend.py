@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def cpu_backend(specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
     library = native_library()
-    if library is not None and can_serve(library, block_size, dtype):
+    if library is not None and can_serve(block_size, dtype):
         return NativeBackend(library, specs, block_size, dtype)
     if library is not None:  # if there is none, its loader has logged the reason
         warn_once(block_size, dtype)

@@ -1,7 +1,7 @@
 """Paged attention by our own C++ kernel (`native/paged_attention.cpp`): one call writes K and V, one call attends.
 
 The kernel takes ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
-of tiles. It needs fp32 or bf16, and block sizes that are whole vectors; `ops/cpu_backend.py` selects the backend.
+of tiles. It needs fp32 or bf16, and block sizes of `BLOCK_SIZES`; `ops/cpu_backend.py` selects the backend.
 
 The kernel adds keys by parts of `PART_KEYS` at fixed positions and folds the parts from left to right, so a row's bits
 depend only on its own keys. The list decides who computes, never what: a tile is one work item, or, to balance the
@@ -23,7 +23,9 @@ from octavo_engine.ops.cpu_cache import BlockStore
 from octavo_engine.ops.cpu_length_groups import Lengths
 from octavo_engine.ops.scratch import Scratch
 
+BLOCK_SIZES = (16, 32, 64, 128)
 PART_KEYS = 256  # `kPartKeys`
+_UNIT = 16  # `kUnit`: V has whole units of dimensions
 _MOST_PARTIAL_ROWS = 1 << 15  # of the tiles that are divided in a step, which bounds the memory of partial results
 
 _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
@@ -122,12 +124,11 @@ class NativeBackend(AttendByParts):
     """
 
     def __init__(self, library: ctypes.CDLL, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> None:
-        assert can_serve(library, block_size, dtype)
+        assert can_serve(block_size, dtype)
         self._library = library
         self._block_size = block_size
-        self._lanes: int = library.octavo_lanes()
         self._tile_rows: int = library.octavo_tile_rows()
-        self.cache = BlockStore([self._shapes(spec) for spec in specs], dtype)
+        self.cache = BlockStore([self._shapes(spec, dtype) for spec in specs], dtype)
         self.bytes_per_block = self.cache.bytes_per_block
         self.copy_blocks = self.cache.copy_blocks
         self.swap_out = self.cache.swap_out
@@ -226,19 +227,21 @@ class NativeBackend(AttendByParts):
 
     def _partial_size(self, work: _Work) -> int:
         assert work.tiles is not None
-        return work.tiles.partial_rows * work.kv.num_kv_heads * (2 + self._padded(work.kv.head_dim))
+        return work.tiles.partial_rows * work.kv.num_kv_heads * (2 + _round_up(work.kv.head_dim, _UNIT))
 
-    def _shapes(self, spec: LayerKVSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        keys = (spec.num_kv_heads, spec.head_dim, self._block_size)
-        return keys, (spec.num_kv_heads, self._block_size, self._padded(spec.head_dim))
+    def _shapes(self, spec: LayerKVSpec, dtype: torch.dtype) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the sizes of a block, within which the kernel orders pairs of bf16."""
+        key_dim = _round_up(spec.head_dim, 2 if dtype == torch.bfloat16 else 1)
+        keys = (spec.num_kv_heads, key_dim, self._block_size)
+        return keys, (spec.num_kv_heads, self._block_size, _round_up(spec.head_dim, _UNIT))
 
-    def _padded(self, head_dim: int) -> int:
-        return -(-head_dim // self._lanes) * self._lanes
+
+def can_serve(block_size: int, dtype: torch.dtype) -> bool:
+    return block_size in BLOCK_SIZES and dtype in (torch.float32, torch.bfloat16)
 
 
-def can_serve(library: ctypes.CDLL, block_size: int, dtype: torch.dtype) -> bool:
-    is_whole = block_size % library.octavo_lanes() == 0 and 128 % block_size == 0
-    return is_whole and dtype in (torch.float32, torch.bfloat16)
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,55 +8,20 @@
 
 #include "buffer.h"
 #include "expand.h"
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "pair_sums.h"
 
 namespace {
 
 constexpr int kRows = 6, kChunkRows = 64 * kRows, kStepsAhead = 16;
 
-// The sums of one row for one unit.
+inline Factor factor_of(const BFloat16* x, int count) {
 #if defined(__AVX512BF16__)
-struct Sums {
-  __m512 sum = _mm512_setzero_ps();
-  void add(const uint16_t* weight, uint32_t pair) {
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(weight), (__m512bh)_mm512_set1_epi32(int(pair)));
-  }
-  void resume(const float* from) { sum = _mm512_loadu_ps(from); }
-  void save(float* out) const { _mm512_storeu_ps(out, sum); }
-};
-#else
-inline float float_of_bits(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-struct Sums {
-  Vec sum[kUnit / kLanes] = {};
-  void add(const uint16_t* weight, uint32_t pair) {
-    Vec even = splat(float_of_bits(pair << 16)), odd = splat(float_of_bits(pair & 0xffff0000u));
-    for (int i = 0; i < kUnit / kLanes; i++) {
-      BitVec bits;
-      std::memcpy(&bits, weight + 2 * kLanes * i, sizeof bits);
-      BitVec low = bits << 16, high = bits & 0xffff0000u;
-      sum[i] += *reinterpret_cast<Vec*>(&low) * even;
-      sum[i] += *reinterpret_cast<Vec*>(&high) * odd;
-    }
-  }
-  void resume(const float* from) {
-    for (int i = 0; i < kUnit / kLanes; i++) sum[i] = load(from + kLanes * i);
-  }
-  void save(float* out) const {
-    for (int i = 0; i < kUnit / kLanes; i++) store(out + kLanes * i, sum[i]);
-  }
-};
-#endif
-
-inline uint32_t pair_of(const BFloat16* x) {
-  uint32_t pair;
-  std::memcpy(&pair, x, 4);
+  uint32_t pair = 0;
+  std::memcpy(&pair, x, size_t(2 * count));
   return pair;
+#else
+  return {to_float(x[0]), count > 1 ? to_float(x[1]) : 0.0f};
+#endif
 }
 
 // Computes out[panel][row][32] for Rows rows and Panels panels, which are `panel_size` elements apart. `resumed`: `out`
@@ -65,11 +30,11 @@ template <int Rows, int Panels>
 void tile(const BFloat16* x, int64_t x_stride, int64_t in, const uint16_t* weight, int64_t panel_size, float* out,
           bool resumed) {
   constexpr int kUnits = 2 * Panels;
-  Sums sums[Rows][kUnits];
+  PairSums sums[Rows][kUnits];
   auto at = [&](int r, int u) { return out + (u / 2 * kRows + r) * kPanel + u % 2 * kUnit; };
   for (int r = 0; resumed && r < Rows; r++)
     for (int u = 0; u < kUnits; u++) sums[r][u].resume(at(r, u));
-  auto add = [&](const uint16_t* pairs, int r, uint32_t pair) {
+  auto add = [&](const uint16_t* pairs, int r, Factor pair) {
 #pragma GCC unroll 4
     for (int u = 0; u < kUnits; u++) sums[r][u].add(pairs + u / 2 * panel_size + u % 2 * kUnitElements, pair);
   };
@@ -77,11 +42,11 @@ void tile(const BFloat16* x, int64_t x_stride, int64_t in, const uint16_t* weigh
   for (int64_t k = 0; k < in / 2; pairs += kUnitElements)  // a step; the inner loop passes its first unit
     for (const int64_t end = std::min(k + kStep / 2, in / 2); k < end; k++, pairs += 2 * kUnit) {
 #pragma GCC unroll 6
-      for (int r = 0; r < Rows; r++) add(pairs, r, pair_of(x + r * x_stride + 2 * k));
+      for (int r = 0; r < Rows; r++) add(pairs, r, factor_of(x + r * x_stride + 2 * k, 2));
     }
   if (in % 2) {
     pairs = weight + in / kStep * kStepElements + in % kStep / 2 * 2 * kUnit;
-    for (int r = 0; r < Rows; r++) add(pairs, r, x[r * x_stride + in - 1].bits);
+    for (int r = 0; r < Rows; r++) add(pairs, r, factor_of(x + r * x_stride + in - 1, 1));
   }
   for (int r = 0; r < Rows; r++)
     for (int u = 0; u < kUnits; u++) sums[r][u].save(at(r, u));

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "activations.h"
-#include "vectors.h"
+#include "pair_sums.h"
 
 extern "C" {
 
@@ -44,7 +44,7 @@ struct Linear {
 
 namespace {
 
-constexpr int kUnit = 16, kPanel = 32, kStep = 32, kUnitElements = kUnit * kStep, kStepElements = kPanel * kStep;
+constexpr int kPanel = 32, kStep = 32, kUnitElements = kUnit * kStep, kStepElements = kPanel * kStep;
 constexpr int kGroupSteps = 8;
 
 inline int64_t steps_of(const Linear& l) { return (l.in + kStep - 1) / kStep; }
