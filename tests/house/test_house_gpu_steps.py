@@ -45,7 +45,7 @@ def torch_2_13(
     return causal(q, k, v, enable_gqa=enable_gqa)
 
 
-@pytest.mark.parametrize("varlen", [torch_2_11, torch_2_13, None], ids=str)
+@pytest.mark.parametrize("varlen", [torch_2_11, torch_2_13, None], ids=["2.11", "2.13", "none"])
 def test_attention_of_each_version_of_torch_is_causal_over_shared_heads(varlen: Callable[..., Tensor] | None) -> None:
     from gpu.steps.speed import HEAD_DIM, HEADS, KV_HEADS, peer_attention
 

@@ -281,7 +281,7 @@ def test_a_template_that_omits_a_message_names_the_place_of_the_image(load: Load
         ({"prompt_token_ids": [65], "multi_modal_data": {"image": picture(9, 9)}}, "0 times for 1 images"),
         ({"prompt_token_ids": [IMAGE_ID] * 16, "multi_modal_data": {"image": picture(9, 9)}}, "16 times for 1 images"),
     ],
-    ids=str,
+    ids=["a token", "its id", "no token", "two tokens", "no id", "expanded ids"],
 )
 def test_a_prompt_has_one_image_token_for_each_image(load: Load, prompt: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as caught:
@@ -316,9 +316,9 @@ def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:
 
 
 def test_a_template_without_the_front_end_refuses_images(load: Load) -> None:
-    """The server does the same, as its doors take no images yet."""
+    """Refuse images whose tokens no front end has put into the prompt."""
     template = load().template(None)
-    with pytest.raises(InvalidRequest, match="'image_url'; images are accepted only by LLM") as caught:
+    with pytest.raises(InvalidRequest, match="'image_url'; images are accepted only by chat") as caught:
         template.render([ask(image_part(9, 9))])
     assert caught.value.param == "messages[0].content[0]"
 

@@ -213,7 +213,7 @@ def _reason(kind: str, image_token: str | None) -> str:
     if image_token is None:
         return "this model accepts only text."
     if kind in _IMAGE_PARTS:
-        return "images are accepted only by LLM.chat and LLM.generate yet: leave it out."
+        return "images are accepted only by chat completions: leave it out."
     return "this version accepts no such parts: leave it out."
 
 
