@@ -192,6 +192,21 @@ def test_a_nondeterministic_template_is_estimated(template):
     assert reader.hash_prompt("completion", {"prompt": "a"}, "").is_exact
 
 
+def test_questions_about_other_images_have_other_affinities():
+    def turn(*urls):
+        images = [{"type": "image_url", "image_url": url} for url in urls]
+        return [{"role": "user", "content": [*images, {"type": "text", "text": "What is this?"}]}]
+
+    def affinity(messages):
+        return estimate("chat", {"messages": messages}).affinity
+
+    cat, dog = "data:,Y2F0", {"url": "data:,ZG9n"}
+    assert len({affinity(turn(cat)), affinity(turn(dog)), affinity(turn(cat, dog)), affinity(turn())}) == 4
+    assert affinity(turn({"url": cat})) == affinity(turn(cat))
+    more = [{"role": "assistant", "content": "A cat."}, *turn(dog)]
+    assert affinity([*turn(cat), *more]) == affinity(turn(cat))
+
+
 def test_turns_of_a_conversation_share_one_affinity():
     turn = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]}
     more = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "and now?"}]
