@@ -99,7 +99,7 @@ async def test_a_slow_reader_receives_everything(engine):
     "sent", [b"", b"POST /v1", HEAD, b"\r\n", HEAD + b"Content-Length: 5\r\nX-Cut: "], ids=range(5)
 )
 async def test_an_endless_head_closes_the_connection(engine, sent):
-    async with serving(engine, limits=LIMITS, keep_alive_timeout=0.2) as served:
+    async with serving(engine, limits=LIMITS, keep_alive_timeout=1) as served:
         reader, writer = await connect(served)
         writer.write(sent)
         assert await reader.read() == b""
@@ -185,7 +185,7 @@ async def test_a_body_that_trickles_after_its_response_closes_the_connection(eng
 
 
 async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
-    async with serving(engine, limits=LIMITS, keep_alive_timeout=0.2) as served:
+    async with serving(engine, limits=LIMITS, keep_alive_timeout=1) as served:
         reader, writer = await connect(served)
         writer.write(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" in await reader.readuntil(b"\r\n")
@@ -196,7 +196,7 @@ async def test_an_empty_line_does_not_keep_an_idle_connection_open(engine):
 
 async def test_the_timeouts_do_not_end_a_running_request(engine):
     engine.replies = ["fine"]
-    async with serving(engine, limits=LIMITS, slow_client_timeout=0.1, keep_alive_timeout=0.1) as served:
+    async with serving(engine, limits=LIMITS, slow_client_timeout=0.1, keep_alive_timeout=1) as served:
         engine.hold_at = 1
         sending = asyncio.create_task(served.http.post("/v1/completions", json={"prompt": "a"}))
         await engine.held.wait()
