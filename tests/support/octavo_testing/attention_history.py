@@ -136,12 +136,12 @@ def follow(history: History, steps: list[tuple[str, int, int, int]]) -> None:
         history.run(min(size + 10, tokens - history.computed), 0, others, threads)
 
 
-def check_histories(level: Level, dtype: torch.dtype, most: int, examples: int) -> None:
+def check_histories(level: Level, dtype: torch.dtype, least: int, most: int, examples: int) -> None:
     @settings(max_examples=examples)
     @given(
         spec=st.sampled_from(SPECS),
         block=st.sampled_from([16, 32, 64, 128]),
-        tokens=st.integers(2, most),
+        tokens=st.integers(least, most),
         steps=st.lists(STEPS, min_size=1, max_size=40),
         seed=st.integers(0, 1 << 20),
     )
