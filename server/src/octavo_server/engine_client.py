@@ -153,12 +153,14 @@ class EngineClient(Protocol):
         *,
         kind: "OutputKind" = "cumulative",
         priority: int = 0,
-        turn: float = 0.0,
+        tenant: str = "",
+        weight: float = 1.0,
+        arrival_s: float | None = None,
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> "AsyncGenerator[RequestOutput, None]":
-        """Run a request and yield its outputs; closing the generator aborts it. `turn`, `start_by_s`:
-        see `EngineRequest`. `adapter`: a name of `adapters`, or empty.
+        """Run a request and yield its outputs; closing the generator aborts it. `tenant`, `weight`, `arrival_s`,
+        `start_by_s`: see `EngineRequest`. `adapter`: a name of `adapters`, or empty.
 
         Raises InvalidRequest and ModelNotFound before the first output, EngineDead at any time.
         """

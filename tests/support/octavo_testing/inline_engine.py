@@ -52,7 +52,9 @@ class InlineClient(ScriptedClient):
         *,
         kind: OutputKind = "cumulative",
         priority: int = 0,
-        turn: float = 0.0,
+        tenant: str = "",
+        weight: float = 1.0,
+        arrival_s: float | None = None,
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:

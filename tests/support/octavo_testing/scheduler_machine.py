@@ -1,8 +1,8 @@
 """A state machine for the laws of the scheduler under any order of events, on tiny pools where all requests compete.
 
 The simulation asserts after each step: block conservation, no write to a block that another sequence reads, the token
-budget, no overtaking, no preemption without effect. The machine asserts that the KV stream reports exactly the cached
-blocks, and at the end that every output ended exactly once with exactly its tokens.
+budget, no overtaking within a tenant, no preemption without effect. The machine asserts that the KV stream reports
+exactly the cached blocks, and at the end that every output ended exactly once with exactly its tokens.
 """
 
 from hypothesis import strategies as st
@@ -61,6 +61,8 @@ requests = st.fixed_dictionaries(
         "skip_reading_prefix_cache": st.sampled_from([None, None, None, True]),
         "salt": st.sampled_from(["", "", "s"]),
         "images": st.sampled_from([(), (), (), ((0, 5, b"a"),), ((3, 2, b"b"),), ((1, 3, b"a"), (4, 6, b"b"))]),
+        "tenant": st.sampled_from(["", "", "b", "c"]),
+        "weight": st.sampled_from([1.0, 1.0, 2.0]),
         "repetition_penalty": st.sampled_from([1.0, 1.0, 1.0, 1.0, 1.0, 2.0]),
     }
 )

@@ -101,7 +101,9 @@ class ScriptedClient:
         *,
         kind: OutputKind = "cumulative",
         priority: int = 0,
-        turn: float = 0.0,
+        tenant: str = "",
+        weight: float = 1.0,
+        arrival_s: float | None = None,
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -110,7 +112,13 @@ class ScriptedClient:
         tokenized = replace(prompt, adapter=self.adapters[adapter].hash if adapter else "")
         resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
         request = self._frontend.build(
-            tokenized, resolved, request_id=request_id, priority=priority, turn=turn, start_by_s=start_by_s
+            *(tokenized, resolved),
+            request_id=request_id,
+            priority=priority,
+            tenant=tenant,
+            weight=weight,
+            arrival_s=arrival_s,
+            start_by_s=start_by_s,
         )
         assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
         self.requests.append(request)

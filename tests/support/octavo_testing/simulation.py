@@ -43,6 +43,8 @@ def sim_request(
     eos: int | None = None,
     salt: str = "",
     images: tuple[ImageInput, ...] = (),
+    tenant: str = "",
+    weight: float = 1.0,
     **params: object,
 ) -> EngineRequest:
     defaults: dict[str, object] = {"temperature": 1.0, "seed": 1000 + sum(map(ord, request_id)), "max_tokens": 4}
@@ -55,6 +57,8 @@ def sim_request(
         eos_token_id=eos,
         cache_salt=salt,
         images=images,
+        tenant=tenant,
+        weight=weight,
     )
 
 
@@ -210,11 +214,15 @@ class Simulation:
         assert len(plan.seqs) <= config.max_num_seqs
         assert len({step.seq_id for step in plan.seqs}) == len(plan.seqs)
         planned = {step.seq_id for step in plan.seqs}
-        admitted = [seq.key for seq in was_waiting if seq.status == "running"]
-        overtaken = [seq.key for seq in was_waiting if seq.status != "running"]
-        assert not admitted or not overtaken or max(admitted) < min(overtaken), "a sequence was overtaken"
-        preempted = [seq for seq in state.waiting if seq not in was_waiting]
-        assert not preempted or not admitted, "preempting and admitting in one step"
+        tenants = {seq.group.tenant for seq in state.seqs.values() if seq.status != "deferred"}
+        for tenant in tenants:
+            waited = [seq for seq in was_waiting if seq.group.tenant is tenant]
+            admitted = [seq.key for seq in waited if seq.status == "running"]
+            overtaken = [seq.key for seq in waited if seq.status != "running"]
+            assert not admitted or not overtaken or max(admitted) < min(overtaken), "a sequence was overtaken"
+        preempted = [seq for seq in state.waiting if seq not in was_waiting and seq.status == "preempted"]
+        if len(tenants) == 1:
+            assert not preempted or not admitted, "preempting and admitting in one step"
         assert not planned & {seq.seq_id for seq in preempted}, "a preempted sequence in the plan"
         for seq in (self.seq(seq_id) for seq_id in planned):
             assert seq.pending <= (1 if seq.needs_newest else 1 + config.steps_ahead)

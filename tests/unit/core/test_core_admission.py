@@ -102,8 +102,8 @@ def test_lower_priority_values_run_first_and_ties_by_arrival() -> None:
 
 def test_priority_is_ignored_without_the_policy() -> None:
     sim = Simulation(max_num_seqs=1)
-    sim.add("first", [1], priority=9, arrival_s=2.0)
-    sim.add("second", [2], priority=0, arrival_s=1.0)
+    sim.add("first", [1], priority=9, arrival_s=1.0)
+    sim.add("second", [2], priority=0, arrival_s=2.0)
     sim.tick()
     assert sim.scheduler.waiting_reason("second") == "max_num_seqs"
 

@@ -136,8 +136,8 @@ def test_a_cut_off_last_line_ends_the_replay(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("hello\n", "Line 1"),
-        ('{"trace":99}\n', "version"),
-        ('{"trace":1,"config":{"nonsense":1,"hash_root":""}}\n', "nonsense"),
+        ('{"trace":1}\n', "the trace has version 1; this release replays version 2"),
+        ('{"trace":2,"config":{"nonsense":1,"hash_root":""}}\n', "nonsense"),
     ],
 )
 def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path, text: str, message: str) -> None:

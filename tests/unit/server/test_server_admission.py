@@ -1,4 +1,4 @@
-"""The bounded queue and the order of tenants in it, with a test clock."""
+"""The bounded queue, with a test clock."""
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest, Overloaded
@@ -98,39 +98,10 @@ def test_limit_per_key_does_not_affect_other_keys(admission):
     queue.check("heavy")
 
 
-def test_requests_of_one_tenant_keep_their_order(admission):
-    queue = admission()
-    turns = [enter(queue, num_seqs=n).turn for n in (1, 3, 1)]
-    assert turns == sorted(turns)
-    assert len(set(turns)) == 3
-
-
-def test_light_tenant_waits_behind_one_request_of_a_heavy_tenant(admission):
-    queue = admission()
-    heavy = [enter(queue, "heavy") for _ in range(100)]
-    for admitted in heavy[:10]:
-        admitted.start()
-    light = [enter(queue, "light") for _ in range(3)]
-    waiting = sorted([*heavy[10:], *light], key=lambda admitted: admitted.turn)
-    assert [admitted.tenant for admitted in waiting[:6]].count("light") == 3
-
-
-def test_idle_tenant_gets_no_credit(admission):
-    queue = admission()
-    leave(enter(queue, "sometimes"))
-    enter(queue, "another")
-    for _ in range(100):
-        leave(enter(queue, "often"))
-    often, back = [enter(queue, "often") for _ in range(3)], [enter(queue, "sometimes") for _ in range(3)]
-    order = sorted([*often, *back], key=lambda admitted: admitted.turn)
-    assert [admitted.tenant for admitted in order[:4]].count("sometimes") == 2
-
-
 def test_tenants_without_requests_are_removed(admission):
     queue = admission()
     for number in range(50):
         leave(enter(queue, f"tenant {number}"))
-    assert not queue._turns
     assert not queue._shares._held
 
 

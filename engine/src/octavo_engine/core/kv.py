@@ -99,12 +99,9 @@ class KVCache:
         `hit` must not be used afterwards. `alone`: no other sequence runs, so no blocks need to be kept in reserve.
         """
         on_device = hit.on_device
-        num_blocks = -(-len(seq.token_ids) // self.block_size)
         copies_last = hit.rewrites_last and hit.blocks[-1] is not None
-        num_fresh = num_blocks - len(on_device) + copies_last
-        # Forked siblings each need a tail block of their own in the next step.
-        spare = 0 if alone else self._watermark + len(seq.indices) - 1
-        if num_fresh + spare > self.pool.num_available:
+        num_fresh = self._num_fresh(seq, hit)
+        if self.shortfall(seq, hit, alone=alone) > 0:
             self.cancel(hit)
             return False
         if self.lives is not None:
@@ -124,6 +121,12 @@ class KVCache:
         seq.computed = hit.tokens
         self.forget_private(seq)
         return True
+
+    def shortfall(self, seq: Sequence, hit: Hit, *, alone: bool) -> int:
+        """Return how many blocks are missing to admit `seq`; 0 or less if none."""
+        # Forked siblings each need a tail block of their own in the next step.
+        spare = 0 if alone else self._watermark + len(seq.indices) - 1
+        return self._num_fresh(seq, hit) + spare - self.pool.num_available
 
     def share_computed(self, seq: Sequence) -> int:
         """Let a running prompt read the blocks that others have computed or planned since it was admitted.
@@ -240,6 +243,10 @@ class KVCache:
             self.host.check()
             owned = {(seq.seq_id, position) for seq in live for position in seq.private_blocks}
             assert owned.issuperset(self.host.private_keys()), "a saved block without a sequence"
+
+    def _num_fresh(self, seq: Sequence, hit: Hit) -> int:
+        copies_last = hit.rewrites_last and hit.blocks[-1] is not None
+        return -(-len(seq.token_ids) // self.block_size) - len(hit.on_device) + copies_last
 
     def _readable_tokens(self, seq: Sequence) -> int:
         """Return how many leading tokens `seq` may read from the cache.

@@ -6,6 +6,10 @@ of the queue gets blocks for all its tokens or is not admitted, and no later seq
 runs the head always fits, because `Scheduler.add` rejects larger requests. Sequences whose adapter would be one too
 many are overtaken by those without an adapter.
 
+While tenants compete, each has its own queue, and the head of the least served one is first; a head that must wait
+delays only tenants that are a whole step ahead of it. Heads of tenants that have no place, or that got less than
+another, are admitted before the running sequences are scheduled, and take back places and blocks for it.
+
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
 step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
 
@@ -13,11 +17,17 @@ With `steps_ahead`, a sequence whose newest token is sampled by a plan in flight
 takes the token from its device. A sequence that this token brings to its length limit gets none.
 """
 
-from octavo_engine.core.preemption import prefers_swap, victims_for
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from octavo_engine.core.preemption import prefers_swap, victims_for, victims_of_tenants
 from octavo_engine.core.prompt_shares import UNMEASURED_TOKENS, PromptShares
 from octavo_engine.core.sequence import Sequence, forked_sequence
 from octavo_engine.core.state import SchedulerState
+from octavo_engine.core.tenants import Tenant, head_of
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
+
+MAX_MISFITS = 16  # heads that find no blocks in one step before admission ends: each of them costs a lookup
 
 
 class StepAdapters:
@@ -50,6 +60,12 @@ class Planner:
         self._costs = StepCosts()
         self._born: list[Sequence] = []
         self._is_fair = self._config.enable_chunked_prefill and self._config.max_step_ms > 0
+        self._shares_step = self._is_fair  # whether this step's prompts share it
+        self._fresh: set[Sequence] = (
+            set()
+        )  # admitted before running sequences are scheduled; not preempted in this step
+        self._givers: set[Tenant] = set()  # from which this step took back a sequence: they admit none
+        self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
         self._shares: PromptShares | None = None  # set while prompts get their shares
         self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
@@ -63,11 +79,16 @@ class Planner:
         self._logprobs_left_s = self._config.max_step_ms / 1000
         self._kv.begin_step(plan)
         budget = self._config.max_num_batched_tokens
+        self._num_misfits = 0
+        if state.tenants.compete:
+            self._admit_less_served(budget)
+        self._shares_step = self._is_fair or (self._config.enable_chunked_prefill and state.tenants.compete)
+        state.order_running()
         preemptions = state.counters.preemptions
         left = self._schedule_running(budget)
         state.blocked_by = "capacity"
         admits = state.counters.preemptions == preemptions
-        if self._is_fair:
+        if self._shares_step:
             left = self._share_step(left, admits=admits)
         elif admits:
             left = self._admit_waiting(left)
@@ -76,6 +97,9 @@ class Planner:
             state.num_places -= 1  # counted for the parent until now
             state.enter_running(child)
         self._born.clear()
+        self._fresh.clear()
+        self._givers.clear()
+        state.tenants.charge(plan.seqs, state.seqs, budget - left)
         plan.dropped_seqs, state.dropped = state.dropped, []
         if not plan.is_empty:
             state.in_flight[plan.step_id] = plan
@@ -107,7 +131,7 @@ class Planner:
                     continue
             if todo <= 0:
                 continue
-            if todo > 1 and self._is_fair:
+            if todo > 1 and self._shares_step:
                 budget -= self._collect_prompt(seq, position)
                 if seq.status != "running":
                     break
@@ -115,6 +139,8 @@ class Planner:
             if seq.drafts:
                 self._cut_drafts(seq, budget, num_later=len(running) - position)
             want = self._share_of(seq, start, budget)
+            if not want:
+                continue
             if not self._make_room(seq, position, start + want):
                 if seq.status == "running":
                     continue
@@ -147,10 +173,14 @@ class Planner:
     def _share_step(self, budget: int, *, admits: bool) -> int:
         """Divide the rest of the step after its decodes between the prompts; return the tokens left."""
         prompts, self._prompts = self._prompts, []
+        max_step_s = self._config.max_step_ms / 1000
+        if self._state.tenants.compete:
+            prompts.sort(key=lambda seq: (seq.key[0], seq.group.tenant.counter, seq.key))
+            max_step_s = 0.0  # no more than the rest of the step takes
         budget += bool(prompts)
         withheld = 0 if self._costs.prefill_token_s else max(budget - UNMEASURED_TOKENS, 0)
         budget -= withheld
-        self._shares = PromptShares(self._config.max_step_ms / 1000, self._costs, self._plan.seqs)
+        self._shares = PromptShares(max_step_s, self._costs, self._plan.seqs)
         for seq in prompts:
             if budget > 0 and (want := self._share_of(seq, seq.computed, budget)):
                 budget -= self._place(seq, want, budget)
@@ -176,13 +206,13 @@ class Planner:
         """Schedule the first prompt within `budget` and the time that other prompts leave; return the tokens left."""
         state = self._state
         self._share_computed(seq)
-        delays_others = len(state.running) > 1 or (state.waiting and state.blocked_by == "budget")
+        delays_others = len(state.running) > 1 or (state.num_waiting and state.blocked_by == "budget")
         want = self._below_threshold(len(seq.token_ids) - seq.computed)
         return budget - self._schedule(seq, shares.first(seq.computed, want, budget, alone=not delays_others))
 
     def _share_computed(self, seq: Sequence) -> None:
         gained = self._kv.share_computed(seq)
-        if not seq.num_preemptions:
+        if not seq.num_preemptions and seq.key[-1] == 0:
             seq.num_cached += gained
             self._state.counters.prefix_cache_hits += gained
 
@@ -213,35 +243,102 @@ class Planner:
         shortfall = self._kv.blocks_needed(seq, end) - self._kv.pool.num_available
         if shortfall <= 0:
             return True
-        victims = victims_for(seq, self._state.running[position:], shortfall=shortfall, kv=self._kv)
+        later = self._preemptible(self._state.running[position:])
+        victims = victims_for(seq, later, shortfall=shortfall, kv=self._kv)
         gives_way = victims is None
         if victims is None:
             victims = [seq] if any(self._kv.pool.refs[block] == 1 for block in seq.table) else []
+        self._preempt(victims)
+        return not gives_way
+
+    def _preemptible(self, running: list[Sequence]) -> list[Sequence]:
+        return [seq for seq in running if seq not in self._fresh] if self._fresh else running
+
+    def _preempt(self, victims: list[Sequence]) -> None:
         for victim in victims:
             swap = prefers_swap(victim, mode=self._config.preemption_mode, costs=self._costs, kv=self._kv)
             self._state.preempt(victim, swap=swap)
-        return not gives_way
+
+    def _heads(self) -> Iterator[Sequence]:
+        """Yield the first waiting sequence of each tenant in order of service, and the next one if that is admitted.
+
+        After one that finds no blocks, the iteration ends at a worse priority and at a tenant that is a step ahead.
+        """
+        heads, end, num_misfits = self._state.tenants.heads(), None, self._num_misfits
+        while heads and self._num_misfits < MAX_MISFITS:
+            priority, counter, _, tenant = heappop(heads)
+            if end is not None and (priority, counter) >= end:
+                return
+            seq = tenant.waiting[-1]
+            if seq.in_flight or tenant in self._givers:  # its token sampled before the preemption may be unknown yet
+                continue
+            yield seq
+            if end is None and self._num_misfits > num_misfits:
+                end = priority, counter + self._config.max_num_batched_tokens
+            if seq.status == "running" and tenant.waiting:
+                heappush(heads, head_of(tenant))
+
+    def _admit_less_served(self, budget: int) -> None:
+        """Admit heads of tenants without a place, or less served than another, and take back what they lack."""
+        state, tenants, places = self._state, self._state.tenants, self._config.max_num_seqs
+        tenants.measure(state.running)
+        most = max(tenant.counter for tenant in tenants.active.values())
+        for seq in self._heads():
+            tenant = seq.group.tenant
+            waits = tenant.num_prompt_tokens + len(seq.token_ids) > budget or tenant.counter >= most
+            if tenant.num_running and waits:
+                continue
+            room = max(places - state.num_places, tenants.places_left(tenant))
+            if len(seq.indices) > room > 0:
+                state.cut(seq, room)
+            if self._take_back(seq) and self._admit(seq, budget):
+                tenant.hold(seq, self._kv.block_size)
+                self._fresh.add(seq)
+
+    def _take_back(self, seq: Sequence) -> bool:
+        """Preempt sequences of tenants that hold more, until `seq` fits; return False if it does not."""
+        state, config = self._state, self._config
+        places = state.num_places + len(seq.indices) - config.max_num_seqs
+        hit = self._kv.lookup(seq)
+        blocks = self._kv.shortfall(seq, hit, alone=False) + state.tenants.num_growing
+        self._kv.cancel(hit)
+        if places <= 0 and blocks <= 0:
+            return True
+        victims = victims_of_tenants(
+            *(seq, self._preemptible(state.running)),
+            places=places,
+            blocks=blocks,
+            lead=config.max_num_batched_tokens,
+            tenants=state.tenants,
+            kv=self._kv,
+        )
+        self._num_misfits += blocks > 0 and not victims
+        self._preempt(victims)
+        self._givers.update(victim.group.tenant for victim in victims)
+        state.tenants.measure(state.running)
+        return bool(victims)
 
     def _admit_waiting(self, budget: int) -> int:
         state, config = self._state, self._config
-        adapters, position = StepAdapters(config.max_loras, state.running), len(state.waiting)
-        while position > 0 and budget > 0:
-            position -= 1
-            seq = state.waiting[position]
-            if not adapters.admit(seq.adapter):
-                continue
-            if state.num_places + len(seq.indices) > config.max_num_seqs:
+        for seq in self._heads() if budget > 0 else ():
+            free = config.max_num_seqs - state.num_places
+            if (
+                state.tenants.compete
+                and len(seq.indices) > max(free, state.tenants.places_left(seq.group.tenant))
+                and free
+            ):
+                state.cut(seq, free)
+            if len(seq.indices) > free:
                 state.blocked_by = "max_num_seqs"
-                return budget
-            if seq.in_flight:  # its token sampled before the preemption is not committed yet
-                return budget
+                continue
             want = self._admit(seq, budget)
-            if want == 0:
-                assert state.running or state.in_flight, f"nothing runs, yet {seq.request_id} isn't admitted"
-                return budget
-            budget -= self._place(seq, want, budget)
-        if state.waiting:
-            state.blocked_by = "budget" if position > 0 else "max_loras"
+            if want:
+                budget -= self._place(seq, want, budget)
+            assert state.running or state.in_flight, f"nothing runs, yet {seq.request_id} isn't admitted"
+            if budget <= 0:
+                break
+        if budget <= 0 and state.num_waiting:
+            state.blocked_by = "budget"
         return budget
 
     def _admit(self, seq: Sequence, budget: int) -> int:
@@ -255,6 +352,7 @@ class Planner:
             return 0
         if not self._kv.admit(seq, hit, alone=not state.running):
             state.blocked_by = "capacity"
+            self._num_misfits += 1
             return 0
         state.leave_waiting(seq)
         if seq.status == "waiting":
@@ -265,7 +363,10 @@ class Planner:
 
     def _count_first_run(self, seq: Sequence, num_cached: int) -> None:
         seq.scheduled_s = self._state.now
-        seq.num_cached = num_cached
+        if seq.group.num_cached >= 0:  # of a request whose outputs were cut in two: its prompt counts once
+            seq.num_cached = seq.group.num_cached
+            return
+        seq.num_cached = seq.group.num_cached = num_cached
         if self._config.enable_prefix_caching and seq.params.reads_prefix_cache:
             self._state.counters.prefix_cache_queries += len(seq.token_ids)
             self._state.counters.prefix_cache_hits += num_cached
@@ -301,7 +402,7 @@ class Planner:
                 parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)
             )
             self._kv.fork(parent, child)
-            self._state.seqs[child.seq_id] = child
+            self._state.enter(child)
             self._born.append(child)
             self._announce(child)
             step = SeqStep(seq_id=child.seq_id, start=child.computed, num_tokens=0, sample=True)

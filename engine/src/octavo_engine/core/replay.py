@@ -88,7 +88,7 @@ def replay(lines: Iterable[str]) -> ReplayReport:
 
 def _open(entry: Entry) -> Scheduler:
     if entry.get("trace") != TRACE_VERSION:
-        raise ValueError(f"not a trace of version {TRACE_VERSION}")
+        raise ValueError(f"the trace has version {entry.get('trace')}; this release replays version {TRACE_VERSION}")
     return Scheduler(decode_config(entry["config"]))
 
 

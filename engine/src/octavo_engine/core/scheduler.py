@@ -20,6 +20,7 @@ from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput
 
 NO_COSTS = StepCosts()
+MAX_WEIGHT = 1e9
 
 
 class Limits:
@@ -61,6 +62,11 @@ class Limits:
                 "prompt or give the KV cache more memory.",
                 param="input_tokens",
             )
+        if not 0 < request.weight <= MAX_WEIGHT:
+            raise InvalidRequest(
+                f"The tenant's weight is {request.weight}; it must be above 0 and at most {MAX_WEIGHT:g}.",
+                param="weight",
+            )
         if n > self._config.max_num_seqs:
             raise InvalidRequest(
                 f"n={n} outputs run side by side; the limit is max_num_seqs={self._config.max_num_seqs}: "
@@ -97,10 +103,10 @@ class Scheduler:
         )
         seq.root_hash = scoped_root(self.config.hash_root, request.adapter, request.cache_salt)
         state.groups[request.request_id] = seq.group
-        state.seqs[seq.seq_id] = seq
         if deferred:
             state.defer(seq)
         else:
+            state.enter(seq)
             state.enter_waiting(seq)
         state.kv.touch(seq)
 
@@ -158,7 +164,8 @@ class Scheduler:
         runs = parent.status == "running" and state.num_places < self.config.max_num_seqs
         computed = min(parent.computed, len(parent.token_ids) - 1) if runs else 0
         child = forked_sequence(parent, seq_id=state.new_seq_id(), index=index, computed=computed)
-        state.seqs[child.seq_id] = child
+        if parent.status != "deferred":
+            state.enter(child)
         if runs:
             state.kv.fork(parent, child)
             state.enter_running(child)
@@ -192,7 +199,7 @@ class Scheduler:
 
     def sequences(self) -> list[Sequence]:
         """Return the unfinished sequences: running, waiting, then deferred ones, each in order of service."""
-        return [*self._state.running, *reversed(self._state.waiting), *self._state.deferred.values()]
+        return [*self._state.running, *self._state.waiting, *self._state.deferred.values()]
 
     def is_live(self, request_id: str) -> bool:
         return request_id in self._state.groups
@@ -231,7 +238,7 @@ class Scheduler:
             state.counters,
             accepted_draft_tokens=[*state.counters.accepted_draft_tokens],
             running=len(state.running),
-            waiting=len(state.waiting) + len(state.deferred),
+            waiting=state.num_waiting + len(state.deferred),
             deferred=len(state.deferred),
             free_blocks=pool.num_free,
             cached_blocks=pool.num_cached,
@@ -265,9 +272,8 @@ class Scheduler:
         self._state.check()
 
     def _key(self, request: EngineRequest) -> Key:
-        if self.config.policy == "priority":
-            return request.priority, request.turn or request.arrival_s, self._num_added, 0
-        return 0, request.turn, self._num_added, 0
+        priority = request.priority if self.config.policy == "priority" else 0
+        return priority, request.arrival_s, self._num_added, 0
 
     def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
         """Remove some of the outputs that a sequence stands for until it forks them.

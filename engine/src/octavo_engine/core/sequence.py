@@ -13,6 +13,7 @@ once. At the step that computes the last prompt token it keeps the first index a
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo_engine.core.tenants import Tenant
 from octavo_engine.wire.plan import BlockId, SeqId
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, Timing, TokenLogprobs
@@ -25,10 +26,16 @@ NO_TOKEN = -1
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork."""
+    """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork.
+
+    `num_cached`: prompt tokens found in the cache when the first of them ran; -1: none has run. `tenant` is set when a
+    sequence enters the queue.
+    """
 
     request: EngineRequest
     next_index: int
+    tenant: Tenant = field(init=False)
+    num_cached: int = -1
     live: list["Sequence"] = field(default_factory=list)
 
 
@@ -86,6 +93,11 @@ class Sequence:
     def length(self) -> int:
         """Number of tokens once every issued plan has run."""
         return len(self.token_ids) + self.pending
+
+    def num_own_blocks(self, block_size: int) -> int:
+        """Return the number of blocks without those that it found in the cache or that a sibling has computed."""
+        shared = self.num_prompt if self.key[-1] else max(self.num_cached, 0)
+        return max(len(self.table) - shared // block_size, 0)
 
     @property
     def needs_newest(self) -> bool:
@@ -169,3 +181,10 @@ def forked_sequence(parent: Sequence, *, seq_id: SeqId, index: int, computed: in
     )
     child.group.live.append(child)
     return child
+
+
+def cut_outputs(seq: Sequence, num: int, *, seq_id: SeqId) -> Sequence:
+    """Leave the first `num` outputs to a sequence that has not forked them; return a sequence for the others."""
+    rest = forked_sequence(seq, seq_id=seq_id, index=seq.indices[num], computed=0)
+    rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]
+    return rest

@@ -1,9 +1,10 @@
 """`SchedulerState`: the state shared by planning and committing: queues, sequences, KV cache and counters.
 
-`running` and `waiting` are both ordered by key (priority, arrival, index), so that the sequence to preempt is always
-the last of `running`, which each step schedules last, and a preempted sequence returns to the head of the queue.
-`waiting` is stored in reverse, for an O(1) pop. A waiting request with n > 1 is one sequence that needs n places:
-`num_places` counts the running sequences and those that they will fork into.
+`running` and the queue of each tenant are ordered by key (priority, arrival, index), so that the sequence to preempt is
+always the last of `running`, which each step schedules last, and a preempted sequence returns to the head of its queue.
+While tenants compete, `order_running` puts the sequences of tenants that hold more behind those of others. A waiting
+request with n > 1 is one sequence that needs n places: `num_places` counts the running sequences and those that they
+will fork into.
 """
 
 import bisect
@@ -12,7 +13,8 @@ from operator import attrgetter
 from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
-from octavo_engine.core.sequence import Key, Sequence, SequenceGroup
+from octavo_engine.core.sequence import Key, Sequence, SequenceGroup, cut_outputs
+from octavo_engine.core.tenants import Tenants
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, StepPlan
 from octavo_engine.wire.records import EngineStats, ErrorInfo, FinishReason, SeqOutput
@@ -34,8 +36,8 @@ class SchedulerState:
         self.groups: dict[str, SequenceGroup] = {}
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []
-        self.deferred: dict[SeqId, Sequence] = {}  # not in `waiting` until prepared: ready sequences overtake them
+        self.tenants = Tenants(config)
+        self.deferred: dict[SeqId, Sequence] = {}  # not in a queue until prepared: ready sequences overtake them
         self.num_waiting_tokens = 0  # tokens to compute before each waiting sequence has its next token
         self.num_places = 0
         self.num_needing_newest = 0  # running sequences with `needs_newest`
@@ -45,15 +47,46 @@ class SchedulerState:
         self.now = 0.0
         self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
         self._next_seq_id = 0
+        self._is_by_key = True  # the order of `running`
 
     @property
     def steps_ahead(self) -> int:
         """Number of steps that may be planned before the newest tokens are known; 0 while a sequence `needs_newest`."""
         return 0 if self.num_needing_newest else self.config.steps_ahead
 
+    @property
+    def waiting(self) -> list[Sequence]:
+        """The waiting sequences, those of each tenant in order of service."""
+        return [seq for tenant in self.tenants.active.values() for seq in reversed(tenant.waiting)]
+
+    @property
+    def num_waiting(self) -> int:
+        return sum([len(tenant.waiting) for tenant in self.tenants.active.values()])
+
     def new_seq_id(self) -> SeqId:
         self._next_seq_id += 1
         return self._next_seq_id
+
+    def enter(self, seq: Sequence) -> None:
+        """Add a sequence that is not deferred; the caller puts it into a queue or among the running ones."""
+        request = seq.group.request
+        self.seqs[seq.seq_id] = seq
+        seq.group.tenant = self.tenants.enter(request.tenant, request.weight)
+
+    def order_running(self) -> None:
+        """While tenants compete, put those that hold more last; each tenant's first sequence precedes all others."""
+        if self.tenants.compete:
+            parts = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
+
+            def order(seq: Sequence) -> tuple[int, float, Key]:
+                tenant = seq.group.tenant
+                return seq.key[0], -1.0 if tenant.first is seq else parts[tenant], seq.key
+
+            self.running.sort(key=order)
+            self._is_by_key = False
+        elif not self._is_by_key:
+            self.running.sort(key=_key)
+            self._is_by_key = True
 
     def enter_running(self, seq: Sequence) -> None:
         seq.status = "running"
@@ -62,24 +95,33 @@ class SchedulerState:
         self.num_needing_newest += seq.needs_newest
 
     def enter_waiting(self, seq: Sequence) -> None:
-        bisect.insort(self.waiting, seq, key=_reverse_key)
+        bisect.insort(seq.group.tenant.waiting, seq, key=_reverse_key)
         self.num_waiting_tokens += len(seq.token_ids) - 1
 
     def leave_waiting(self, seq: Sequence) -> None:
-        if self.waiting[-1] is seq:
-            self.waiting.pop()
+        waiting = seq.group.tenant.waiting
+        if waiting[-1] is seq:
+            waiting.pop()
         else:
-            self.waiting.remove(seq)
+            waiting.remove(seq)
         self.num_waiting_tokens -= len(seq.token_ids) - 1
+
+    def cut(self, seq: Sequence, num: int) -> None:
+        """Leave `num` outputs to a waiting sequence that stands for more; the others wait behind it."""
+        rest = cut_outputs(seq, num, seq_id=self.new_seq_id())
+        self.enter(rest)
+        self.enter_waiting(rest)
 
     def defer(self, seq: Sequence) -> None:
         seq.status = "deferred"
+        self.seqs[seq.seq_id] = seq
         self.deferred[seq.seq_id] = seq
 
     def undefer(self, seq: Sequence) -> None:
         """Move a deferred sequence into the queue, at the position of its key."""
         del self.deferred[seq.seq_id]
         seq.status = "waiting"
+        self.enter(seq)
         self.enter_waiting(seq)
 
     def preempt(self, seq: Sequence, *, swap: bool) -> None:
@@ -107,6 +149,8 @@ class SchedulerState:
         else:
             self.kv.forget_private(seq)
             self.leave_waiting(seq)
+        if seq.status != "deferred":
+            self.tenants.leave(seq.group.tenant)
         seq.status = "finished"
         del self.seqs[seq.seq_id]
         seq.group.live.remove(seq)
@@ -140,8 +184,10 @@ class SchedulerState:
     def check(self) -> None:
         config, live = self.config, [*self.seqs.values()]
         self.kv.check(live)
-        assert [s.key for s in self.running] == sorted(s.key for s in self.running)
-        assert [s.key for s in self.waiting] == sorted((s.key for s in self.waiting), reverse=True)
+        assert not self._is_by_key or [s.key for s in self.running] == sorted(s.key for s in self.running)
+        for tenant in self.tenants.active.values():
+            assert [s.key for s in tenant.waiting] == sorted((s.key for s in tenant.waiting), reverse=True)
+            assert tenant.num_seqs == sum(s.group.tenant is tenant for s in live if s.status != "deferred") > 0
         queued = [*self.running, *self.waiting, *self.deferred.values()]
         assert sorted(s.seq_id for s in queued) == sorted(self.seqs)
         assert all(s.status == "deferred" for s in self.deferred.values())

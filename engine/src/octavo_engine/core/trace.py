@@ -20,7 +20,7 @@ from octavo_engine.wire.records import EngineRequest, ErrorInfo, ImageInput, Seq
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 _PARAMS = SamplingParams()
 _REQUEST = EngineRequest(request_id="", prompt_token_ids=[], params=_PARAMS)
 

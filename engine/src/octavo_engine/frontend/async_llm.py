@@ -86,7 +86,9 @@ class AsyncLLM:
         *,
         kind: OutputKind | None = None,
         priority: int = 0,
-        turn: float = 0.0,
+        tenant: str = "",
+        weight: float = 1.0,
+        arrival_s: float | None = None,
         start_by_s: float | None = None,
         cache_salt: str = "",
         adapter: str = "",
@@ -96,10 +98,10 @@ class AsyncLLM:
 
         Parameters from `resolve_pooling` give one output, with the prompt's vector as its `embedding`.
 
-        `kind` is `params.output_kind` by default. `turn`, `start_by_s`: see `EngineRequest`. `adapter`: a name of
-        `adapters`, or empty. Raises InvalidRequest and ModelNotFound before the first output, as Unavailable while the
-        engine sleeps; EngineDead at any time. If only a sequence fails, no exception is raised: its finish_reason is
-        "error".
+        `kind` is `params.output_kind` by default. `tenant`, `weight`, `arrival_s` (default: now), `start_by_s`: see
+        `EngineRequest`. `adapter`: a name of `adapters`, or empty. Raises InvalidRequest and ModelNotFound before the
+        first output, as Unavailable while the engine sleeps; EngineDead at any time. If only a sequence fails, no
+        exception is raised: its finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
@@ -111,7 +113,9 @@ class AsyncLLM:
             resolved,
             request_id=self._new_core_id(request_id),
             priority=priority,
-            turn=turn,
+            tenant=tenant,
+            weight=weight,
+            arrival_s=arrival_s,
             start_by_s=start_by_s,
         )
         shown = kind or output_kind(resolved.params)

@@ -60,9 +60,10 @@ class EngineRequest:
     `params.max_tokens` is an int that fits the context, `params.seed` is set unless greedy, `params.stop_token_ids`
     holds every id that stops generation except `eos_token_id` (which `ignore_eos` turns off).
     `grammar`: `params.structured_outputs` as the grammar library's text, checked; None without structured output.
-    `arrival_s`: the front end's monotonic clock, used for ordering and FCFS ties only. `turn`: among waiting requests
-    of equal priority, the smallest turn is next; 0 for all means the order of arrival. `start_by_s`: a deadline on the
-    clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason "abort".
+    `arrival_s`: the front end's monotonic clock; it orders the requests of one tenant and one priority. `tenant`: the
+    name of the API key; tenants share places, blocks and steps in proportion to their `weight`. `start_by_s`: a
+    deadline on the clock of `arrival_s`; the engine ends a request that it has not started by then with finish_reason
+    "abort".
     `adapter`: hash of the content of a loaded adapter; empty for the base model. `pooling`: the result is a vector, and
     no token is generated; `params.max_tokens` is then None. `images`: in the order of their tokens.
     """
@@ -73,7 +74,8 @@ class EngineRequest:
     eos_token_id: int | None = None
     arrival_s: float = 0.0
     priority: int = 0
-    turn: float = 0.0
+    tenant: str = ""
+    weight: float = 1.0
     start_by_s: float | None = None
     cache_salt: str = ""
     adapter: str = ""

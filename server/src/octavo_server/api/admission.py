@@ -1,9 +1,7 @@
-"""Admission of requests to the engine's queue, and their order in it. Pure: it has a clock, but no tasks or timers.
+"""Admission of requests to the engine's queue. Pure: it has a clock, but no tasks or timers.
 
-The engine holds the queue; this module counts the requests in it. A request beyond the limits is rejected with the
-seconds after which it should be retried. An admitted prompt also gets a *turn*, its start tag in start-time fair
-queueing (each sequence costs 1): the engine starts waiting prompts in the order of their turns, and turns are counted
-per tenant, so the thousandth request of one tenant waits behind the first request of another.
+The engine holds the queue, and shares itself between tenants; this module counts the requests in it. A request beyond
+the limits is rejected with the seconds after which it should be retried.
 """
 
 from collections import deque
@@ -15,7 +13,6 @@ from octavo_engine.wire.errors import InvalidRequest, Overloaded
 from octavo_server.config import QueueLimits
 from octavo_server.http.tenant_shares import TenantShares
 
-FIRST_TURN = 1.0
 NUM_ENDS = 128  # number of latest ends of sequences from which `retry_after_s` computes their rate
 RETRY_AFTER_S = (1.0, 60.0)
 TENANT_FRACTION = 0.5
@@ -39,8 +36,6 @@ class Admission:
         self._clock = clock
         self._on_refusal = on_refusal
         self._shares = TenantShares(limits.max_num_queued_reqs or 0, TENANT_FRACTION, clock)
-        self._turns: dict[str, float] = {}  # the next turn of each tenant
-        self._turn = FIRST_TURN  # highest turn of the prompts that have started
         self._ends: deque[float] = deque(maxlen=NUM_ENDS)
 
     def check(self, tenant: str, *, num_seqs: int = 1) -> None:
@@ -54,12 +49,10 @@ class Admission:
             raise Overloaded(refusal, retry_after_s=self.retry_after_s())
 
     def admit(self, tenant: str, *, num_seqs: int, num_tokens: int) -> "AdmittedPrompt":
-        turn = max(self._turn, self._turns.get(tenant, 0.0))
-        self._turns[tenant] = turn + num_seqs
         self.num_seqs += num_seqs
         self.num_waiting_tokens += num_tokens
         self._shares.add(tenant, num_seqs)
-        return AdmittedPrompt(self, tenant, turn, num_seqs, num_tokens)
+        return AdmittedPrompt(self, tenant, num_seqs, num_tokens)
 
     def retry_after_s(self) -> float:
         """Estimate the seconds, 1 to 60, until all waiting sequences have started, from the rate of the latest ends."""
@@ -99,24 +92,20 @@ class Admission:
         return None
 
     def _start(self, admitted: "AdmittedPrompt") -> None:
-        self._turn = max(self._turn, admitted.turn)
         self.num_waiting_tokens -= admitted.num_tokens
 
     def _leave(self, admitted: "AdmittedPrompt") -> None:
         self.num_seqs -= admitted.num_seqs
         self._ends.extend([self._clock()] * admitted.num_seqs)
         self._shares.add(admitted.tenant, -admitted.num_seqs)
-        if not self.num_seqs:
-            self._turns.clear()
 
 
 class AdmittedPrompt:
     """One prompt in the engine: it waits until `start` is called, and has ended when `leave` is called, or its `with`
     block ends."""
 
-    def __init__(self, admission: Admission, tenant: str, turn: float, num_seqs: int, num_tokens: int) -> None:
+    def __init__(self, admission: Admission, tenant: str, num_seqs: int, num_tokens: int) -> None:
         self.tenant = tenant
-        self.turn = turn
         self.num_seqs = num_seqs
         self.num_tokens = num_tokens
         self.has_started = False

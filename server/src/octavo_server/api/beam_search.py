@@ -30,7 +30,7 @@ class BeamRun:
     params: SamplingParams
     length_penalty: float
     priority: int
-    turn: float
+    tenant: str
     adapter: str
     reserve: Callable[[], BodyReservation]
 
@@ -53,7 +53,7 @@ class BeamRun:
         arrival_s, num_cached, has_started = time.monotonic(), 0, False
         with self.reserve() as reservation:
             while prompts := search.prompts():
-                steps = await self._step(prompts, search.step_params)
+                steps = await self._step(prompts, search.step_params, arrival_s)
                 if not has_started:
                     has_started, num_cached = True, steps[0].num_cached_tokens
                     yield self._output([], arrival_s, num_cached, finished=False)
@@ -68,9 +68,14 @@ class BeamRun:
         num_logprobs = 2 * self.params.n * sum(len(beam.logprobs) for beam in beams)
         return BEAM_TOKEN_BYTES * num_tokens + LOGPROB_BYTES * num_logprobs
 
-    async def _step(self, prompts: list[TokenizedPrompt], params: SamplingParams) -> list[RequestOutput]:
-        """Generate one token for each prompt. A failure or a cancellation aborts the others."""
-        tasks = [asyncio.create_task(self._last_output(prompt, params)) for prompt in prompts]
+    async def _step(
+        self, prompts: list[TokenizedPrompt], params: SamplingParams, arrival_s: float
+    ) -> list[RequestOutput]:
+        """Generate one token for each prompt. A failure or a cancellation aborts the others.
+
+        With the search's `arrival_s`, its steps do not wait behind requests that came after it.
+        """
+        tasks = [asyncio.create_task(self._last_output(prompt, params, arrival_s)) for prompt in prompts]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -78,12 +83,13 @@ class BeamRun:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams) -> RequestOutput:
+    async def _last_output(self, prompt: TokenizedPrompt, params: SamplingParams, arrival_s: float) -> RequestOutput:
         source = self.client.generate(
             *(prompt, params, self.engine_id),
             kind="final",
             priority=self.priority,
-            turn=self.turn,
+            tenant=self.tenant,
+            arrival_s=arrival_s,
             adapter=self.adapter,
         )
         async with aclosing(source) as outputs:

@@ -134,7 +134,7 @@ class Generation:
             with admitted or self._admit(index) as admitted, self._hold_images(self.prompts[index]):
                 for _ in range(index // STARTED_AT_ONCE):
                     await asyncio.sleep(0)
-                async with aclosing(self._outputs(index, engine_id, resolved, admitted.turn)) as outputs:
+                async with aclosing(self._outputs(index, engine_id, resolved)) as outputs:
                     async for output in outputs:
                         if not admitted.has_started:
                             self._start(admitted, output)
@@ -187,9 +187,7 @@ class Generation:
         )
         return NumLogprobs(generated * params.n * (params.max_tokens or 0), given * len(prompt.token_ids))
 
-    def _outputs(
-        self, index: int, engine_id: str, resolved: ResolvedParams, turn: float
-    ) -> "AsyncGenerator[RequestOutput, None]":
+    def _outputs(self, index: int, engine_id: str, resolved: ResolvedParams) -> "AsyncGenerator[RequestOutput, None]":
         prompt = self.prompts[index]
         given = TokenizedPrompt(
             text=prompt.text, token_ids=prompt.token_ids, cache_salt=self.cache_salt, images=prompt.images
@@ -202,7 +200,7 @@ class Generation:
                 params=resolved.params,
                 length_penalty=self.length_penalty,
                 priority=self.priority,
-                turn=turn,
+                tenant=self.tenant,
                 adapter=self.adapter,
                 reserve=self.reserve_answer,
             ).outputs()
@@ -213,7 +211,7 @@ class Generation:
             engine_id,
             kind="delta",
             priority=self.priority,
-            turn=turn,
+            tenant=self.tenant,
             start_by_s=None if limit_s is None else time.monotonic() + limit_s,
             adapter=self.adapter,
         )
