@@ -1,4 +1,4 @@
-"""What a tenant gets beside a greedy one, in virtual time, without a model: the real scheduler with costs of a GPU.
+"""Service of a tenant beside a greedy one, in virtual time, without a model: the real scheduler with costs of a GPU.
 
 A step takes 20 ms and 50 µs per token; there are 256 places and 262 144 tokens of KV cache. Each tenant keeps a number
 of requests in progress; alice comes 20 seconds after mallory. The same load with one tenant for all requests shows what
@@ -54,7 +54,7 @@ ROWS = {
 
 @dataclass
 class Figures:
-    """Of one tenant, from alice's first request on."""
+    """Figures of one tenant, from alice's first request on."""
 
     ended: int = 0
     service: int = 0
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass
 class Service:
-    """`loads` by tenant; all but the first one come late. `has_tenants`: the scheduler is told them apart."""
+    """`loads` by tenant; all but the first one come late. `has_tenants`: the requests name their tenants."""
 
     row: Row
     loads: dict[str, Load]

@@ -22,7 +22,7 @@ GOAL_MS = 1.0
 BLOCK_SIZE = 16
 
 
-def scheduler_with(running: int, steps: int, *, caching: bool) -> Scheduler:
+def scheduler_with(running: int, steps: int, *, caching: bool, tenants: int = 1) -> Scheduler:
     """Return a scheduler whose sequences have computed their prompts and have `steps` decode steps left."""
     longest = 400 + steps
     config = SchedulerConfig(
@@ -37,7 +37,8 @@ def scheduler_with(running: int, steps: int, *, caching: bool) -> Scheduler:
     for i in range(running):
         prompt = [generator.randrange(49152) for _ in range(generator.randint(100, 400))]
         params = SamplingParams(temperature=0, max_tokens=longest, ignore_eos=True)
-        scheduler.add(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params, eos_token_id=2), 0.0)
+        request = EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params, tenant=str(i % tenants))
+        scheduler.add(request, 0.0)
     while (plan := scheduler.step(0.0)).num_tokens != running or len(plan.seqs) != running:
         scheduler.commit(result_of(plan), 0.0)
     scheduler.commit(result_of(plan), 0.0)
@@ -73,11 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the milliseconds of scheduling per step.")
     parser.add_argument("--running", type=int, default=256, help="decoding sequences. Default: 256")
     parser.add_argument("--steps", type=int, default=1000, help="number of steps. Default: 1000")
+    parser.add_argument("--tenants", type=int, default=1, help="tenants of the sequences. Default: 1")
     parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
     results, rows = {}, []
     for name, caching in (("prefix caching on", True), ("prefix caching off", False)):
-        scheduler = scheduler_with(arguments.running, arguments.steps, caching=caching)
+        scheduler = scheduler_with(arguments.running, arguments.steps, caching=caching, tenants=arguments.tenants)
         freeze_gc()
         results[name] = measure(scheduler, arguments.steps)
         both = results[name]["step + commit"].median

@@ -18,13 +18,13 @@ takes the token from its device. A sequence that this token brings to its length
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
-from octavo_engine.core.preemption import prefers_swap, victims_for, victims_of_tenants
+from octavo_engine.core.preemption import prefers_swap, victims_for
 from octavo_engine.core.prompt_shares import UNMEASURED_TOKENS, PromptShares
 from octavo_engine.core.sequence import Sequence, forked_sequence
 from octavo_engine.core.state import SchedulerState
-from octavo_engine.core.tenants import Tenant, head_of
+from octavo_engine.core.tenants import Tenant
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
 
 MAX_MISFITS = 16  # heads that find no blocks in one step before admission ends: each of them costs a lookup
@@ -61,9 +61,7 @@ class Planner:
         self._born: list[Sequence] = []
         self._is_fair = self._config.enable_chunked_prefill and self._config.max_step_ms > 0
         self._shares_step = self._is_fair  # whether this step's prompts share it
-        self._fresh: set[Sequence] = (
-            set()
-        )  # admitted before running sequences are scheduled; not preempted in this step
+        self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step preempts none of them
         self._givers: set[Tenant] = set()  # from which this step took back a sequence: they admit none
         self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
@@ -264,7 +262,9 @@ class Planner:
 
         After one that finds no blocks, the iteration ends at a worse priority and at a tenant that is a step ahead.
         """
-        heads, end, num_misfits = self._state.tenants.heads(), None, self._num_misfits
+        heads = [tenant.head for tenant in self._state.tenants.active.values() if tenant.waiting]
+        heapify(heads)
+        end, num_misfits = None, self._num_misfits
         while heads and self._num_misfits < MAX_MISFITS:
             priority, counter, _, tenant = heappop(heads)
             if end is not None and (priority, counter) >= end:
@@ -276,57 +276,50 @@ class Planner:
             if end is None and self._num_misfits > num_misfits:
                 end = priority, counter + self._config.max_num_batched_tokens
             if seq.status == "running" and tenant.waiting:
-                heappush(heads, head_of(tenant))
+                heappush(heads, tenant.head)
 
     def _admit_less_served(self, budget: int) -> None:
         """Admit heads of tenants without a place, or less served than another, and take back what they lack."""
-        state, tenants, places = self._state, self._state.tenants, self._config.max_num_seqs
+        state, tenants = self._state, self._state.tenants
         tenants.measure(state.running)
+        state.order_running()
         most = max(tenant.counter for tenant in tenants.active.values())
         for seq in self._heads():
             tenant = seq.group.tenant
-            waits = tenant.num_prompt_tokens + len(seq.token_ids) > budget or tenant.counter >= most
-            if tenant.num_running and waits:
+            waits = tenant.counter >= most or tenant.num_prompt_tokens >= budget
+            if waits and tenant.first is not None:
                 continue
-            room = max(places - state.num_places, tenants.places_left(tenant))
-            if len(seq.indices) > room > 0:
-                state.cut(seq, room)
+            state.cut(seq, max(self._config.max_num_seqs - state.num_places, tenants.places_left(tenant)))
             if self._take_back(seq) and self._admit(seq, budget):
-                tenant.hold(seq, self._kv.block_size)
                 self._fresh.add(seq)
 
     def _take_back(self, seq: Sequence) -> bool:
         """Preempt sequences of tenants that hold more, until `seq` fits; return False if it does not."""
-        state, config = self._state, self._config
-        places = state.num_places + len(seq.indices) - config.max_num_seqs
+        state, tenants = self._state, self._state.tenants
+        places = state.num_places + len(seq.indices) - self._config.max_num_seqs
         hit = self._kv.lookup(seq)
-        blocks = self._kv.shortfall(seq, hit, alone=False) + state.tenants.num_growing
+        blocks = self._kv.shortfall(seq, hit, alone=False) + tenants.num_growing
         self._kv.cancel(hit)
         if places <= 0 and blocks <= 0:
             return True
-        victims = victims_of_tenants(
-            *(seq, self._preemptible(state.running)),
-            places=places,
-            blocks=blocks,
-            lead=config.max_num_batched_tokens,
-            tenants=state.tenants,
-            kv=self._kv,
-        )
-        self._num_misfits += blocks > 0 and not victims
+        givers, firsts = tenants.givers(seq), {tenant.first for tenant in tenants.active.values()}
+        later = [s for s in self._preemptible(state.running) if s.group.tenant in givers and s not in firsts]
+        later = [s for s in later if s.key[0] >= seq.key[0]]  # none gives way to a worse priority
+        victims = victims_for(seq, later, shortfall=blocks, kv=self._kv, places=places)
+        if not victims:
+            self._num_misfits += 1
+            return False
         self._preempt(victims)
         self._givers.update(victim.group.tenant for victim in victims)
-        state.tenants.measure(state.running)
-        return bool(victims)
+        tenants.measure(state.running)
+        state.order_running()
+        return True
 
     def _admit_waiting(self, budget: int) -> int:
         state, config = self._state, self._config
         for seq in self._heads() if budget > 0 else ():
             free = config.max_num_seqs - state.num_places
-            if (
-                state.tenants.compete
-                and len(seq.indices) > max(free, state.tenants.places_left(seq.group.tenant))
-                and free
-            ):
+            if state.tenants.compete and len(seq.indices) > state.tenants.places_left(seq.group.tenant):
                 state.cut(seq, free)
             if len(seq.indices) > free:
                 state.blocked_by = "max_num_seqs"
@@ -359,6 +352,8 @@ class Planner:
             self._count_first_run(seq, hit.tokens)
         state.counters.recomputed_tokens += max(seq.saved - hit.tokens, 0)
         state.enter_running(seq)
+        if state.tenants.compete:
+            seq.group.tenant.hold(seq, self._kv.block_size)
         return want
 
     def _count_first_run(self, seq: Sequence, num_cached: int) -> None:

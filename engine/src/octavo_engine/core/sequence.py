@@ -181,10 +181,3 @@ def forked_sequence(parent: Sequence, *, seq_id: SeqId, index: int, computed: in
     )
     child.group.live.append(child)
     return child
-
-
-def cut_outputs(seq: Sequence, num: int, *, seq_id: SeqId) -> Sequence:
-    """Leave the first `num` outputs to a sequence that has not forked them; return a sequence for the others."""
-    rest = forked_sequence(seq, seq_id=seq_id, index=seq.indices[num], computed=0)
-    rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]
-    return rest

@@ -13,7 +13,7 @@ from operator import attrgetter
 from octavo_engine.core.block_metrics import BlockLifeSampler
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
-from octavo_engine.core.sequence import Key, Sequence, SequenceGroup, cut_outputs
+from octavo_engine.core.sequence import Key, Sequence, SequenceGroup, forked_sequence
 from octavo_engine.core.tenants import Tenants
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, StepPlan
@@ -76,13 +76,10 @@ class SchedulerState:
     def order_running(self) -> None:
         """While tenants compete, put those that hold more last; each tenant's first sequence precedes all others."""
         if self.tenants.compete:
-            parts = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
-
-            def order(seq: Sequence) -> tuple[int, float, Key]:
-                tenant = seq.group.tenant
-                return seq.key[0], -1.0 if tenant.first is seq else parts[tenant], seq.key
-
-            self.running.sort(key=order)
+            held = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
+            self.running.sort(
+                key=lambda s: (s.key[0], 0.0 if s.group.tenant.first is s else held[s.group.tenant], s.key)
+            )
             self._is_by_key = False
         elif not self._is_by_key:
             self.running.sort(key=_key)
@@ -107,10 +104,12 @@ class SchedulerState:
         self.num_waiting_tokens -= len(seq.token_ids) - 1
 
     def cut(self, seq: Sequence, num: int) -> None:
-        """Leave `num` outputs to a waiting sequence that stands for more; the others wait behind it."""
-        rest = cut_outputs(seq, num, seq_id=self.new_seq_id())
-        self.enter(rest)
-        self.enter_waiting(rest)
+        """Leave `num` outputs, unless that is none, to a waiting sequence that stands for more; the others wait."""
+        if 0 < num < len(seq.indices):
+            rest = forked_sequence(seq, seq_id=self.new_seq_id(), index=seq.indices[num], computed=0)
+            rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]
+            self.enter(rest)
+            self.enter_waiting(rest)
 
     def defer(self, seq: Sequence) -> None:
         seq.status = "deferred"

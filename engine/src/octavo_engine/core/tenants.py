@@ -11,7 +11,6 @@ an addition per step.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from heapq import heapify
 from typing import TYPE_CHECKING
 
 from octavo_engine.settings.records import SchedulerConfig
@@ -21,49 +20,45 @@ if TYPE_CHECKING:
     from octavo_engine.core.sequence import Key, Sequence
 
 MAX_IDLE = 1024  # remembered tenants without work whose counter is ahead of the others'
-Head = tuple[int, float, "Key", "Tenant"]
 
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """`num_running` to `first` describe the running sequences; they are only valid while tenants compete."""
+    """`num_places` to `first` describe the running sequences; they are only valid while tenants compete."""
 
     name: str
     weight: float = 1.0
     counter: float = 0.0
     num_seqs: int = 0  # unfinished sequences, without deferred ones
     waiting: list["Sequence"] = field(default_factory=list)  # in reverse order of service
-    num_running: int = 0
     num_places: int = 0
     num_blocks: int = 0  # without those that it reads from the cache
     num_prompt_tokens: int = 0  # to compute before its running sequences sample their next token
     first: "Sequence | None" = None
 
+    @property
+    def head(self) -> "tuple[int, float, Key, Tenant]":
+        """The rank of its first waiting sequence among those of all tenants."""
+        key = self.waiting[-1].key
+        return key[0], self.counter, key, self
+
     def hold(self, seq: "Sequence", block_size: int) -> None:
         """Count a running sequence."""
-        self.num_running += 1
         self.num_places += len(seq.indices)
         self.num_blocks += seq.num_own_blocks(block_size)
-        todo = seq.length - seq.computed
-        if todo > 1:
+        if (todo := seq.length - seq.computed) > 1:
             self.num_prompt_tokens += todo
         if self.first is None or seq.key < self.first.key:
             self.first = seq
-
-    def release_all(self) -> None:
-        self.num_running = self.num_places = self.num_blocks = self.num_prompt_tokens = 0
-        self.first = None
 
 
 class Tenants:
     def __init__(self, config: SchedulerConfig) -> None:
         self.active: dict[str, Tenant] = {}
+        self.num_growing = 0  # running sequences that need a block for their next token
+        self._config = config
         self._idle: dict[str, Tenant] = {}  # the longest idle first
         self._least = 0.0  # the least counter when a tenant last became idle
-        self.num_growing = 0  # running sequences that need a block for their next token
-        self.block_size = config.block_size
-        self._max_places = config.max_num_seqs
-        self._max_blocks = config.num_blocks
 
     @property
     def compete(self) -> bool:
@@ -74,7 +69,7 @@ class Tenants:
         tenant = self.active.get(name)
         if tenant is None:
             tenant = self._idle.pop(name, None) or Tenant(name)
-            tenant.counter = max(tenant.counter, self._least_counter())
+            tenant.counter = max(tenant.counter, min([t.counter for t in self.active.values()], default=self._least))
             self.active[name] = tenant
         tenant.weight = weight
         tenant.num_seqs += 1
@@ -84,7 +79,7 @@ class Tenants:
         tenant.num_seqs -= 1
         if tenant.num_seqs:
             return
-        self._least = self._least_counter()
+        self._least = min(t.counter for t in self.active.values())
         del self.active[tenant.name]
         if tenant.counter > self._least:
             self._idle[tenant.name] = tenant
@@ -101,38 +96,38 @@ class Tenants:
             (tenant,) = self.active.values()
             tenant.counter += (len(steps) + num_tokens) / tenant.weight
 
-    def heads(self) -> list[Head]:
-        """Return the first waiting sequence of each tenant as a heap: by priority, then by the tenant's counter."""
-        heads = [head_of(tenant) for tenant in self.active.values() if tenant.waiting]
-        heapify(heads)
-        return heads
-
     def measure(self, running: Iterable["Sequence"]) -> None:
         """Count what each tenant holds."""
-        self.num_growing = 0
+        size, self.num_growing = self._config.block_size, 0
         for tenant in self.active.values():
-            tenant.release_all()
+            tenant.num_places = tenant.num_blocks = tenant.num_prompt_tokens = 0
+            tenant.first = None
         for seq in running:
-            seq.group.tenant.hold(seq, self.block_size)
-            self.num_growing += seq.computed == len(seq.table) * self.block_size
-
-    def share(self, tenant: Tenant) -> float:
-        """Return the part of all places, and of all blocks, that the tenant may hold while all compete."""
-        return tenant.weight / sum(other.weight for other in self.active.values())
+            seq.group.tenant.hold(seq, size)
+            self.num_growing += seq.computed == len(seq.table) * size
 
     def places_left(self, tenant: Tenant) -> int:
-        """Return the places that the tenant lacks of its share, at least one of them if it has none."""
-        return max(int(self.share(tenant) * self._max_places), 1) - tenant.num_places
+        """Return the places that the tenant lacks of its share, which is at least one place."""
+        return max(int(self._share(tenant) * self._config.max_num_seqs), 1) - tenant.num_places
 
     def part(self, tenant: Tenant, *, places: int = 0, blocks: int = 0) -> float:
-        """Return the larger of the tenant's parts of all places and all blocks, with some more or less of them."""
-        num_places, num_blocks = tenant.num_places + places, tenant.num_blocks + blocks
-        return max(num_places / self._max_places, num_blocks / self._max_blocks)
+        """Return the larger of the tenant's parts of all places and all blocks, with some more of them."""
+        config = self._config
+        return max((tenant.num_places + places) / config.max_num_seqs, (tenant.num_blocks + blocks) / config.num_blocks)
 
-    def _least_counter(self) -> float:
-        return min([tenant.counter for tenant in self.active.values()], default=self._least)
+    def givers(self, head: "Sequence") -> set[Tenant]:
+        """Return the tenants from which a waiting sequence may take: all if its tenant has no place.
 
+        Else its tenant gets no more than its share, from tenants that are a step ahead and hold more for their weight.
+        """
+        taker, config = head.group.tenant, self._config
+        if taker.first is None:
+            return {tenant for tenant in self.active.values() if tenant is not taker}
+        part = self.part(taker, places=len(head.indices), blocks=len(head.token_ids) // config.block_size)
+        if part > self._share(taker):
+            return set()
+        least, ahead = part / taker.weight, taker.counter + config.max_num_batched_tokens
+        return {t for t in self.active.values() if t.counter >= ahead and self.part(t) / t.weight > least}
 
-def head_of(tenant: Tenant) -> Head:
-    key = tenant.waiting[-1].key
-    return key[0], tenant.counter, key, tenant
+    def _share(self, tenant: Tenant) -> float:
+        return tenant.weight / sum(other.weight for other in self.active.values())
