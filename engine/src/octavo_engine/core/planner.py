@@ -260,16 +260,25 @@ class Planner:
     def _heads(self) -> Iterator[Sequence]:
         """Yield the first waiting sequence of each tenant in order of service, and the next one if that is admitted.
 
-        After one that finds no blocks, the iteration ends at a worse priority and at a tenant that is a step ahead.
+        Those whose adapter must wait are overtaken. After one that finds no blocks, the iteration ends at a worse
+        priority and at a tenant that is a step ahead.
         """
         heads = [tenant.head for tenant in self._state.tenants.active.values() if tenant.waiting]
         heapify(heads)
+        adapters, positions = StepAdapters(self._config.max_loras, self._state.running), dict[Tenant, int]()
         end, num_misfits = None, self._num_misfits
         while heads and self._num_misfits < MAX_MISFITS:
             priority, counter, _, tenant = heappop(heads)
             if end is not None and (priority, counter) >= end:
                 return
-            seq = tenant.waiting[-1]
+            position = min(positions.get(tenant, len(tenant.waiting)), len(tenant.waiting)) - 1
+            while position >= 0 and not adapters.admit(tenant.waiting[position].adapter):
+                position -= 1
+            positions[tenant] = position + 1
+            if position < 0:
+                self._state.blocked_by = "max_loras"
+                continue
+            seq = tenant.waiting[position]
             if seq.in_flight or tenant in self._givers:  # its token sampled before the preemption may be unknown yet
                 continue
             yield seq
