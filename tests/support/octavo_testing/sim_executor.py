@@ -22,9 +22,13 @@ EMPTY = -1
 def chains_of(token_ids: list[int], *, first: int = 0, before: int = 0, images: Sequence[ImageSpan] = ()) -> list[int]:
     """Return the chain of each token from position `first` on, given the chain before it."""
     chains, chain = [], before
-    rows = {position: (i.digest, position - i.start) for i in images for position in range(i.start, i.end)}
+    rows = {
+        position: (int.from_bytes(i.digest[:4], "little"), position - i.start)
+        for i in images
+        for position in range(i.start, i.end)
+    }
     for position, token in enumerate(token_ids[first:], start=first):
-        chain = hash((chain, token, rows.get(position), 7))
+        chain = hash((chain, token, rows.get(position, 0), 7))
         chains.append(chain)
     return chains
 
