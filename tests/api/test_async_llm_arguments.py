@@ -17,8 +17,27 @@ from octavo_testing.scripted import scripted, write_byte_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ODD = (None, True, 1, -1, 2**70, -(2**70), 0.5, math.nan, math.inf, "x", "", b"x", [], [1, "x"], {}, {1: 2}, object())
-REQUEST_ARGUMENTS = ("priority", "turn", "start_by_s", "cache_salt")
+ODD = (
+    None,
+    True,
+    1,
+    0,
+    -1,
+    2**70,
+    -(2**70),
+    0.5,
+    math.nan,
+    math.inf,
+    "x",
+    "",
+    b"x",
+    [],
+    [1, "x"],
+    {},
+    {1: 2},
+    object(),
+)
+REQUEST_ARGUMENTS = ("priority", "tenant", "weight", "arrival_s", "start_by_s", "cache_salt")
 
 
 @pytest.fixture(scope="module")
