@@ -33,6 +33,7 @@ SMALLEST = {
     "router_kill.py": "--streams 3 --rate 2 --repetitions 1",
     "router_simulator.py": "--workload hot --policy octavo --load 0.3 --replicas 2 --requests 10 --quiet",
     "router_scale_down.py": "--load even --seeds 1 --replicas 2 --quiet",
+    "fair_tenants.py": "--seconds 1 --rows n=256",
     "machine.py": "",
     "perplexity.py": "--windows 1",
     "structured.py": "--model {tiny} --requests 1 --turns 1 --concurrency 1 --tokens 32",
