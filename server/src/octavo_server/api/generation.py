@@ -7,7 +7,7 @@ That closes the engine's iterator, which aborts the unfinished sequences. This i
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -114,10 +114,13 @@ class Generation:
                 reservation.add(answer_bytes(delta.output))
                 add(delta)
 
-    def _hold_images(self, prompt: PromptInput) -> BodyReservation:
+    def _hold_images(self, index: int) -> AbstractContextManager[object]:
         """Reserve memory for the bytes of a prompt's images, which the engine keeps until the prompt ends."""
+        images = self.prompts[index].images
+        if not images:
+            return nullcontext()
         reservation = self.budget.reserve(self.tenant)
-        reservation.add(sum(len(image.data) for image in prompt.images))
+        reservation.add(sum(len(image.data) for image in images))
         return reservation
 
     def _admit(self, index: int) -> AdmittedPrompt:
@@ -131,7 +134,7 @@ class Generation:
         track = self.track(self.prompts[index], resolved.params)
         engine_id = f"{self.request_id}-{index}"
         try:
-            with admitted or self._admit(index) as admitted, self._hold_images(self.prompts[index]):
+            with admitted or self._admit(index) as admitted, self._hold_images(index):
                 for _ in range(index // STARTED_AT_ONCE):
                     await asyncio.sleep(0)
                 async with aclosing(self._outputs(index, engine_id, resolved)) as outputs:
