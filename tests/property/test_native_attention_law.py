@@ -1,4 +1,4 @@
-"""A law of native attention: whatever the history of a sequence, its rows have the bits of the whole prompt."""
+"""A law of native attention: after each history of a sequence, its rows have the bits of the whole prompt."""
 
 import pytest
 import torch

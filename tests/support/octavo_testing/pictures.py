@@ -36,7 +36,7 @@ def encoded(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def oriented(image: Image.Image, orientation: int, form: str = "JPEG", **options: object) -> bytes:
-    """Encode an image as it is stored with an EXIF orientation."""
+    """Encode an image as a camera stores it, with an EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     method = _STORED[orientation]

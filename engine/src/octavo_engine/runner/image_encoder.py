@@ -26,7 +26,7 @@ from octavo_engine.wire.plan import SeqId, SeqStep, StepPlan
 from octavo_engine.wire.records import ErrorInfo, ImageInput, ImageSpan
 
 _LOGGER = logging.getLogger(__name__)
-#: The pixels of one image, and whatever else its family needs, by the names of transformers.
+#: The arrays that the tower takes for one image, such as its pixels, by the names of transformers.
 Arrays = dict[str, npt.NDArray[Any]]
 _NUM_THREADS = 2  # a large image does not delay the next one
 

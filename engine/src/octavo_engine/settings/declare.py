@@ -39,7 +39,7 @@ class Setting:
     `ge`, `le`: least and largest value.
     `parse`: makes the value from text; without it, the type of the field decides.
     `aliases`: other words for values, or for the fields of a JSON object.
-    `convert`: makes the field's value from one of any source; it leaves such a value as it is.
+    `convert`: makes the field's value from that of a flag, a file or a script; it returns a field's value unchanged.
     `metavar`: word for the value in the help; "": the type of the field decides; None: the flag's name.
     `env`: variables that count if the flag is not given: the first one that is set, or of a list all.
     `secret`: the value is hidden. An empty one is refused: a variable that a script forgot to set would give everyone
