@@ -61,6 +61,12 @@ class TokenizedPrompt:
     adapter: str = ""
     images: tuple[ImageInput, ...] = ()
 
+    def check_uncut(self, size: int | None) -> None:
+        """Raise InvalidRequest if `truncate_prompt_tokens` is set, which would cut the tokens of images."""
+        if self.images and size is not None:
+            name = "truncate_prompt_tokens"
+            raise InvalidRequest(f"{name}={size} would cut the tokens of images: leave it out.", param=name)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedParams:
@@ -160,9 +166,7 @@ class Frontend:
         tokenized = self.tokenize(prompt, add_special_tokens=special)
         if size is None:
             return tokenized
-        if tokenized.images:
-            name = "truncate_prompt_tokens"
-            raise InvalidRequest(f"{name}={size} would cut the tokens of images: leave it out.", param=name)
+        tokenized.check_uncut(size)
         is_text = isinstance(prompt, str) or (isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None)
         tokenized.token_ids = self.tokenizer.truncate(
             tokenized.token_ids,

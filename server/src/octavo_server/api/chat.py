@@ -155,9 +155,7 @@ def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
         return text
 
     prompt = context.client.tokenize_messages(body.conversation(), render, add_special_tokens=special)
-    if prompt.images and truncates:
-        name = "truncate_prompt_tokens"
-        raise InvalidRequest(f"{name} would cut the tokens of images: leave it out.", param=name)
+    prompt.check_uncut(body.truncate_prompt_tokens)
     ids = context.truncate(prompt.token_ids, body, is_framed=special)
     return PromptInput(token_ids=ids, text=prompt.text, images=prompt.images)
 
