@@ -5,6 +5,9 @@ budget, no overtaking within a tenant, no preemption without effect. The machine
 exactly the cached blocks, and at the end that every output ended exactly once with exactly its tokens.
 """
 
+import dataclasses
+from collections import Counter
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_engine.core.events import KVDelta
@@ -17,7 +20,7 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import image_extra, next_hash, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import KVSet, numbers
 from octavo_engine.wire.plan import StepCosts
-from octavo_engine.wire.records import ImageInput
+from octavo_engine.wire.records import ImageInput, TenantUsage
 
 from octavo_testing.sim_executor import VOCAB
 from octavo_testing.simulation import Simulation, sim_config
@@ -97,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
         self.sim = Simulation(scheduler=scheduler, costs=costs, proposer=proposer)
         self.listener = KVSet()
+        self.usage: dict[str, TenantUsage] = {}
         self.full_hashes: dict[bytes, bytes] = {}  # full hashes by short hashes
         self.image_extras: set[bytes] = set()  # of all blocks with images so far
 
@@ -167,6 +171,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if hasattr(self, "sim"):
             self.sim.scheduler.check()
             self.check_listener()
+            self.check_usage()
 
     def check_blocks(self, delta: KVDelta) -> None:
         """Assert that the hash of each block follows from the root and the published tokens."""
@@ -190,6 +195,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         cached = self.sim.scheduler.cached_hashes()
         assert self.listener.device == {numbers(short_hash(h))[0] for tier, h in cached if tier == "device"}
         assert self.listener.host == {numbers(short_hash(h))[0] for tier, h in cached if tier == "host"}
+
+    def check_usage(self) -> None:
+        """Assert that the tenants' tokens add up to the engine's, and that each has the sequences that run for it."""
+        for name, change in self.sim.scheduler.take_tenant_usage().items():
+            total = self.usage.setdefault(name, TenantUsage())
+            for field in dataclasses.fields(TenantUsage):
+                setattr(total, field.name, getattr(total, field.name) + getattr(change, field.name))
+        stats, usage = self.sim.scheduler.stats(), [*self.usage.values()]
+        assert sum(total.prompt_tokens for total in usage) == stats.prompt_tokens
+        assert sum(total.cached_tokens for total in usage) == stats.prefix_cache_hits
+        assert sum(total.generation_tokens for total in usage) == stats.generation_tokens
+        running = Counter(seq.group.request.tenant for seq in self.sim.live if seq.status == "running")
+        assert {name: total.running for name, total in self.usage.items() if total.running} == running
 
     def teardown(self) -> None:
         if hasattr(self, "sim"):

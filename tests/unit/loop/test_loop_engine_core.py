@@ -26,12 +26,13 @@ def make_core(executor=None, *, kv_events=False, **limits):
     return EngineCore(Scheduler(config, kv_events=kv_events), executor or ScriptedExecutor(), clock=Clock())
 
 
-def make_request(request_id="r", prompt="hello", *, params=None):
+def make_request(request_id="r", prompt="hello", *, params=None, tenant=""):
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=text_ids(prompt),
         params=params or scripted("answer"),
         eos_token_id=EOS,
+        tenant=tenant,
     )
 
 
@@ -53,6 +54,27 @@ def test_a_request_runs_to_its_end():
     assert [t for o in outputs for t in o.token_ids] == text_ids("answer", eos=True)
     assert ends(outputs) == [("r", 0, "stop")]
     assert core.stats().in_use_blocks == 0
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_messages_that_end_a_step_have_what_changed_for_each_tenant(steps_ahead):
+    core, interim, totals = make_core(kv_events=True, steps_ahead=steps_ahead), [], {}
+    core.on_interim = interim.append
+    core.add(make_request("a", tenant="alice", params=scripted("x", "longer", n=2)))
+    core.add(make_request("b", tenant="bob"))
+    core.add(make_request("c", tenant="bob", params=scripted("cut")))
+    while core.has_work():
+        stats = core.step().stats
+        for name, usage in stats.tenants.items():
+            counts = (usage.running, usage.prompt_tokens, usage.generation_tokens)
+            totals[name] = [sum(pair) for pair in zip(totals.get(name, (0, 0, 0)), counts, strict=True)]
+        assert sum(generated for _, _, generated in totals.values()) == stats.generation_tokens
+        if stats.generation_tokens > 5:
+            core.abort("c")
+    assert totals == {"alice": [0, 5, 2 + 7], "bob": [0, 2 * 5, stats.generation_tokens - 9]}
+    assert stats.generation_tokens - 9 < len("answer") + 1 + len("cut") + 1
+    assert interim
+    assert not any(outputs.stats.tenants for outputs in interim)
 
 
 def test_each_index_ends_once():

@@ -64,7 +64,7 @@ class Committer:
             return
         if is_first:
             self._count_first_token(seq)
-        self._state.counters.generation_tokens += count
+        self._state.count_generated(count, seq)
         output = SeqOutput(
             request_id=seq.request_id,
             index=seq.indices[0],
@@ -101,10 +101,10 @@ class Committer:
         seq.first_token_s = self._state.now
         self._state.counters.batched_tokens += 1  # the step computed the prompt and generated a token besides
         if seq.key[-1] == 0:  # the sequence that computed the prompt
-            self._state.counters.prompt_tokens += seq.num_prompt
+            self._state.count_prompt(seq.num_prompt, seq)
 
     def _end_pooled(self, seq: Sequence, pooled: SeqResult) -> SeqOutput:
-        self._state.counters.prompt_tokens += seq.num_prompt
+        self._state.count_prompt(seq.num_prompt, seq)
         output = SeqOutput(
             request_id=seq.request_id,
             index=seq.indices[0],

@@ -212,7 +212,7 @@ class Planner:
         gained = self._kv.share_computed(seq)
         if not seq.num_preemptions and seq.key[-1] == 0:
             seq.num_cached += gained
-            self._state.counters.prefix_cache_hits += gained
+            self._state.count_cached(gained, seq)
 
     def _below_threshold(self, num_tokens: int) -> int:
         return min(num_tokens, self._config.long_prefill_token_threshold or num_tokens)
@@ -373,7 +373,7 @@ class Planner:
         seq.num_cached = seq.group.num_cached = num_cached
         if self._config.enable_prefix_caching and seq.params.reads_prefix_cache:
             self._state.counters.prefix_cache_queries += len(seq.token_ids)
-            self._state.counters.prefix_cache_hits += num_cached
+            self._state.count_cached(num_cached, seq)
 
     def _schedule(self, seq: Sequence, want: int) -> int:
         """Add `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number."""

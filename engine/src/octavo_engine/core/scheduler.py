@@ -17,7 +17,7 @@ from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, Sta
 from octavo_engine.wire.hashing import scoped_root
 from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput
+from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput, TenantUsage
 
 NO_COSTS = StepCosts()
 MAX_WEIGHT = 1e9
@@ -256,6 +256,10 @@ class Scheduler:
         """Return the block lives that ended since the last call; empty without `block_lives_every`."""
         lives = self._state.lives
         return lives.pop_ended() if lives is not None else []
+
+    def take_tenant_usage(self) -> dict[str, TenantUsage]:
+        """Return what changed since the last call, for each tenant for which anything did."""
+        return self._state.tenants.take_usage()
 
     def take_kv_delta(self) -> KVDelta:
         """Return the net change of cached hashes since the last call; empty without `kv_events` or `kv_tokens`."""

@@ -73,6 +73,21 @@ class SchedulerState:
         self.seqs[seq.seq_id] = seq
         seq.group.tenant = self.tenants.enter(request.tenant, request.weight)
 
+    def count_prompt(self, num_tokens: int, seq: Sequence) -> None:
+        """Count prompt tokens: all of them, and those of the tenant. So the sum over the tenants equals the total."""
+        self.counters.prompt_tokens += num_tokens
+        self.tenants.usage[seq.group.request.tenant].prompt_tokens += num_tokens
+
+    def count_cached(self, num_tokens: int, seq: Sequence) -> None:
+        """Count prompt tokens found in the cache, as `count_prompt` does."""
+        self.counters.prefix_cache_hits += num_tokens
+        self.tenants.usage[seq.group.request.tenant].cached_tokens += num_tokens
+
+    def count_generated(self, num_tokens: int, seq: Sequence) -> None:
+        """Count generated tokens, as `count_prompt` does."""
+        self.counters.generation_tokens += num_tokens
+        self.tenants.usage[seq.group.request.tenant].generation_tokens += num_tokens
+
     def order_running(self) -> None:
         """While tenants compete, put those that hold more last; each tenant's first sequence precedes all others."""
         if self.tenants.compete:
@@ -90,6 +105,7 @@ class SchedulerState:
         bisect.insort(self.running, seq, key=_key)
         self.num_places += len(seq.indices)
         self.num_needing_newest += seq.needs_newest
+        self.tenants.usage[seq.group.request.tenant].running += 1
 
     def enter_waiting(self, seq: Sequence) -> None:
         bisect.insort(seq.group.tenant.waiting, seq, key=_reverse_key)
@@ -207,4 +223,5 @@ class SchedulerState:
         self.running.remove(seq)
         self.num_places -= len(seq.indices)
         self.num_needing_newest -= seq.needs_newest
+        self.tenants.usage[seq.group.request.tenant].running -= 1
         self.forget_at_runner(seq)

@@ -9,12 +9,14 @@ A tenant is active while it has a sequence that is not deferred. While only one 
 an addition per step.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqId, SeqStep
+from octavo_engine.wire.records import TenantUsage
 
 if TYPE_CHECKING:
     from octavo_engine.core.sequence import Key, Sequence
@@ -55,6 +57,7 @@ class Tenant:
 class Tenants:
     def __init__(self, config: SchedulerConfig) -> None:
         self.active: dict[str, Tenant] = {}
+        self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by name: what changed since the last `take_usage`
         self.num_growing = 0  # running sequences that need a block for their next token
         self._config = config
         self._idle: dict[str, Tenant] = {}  # the longest idle first
@@ -85,6 +88,10 @@ class Tenants:
             self._idle[tenant.name] = tenant
             if len(self._idle) > MAX_IDLE:
                 del self._idle[next(iter(self._idle))]
+
+    def take_usage(self) -> dict[str, TenantUsage]:
+        taken, self.usage = self.usage, defaultdict(TenantUsage)
+        return taken
 
     def charge(self, steps: list[SeqStep], seqs: dict[SeqId, "Sequence"], num_tokens: int) -> None:
         """Add the cost of a step; `num_tokens`: the tokens that it computes."""

@@ -165,6 +165,7 @@ class EngineCore:
         kv = self._scheduler.take_kv_delta().change()
         lives = self._scheduler.take_block_lives() or None
         stats = self.stats()
+        stats.tenants = self._scheduler.take_tenant_usage()
         self._batched_tokens = stats.batched_tokens
         return CoreOutputs(outputs=events + outputs, stats=stats, kv=kv, block_lives=lives)
 

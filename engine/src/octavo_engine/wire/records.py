@@ -130,6 +130,18 @@ class SeqOutput:
 
 
 @dataclass(slots=True, kw_only=True)
+class TenantUsage:
+    """Changes of a tenant's figures since the previous message that ended a step. `running`: of the number of its
+    running sequences.
+    """
+
+    running: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class EngineStats:
     """Current gauges, and counters since start; one snapshot per step. Law: free + cached + in_use == total blocks."""
 
@@ -165,6 +177,7 @@ class EngineStats:
     step_s: float = 0.0  # duration of the latest step
     running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
     waiting_adapters: list[str] = field(default_factory=list)
+    tenants: dict[str, TenantUsage] = field(default_factory=dict)  # by name, in messages that end a step
 
     @property
     def kv_usage(self) -> float:
