@@ -7,6 +7,7 @@ import pytest
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash
 from octavo_engine.wire.kv_stream import numbers
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.publisher import TenantWindow
 from octavo_testing.core_process import running
 from octavo_testing.server import MODEL, serving
 
@@ -92,6 +93,22 @@ async def test_coming_blocks_are_published_when_a_request_arrives(core_server):
         again = await stream.until(lambda f: isinstance(f, Step) and f.load.received == published.load.received + 1)
         assert again.coming == b""
         assert again.load.waiting_cached_tokens >= len(wanted[0]) * hello.block_size
+
+
+async def test_the_work_of_a_tenant_is_published_until_its_requests_end(core_server):
+    """A request counts once, with its prompt and all generated tokens, however many prompts and outputs it has."""
+    async with core_server.http.stream("GET", "/kv/events") as response:
+        stream = Stream(response)
+        await stream.until(lambda f: isinstance(f, Snapshot))
+        core_server.server._context.kv._tenants = TenantWindow(lambda: 0.0)  # no other test's requests
+        await complete(core_server, ["one", "three"], n=2, temperature=1, ignore_eos=True)
+
+        def has_ended(frame):
+            load = getattr(frame, "tenants", {}).get("")
+            return load is not None and load.unfinished == load.running == 0 and load.tokens == 8 + 16
+
+        ended = await stream.until(has_ended)
+        assert ended.tenants[""].requests == 1
 
 
 async def test_a_salt_changes_the_hashes(core_server):

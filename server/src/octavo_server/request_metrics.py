@@ -1,6 +1,7 @@
-"""Metrics of one prompt, observed in the front end as the engine's outputs arrive: counts and times, no text.
+"""Metrics of requests, observed in the front end as the engine's outputs arrive: counts and times, no text.
 
-`RequestMetrics` turns outputs into observations for a `MetricsSink`; `RequestSummary` holds the totals for a trace.
+`RequestMetrics` turns the outputs of one prompt into observations for a `MetricsSink`; `RequestSummary` holds its
+totals for a trace, `RequestUsage` those of a client's request, which may have several prompts.
 """
 
 import time
@@ -28,6 +29,49 @@ class RequestSummary:
     finish_reasons: list[str] = field(default_factory=list)
 
 
+class UsageSink(Protocol):
+    def begin_request(self, usage: "RequestUsage") -> None: ...
+
+    def end_request(self, usage: "RequestUsage") -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestUsage:
+    """Totals of a client's request, which begins when the queue accepts it; a refused request has no end.
+
+    `finish`: finish reason of the sequence that ended last, "error", or "cut" if the client left.
+    """
+
+    request_id: str
+    tenant: str
+    model: str
+    path: str
+    arrival_s: float
+    sink: UsageSink
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated: int = 0
+    first_output_s: float | None = None
+    finish: str = ""
+    has_begun: bool = False
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens, self.has_begun = num_prompt_tokens, True
+        self.sink.begin_request(self)
+
+    def add_first_output(self, num_cached_tokens: int, now: float) -> None:
+        """Record the first output of a prompt."""
+        self.num_cached_tokens += num_cached_tokens
+        if self.first_output_s is None:
+            self.first_output_s = now
+
+    def end(self, finish: str) -> None:
+        """`finish`: empty if the response is complete."""
+        if self.has_begun:
+            self.has_begun, self.finish = False, finish or self.finish
+            self.sink.end_request(self)
+
+
 class MetricsSink(Protocol):
     def observe(self, name: str, value: float, times: int = 1) -> None: ...
 
@@ -39,8 +83,9 @@ class MetricsSink(Protocol):
 class RequestMetrics:
     """Observes the outputs of one prompt. `close` has an effect only once, and none after the last output."""
 
-    def __init__(self, summary: RequestSummary, sink: MetricsSink) -> None:
+    def __init__(self, summary: RequestSummary, usage: RequestUsage, sink: MetricsSink) -> None:
         self._summary = summary
+        self._usage = usage
         self._sink = sink
         self._latest_s: dict[int, float] = {}
         self._first_s: dict[int, float] = {}
@@ -51,6 +96,7 @@ class RequestMetrics:
         if self._summary.first_token_s is None:
             self._summary.first_token_s = now
             self._observe_first(now)
+            self._usage.add_first_output(output.num_cached_tokens, now)
         for sequence in output.outputs:
             self._advance(sequence, now)
         if output.finished:
@@ -85,6 +131,7 @@ class RequestMetrics:
             self._sink.observe("inter_token_latency_seconds", (now - latest) / count, count)
         self._latest_s[index] = now
         self._num_tokens[index] = self._num_tokens.get(index, 0) + count
+        self._usage.num_generated += count
         if sequence.finish_reason is not None:
             self._end_sequence(sequence, now)
 
@@ -92,6 +139,7 @@ class RequestMetrics:
         observe = self._sink.observe
         reason = sequence.finish_reason or "error"
         self._summary.finish_reasons.append(reason)
+        self._usage.finish = reason
         self._sink.count_end(reason)
         observe("request_num_preemptions", sequence.num_preemptions)
         tokens = self._num_tokens[sequence.index]

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from octavo_server.engine_totals import EngineCollector, HistogramCollector, Samples, cache_labels, engine_samples
 from octavo_server.http_metrics import HttpMetrics
-from octavo_server.request_metrics import RequestMetrics, RequestSummary
+from octavo_server.request_metrics import RequestMetrics, RequestSummary, RequestUsage
 
 if TYPE_CHECKING:
     from octavo_engine.frontend.adapter_names import NamedAdapter
@@ -137,12 +137,12 @@ class Telemetry:
         self.rejections += 1
 
     def track_request(
-        self, request_id: str, *, arrival_s: float, num_prompt_tokens: int, params: "SamplingParams"
+        self, request_id: str, usage: RequestUsage, *, num_prompt_tokens: int, params: "SamplingParams"
     ) -> RequestMetrics:
         summary = RequestSummary(
-            request_id=request_id, params=params, arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens
+            request_id=request_id, params=params, arrival_s=usage.arrival_s, num_prompt_tokens=num_prompt_tokens
         )
-        return RequestMetrics(summary, self)
+        return RequestMetrics(summary, usage, self)
 
 
 @dataclass(frozen=True, slots=True)

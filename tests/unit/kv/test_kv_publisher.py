@@ -1,17 +1,22 @@
 """The publisher without engine and HTTP: the set that a listener rebuilds must equal the publisher's."""
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.kv_stream import KVChange, KVSet, numbers, roll, run_together
-from octavo_engine.wire.records import EngineRequest, EngineStats
+from octavo_engine.wire.records import EngineRequest, EngineStats, TenantUsage
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.kv import publisher as publishing
-from octavo_server.kv.frames import AdapterFile, Bye, FrameReader, Hello, Part, Snapshot, Step
+from octavo_server.kv.frames import AdapterFile, Bye, FrameReader, Hello, Part, Snapshot, Step, TenantLoad
 from octavo_server.kv.pending_prompts import full_blocks
-from octavo_server.kv.publisher import KVPublisher
+from octavo_server.kv.publisher import KVPublisher, TenantWindow
+from octavo_testing.clock import Clock
 from octavo_testing.scripted import ready_info
 
 READY = ready_info(EngineConfig())
@@ -273,3 +278,105 @@ async def test_a_drain_is_published_at_once_and_persists():
         while not reader.set.device:
             reader.feed(await anext(frames))
     assert [f.load.accepts for f in reader.frames if isinstance(f, Step)] == [False, False]
+
+
+def test_the_window_of_a_tenant_has_the_work_of_the_last_minute():
+    clock = Clock(100.0)
+    window = TenantWindow(clock)
+    window.add_request("a", 30)
+    window.add_usage({"a": TenantUsage(running=1, prompt_tokens=30, generation_tokens=2), "b": TenantUsage()})
+    assert window.loads == {"a": TenantLoad(running=1, unfinished=1, requests=1, tokens=32)}
+    clock.now_s = 150.0
+    window.add_request("a", 7)
+    window.add_usage({"a": TenantUsage(running=-1, generation_tokens=1)})
+    window.end_request("a")
+    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=2, tokens=40)
+    clock.now_s = 160.9
+    window.expire()
+    assert window.loads["a"].requests == 2  # no request counts for less than 60 s
+    clock.now_s = 161.0
+    window.expire()
+    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=1, tokens=8)
+    window.end_request("a")
+    clock.now_s = 211.0
+    window.expire()
+    assert window.loads == {}
+    assert window.take_changed() == {"a": TenantLoad(), "b": TenantLoad()}
+    assert window.take_changed() == {}
+
+
+events = st.tuples(
+    st.sampled_from("abc"), st.sampled_from(["begin", "end", "tokens", "read", "wait"]), st.integers(0, 40)
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(events, max_size=60))
+def test_a_reader_of_the_changes_has_the_loads_and_forgets_tenants_without_work(steps):
+    clock, copy, unfinished = Clock(), {}, Counter()
+    window = TenantWindow(clock)
+    for name, event, number in steps:
+        if event == "begin":
+            unfinished[name] += 1
+            window.add_request(name, number)
+        elif event == "end" and unfinished[name]:
+            unfinished[name] -= 1
+            window.end_request(name)
+        elif event == "tokens":
+            window.add_usage({name: TenantUsage(generation_tokens=number)})
+        elif event == "wait":
+            clock.now_s += number
+            window.expire()
+        elif event == "read":
+            copy |= {name: replace(load) for name, load in window.take_changed().items()}
+    copy |= {name: replace(load) for name, load in window.take_changed().items()}
+    assert {name: load for name, load in copy.items() if load != TenantLoad()} == window.loads
+    clock.now_s += 61
+    window.expire()
+    assert window.loads.keys() == (+unfinished).keys()
+
+
+async def test_the_work_of_tenants_is_published_in_parts_and_part_of_the_snapshot(monkeypatch):
+    monkeypatch.setattr(publishing, "MAX_TENANTS", 3)
+    publisher, engine = made()
+    publisher.add_request("early", 5)
+    publisher.end_request("early")
+    assert publisher._tenants.changed == {}  # no router reads them
+    reader, late = StreamReader(), StreamReader()
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        assert reader.frames[0].tenant_window_s == 60
+        for name in ("a", "b", "c", "d", "a"):
+            publisher.add_request(name, 10)
+        engine.step(tenants={"a": TenantUsage(running=1), "d": TenantUsage(running=1, generation_tokens=1)})
+        await read_until(frames, reader, lambda t: "d" in getattr(t.frames[-1], "tenants", ()))
+        async with aclosing(publisher.frames()) as late_frames:
+            await read_until(late_frames, late, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+    assert [
+        frame.tenants
+        for frame in reader.frames
+        if isinstance(frame, Part) or (isinstance(frame, Step) and frame.tenants)
+    ] == [
+        {"early": TenantLoad(requests=1, tokens=5)},
+        {"a": TenantLoad(1, 2, 2, 20), "b": TenantLoad(0, 1, 1, 10), "c": TenantLoad(0, 1, 1, 10)},
+        {"d": TenantLoad(1, 1, 1, 11)},
+    ]
+    assert reader.frames[-1].seq == len([frame for frame in reader.frames if isinstance(frame, Step) and frame.tenants])
+    (part,) = [frame for frame in late.frames if isinstance(frame, Part)]
+    assert part.tenants.keys() == {"early", *"abcd"}
+
+
+async def test_changes_are_published_together_after_the_interval():
+    publisher, _ = made()
+    reader, clock = StreamReader(), asyncio.get_running_loop().time
+    async with aclosing(publisher.frames()) as frames:
+        await read_until(frames, reader, lambda t: t.frames and isinstance(t.frames[-1], Snapshot))
+        before_s = clock()
+        publisher.add_request("a", 1)
+        await read_until(frames, reader, lambda t: isinstance(t.frames[-1], Step))
+        for _ in range(5):
+            publisher.add_request("a", 1)
+        assert publisher._tenants_timer.when() >= before_s + publishing.TENANTS_EVERY_S
+        await read_until(frames, reader, lambda t: t.frames[-1].seq == 2)
+    published = [frame.tenants["a"].requests for frame in reader.frames if isinstance(frame, Step) and frame.tenants]
+    assert published == [1, 6]

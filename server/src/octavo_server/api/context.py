@@ -33,6 +33,7 @@ from octavo_server.openai.embedding import VectorFields
 from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
+from octavo_server.request_metrics import RequestUsage
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
@@ -48,13 +49,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """Fields that all chunks of one response share. `adapter`: its name, if `model` names one."""
+    """Fields that all chunks of one response share, and its request's `usage`. `adapter`: its name, if `model` names
+    one."""
 
     id: str
     created: int
     model: str
     fingerprint: str
-    tenant: str = ""
+    usage: RequestUsage
     adapter: str = ""
 
 
@@ -137,9 +139,17 @@ class ApiContext:
         state = request.scope["state"]
         request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
-        name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
+        name = self.resolve_model_name(body.model)
+        usage = state["usage"] = RequestUsage(
+            request_id=request_id,
+            tenant=state.get("tenant", ""),
+            model=name,
+            path=request.scope["path"],
+            arrival_s=time.monotonic(),
+            sink=self,
+        )
         adapter = name if name in self.adapters else ""
-        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, tenant, adapter)
+        return ResponseMeta(f"{prefix}{request_id}", int(time.time()), name, self.fingerprint, usage, adapter)
 
     def new_generation(
         self,
@@ -153,10 +163,10 @@ class ApiContext:
 
         def track(prompt: PromptInput, params: "SamplingParams") -> "RequestMetrics":
             num_tokens = len(prompt.token_ids)
-            return self.telemetry.track_request(
-                meta.id, arrival_s=arrival_s, num_prompt_tokens=num_tokens, params=params
-            )
+            return self.telemetry.track_request(meta.id, usage, num_prompt_tokens=num_tokens, params=params)
 
+        usage = meta.usage
+        usage.arrival_s = arrival_s
         self._log_request(meta, prompts, resolved.params)
         return Generation(
             client=self.client,
@@ -164,9 +174,9 @@ class ApiContext:
             prompts=prompts,
             resolved=resolved,
             priority=body.priority or 0,
-            cache_salt=tenant_salt(meta.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
+            cache_salt=tenant_salt(usage.tenant if self.config.cache_isolation else "", body.cache_salt or ""),
             adapter=meta.adapter,
-            tenant=meta.tenant,
+            usage=usage,
             admission=self.admission,
             budget=self.body_budget,
             track=track,
@@ -174,6 +184,12 @@ class ApiContext:
             length_penalty=_length_penalty(body),
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )
+
+    def begin_request(self, usage: RequestUsage) -> None:
+        self.kv.add_request(usage.tenant, usage.num_prompt_tokens)
+
+    def end_request(self, usage: RequestUsage) -> None:
+        self.kv.end_request(usage.tenant)
 
     async def resolve(self, params: "SamplingParams", *, priority: int) -> "ResolvedParams":
         """Resolve the parameters of a request: in a thread if that takes long. Raises InvalidRequest."""

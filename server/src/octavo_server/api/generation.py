@@ -29,7 +29,7 @@ from octavo_server.openai.limits import check_logprobs
 if TYPE_CHECKING:
     from octavo_engine.frontend.outputs import RequestOutput
 
-    from octavo_server.request_metrics import RequestMetrics
+    from octavo_server.request_metrics import RequestMetrics, RequestUsage
 
 
 #: Prompts of one request that start in one turn of the event loop, so that other requests are served in between.
@@ -67,7 +67,7 @@ class Generation:
     resolved: ResolvedParams
     priority: int
     cache_salt: str
-    tenant: str
+    usage: "RequestUsage"
     admission: Admission
     budget: BodyBudget
     track: "Callable[[PromptInput, SamplingParams], RequestMetrics]"
@@ -75,6 +75,10 @@ class Generation:
     max_output_tokens: int | None = None
     length_penalty: float | None = None  # of a beam search, else None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
+
+    @property
+    def tenant(self) -> str:
+        return self.usage.tenant
 
     @property
     def params(self) -> SamplingParams:
@@ -96,6 +100,7 @@ class Generation:
         if self.params.wants_logprobs or self.params.prompt_logprobs is not None:
             check_logprobs(sum(sum(self._num_logprobs(prompt)) for prompt in self.prompts))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
+        self.usage.begin(self.num_prompt_tokens)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 
     def reserve_answer(self) -> BodyReservation:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from octavo_engine.wire.errors import Unavailable
 from starlette.responses import Response
@@ -18,6 +19,9 @@ from octavo_server.http.in_flight import InFlight
 from octavo_server.json_responses import JSON_TYPE, send_error
 from octavo_server.openai import sse
 from octavo_server.openai.errors import describe, is_known
+
+if TYPE_CHECKING:
+    from octavo_server.request_metrics import RequestUsage
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +44,19 @@ class CancellableResponse(Response):
         self._path = scope["path"]
         work = self._work = asyncio.create_task(self._run(send))
         self._in_flight.add(self)
+        usage: RequestUsage | None = scope["state"].get("usage")
+        finish = "cut"
         try:
             if await run_until_disconnect(work, receive):
-                await self._finish(send, self._error_of(work))
+                error = self._error_of(work)
+                finish = "error" if error is not None else ""
+                await self._finish(send, error)
             else:
                 logger.info("request %s: the client left, aborting", self._request_id)
         finally:
             self._in_flight.discard(self)
+            if usage is not None:
+                usage.end(finish)
 
     def end(self, error: Exception) -> None:
         self._ended_by = error

@@ -36,6 +36,19 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
     accepts: bool = True
 
 
+class TenantLoad(msgspec.Struct, array_like=True):
+    """A tenant's work at a replica. `running`: its running sequences; `unfinished`: its requests that have not ended;
+    `requests`, `tokens`: of the last `Hello.tenant_window_s`, the tokens of their prompts and generated ones.
+
+    Without any work, the tenant is not reported from now on.
+    """
+
+    running: int = 0
+    unfinished: int = 0
+    requests: int = 0
+    tokens: int = 0
+
+
 class AdapterFile(msgspec.Struct, frozen=True):
     """State of the file of adapters that a replica follows. `digest`: see `api/adapter_file.py`. `missing`: adapters of
     the file that are not loaded -> the reason, empty while they are being loaded.
@@ -50,6 +63,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     block, `card` the fingerprint of the card that `GET /kv/model` returns. `weights_bytes`, `kv_bytes`: memory of the
     weights and of the KV cache. `revision`: version of the downloaded model, empty for local files. `startup_s`: see
     `ReadyInfo`. `adapters`: hashes of the loaded adapters, by name. `adapter_file`: None if the replica follows none.
+    `tenant_window_s`: 0 if it reports no tenants.
     """
 
     version: int
@@ -66,13 +80,15 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
     startup_s: dict[str, float] = {}
     adapters: dict[str, str] = {}
     adapter_file: AdapterFile | None = None
+    tenant_window_s: float = 0.0
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
-    """A part of the snapshot: concatenated short hashes of blocks on the device and in host memory."""
+    """A part of the snapshot: concatenated short hashes of blocks on the device and in host memory, and tenants."""
 
     device: bytes = b""
     host: bytes = b""
+    tenants: dict[str, TenantLoad] = {}
 
 
 class Snapshot(msgspec.Struct, tag="snapshot", kw_only=True):
@@ -89,7 +105,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     latest `seq`.
 
     `coming`: blocks that a request which just arrived will store on the device, unless it fails. `adapters`: all of
-    them, if they have changed. `adapter_file`: its state, if that has changed.
+    them, if they have changed. `adapter_file`: its state, if that has changed. `tenants`: those whose work changed.
     """
 
     epoch: int
@@ -103,6 +119,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     coming: bytes = b""
     adapters: dict[str, str] | None = None
     adapter_file: AdapterFile | None = None
+    tenants: dict[str, TenantLoad] = {}
 
 
 class Bye(msgspec.Struct, tag="bye", omit_defaults=True):

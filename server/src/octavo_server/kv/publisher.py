@@ -6,30 +6,49 @@ is dropped with a reason: a new snapshot costs less than the missed frames.
 
 The core receives new requests between two steps, and a step with long prompts may take a second. So the publisher
 counts requests on their way to the core (`PendingPrompts`) as waiting.
+
+Routers enforce the limits of tenants by the work of the last minute that all replicas report (`TenantWindow`).
 """
 
 import asyncio
 import secrets
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from octavo_engine.wire.hashing import SHORT_BYTES
 from octavo_engine.wire.kv_stream import KVChange, KVSet, run_together
 
-from octavo_server.kv.frames import VERSION, AdapterFile, Bye, Hello, Part, ReplicaLoad, Snapshot, Step, write
+from octavo_server.kv.frames import (
+    VERSION,
+    AdapterFile,
+    Bye,
+    Hello,
+    Part,
+    ReplicaLoad,
+    Snapshot,
+    Step,
+    TenantLoad,
+    write,
+)
 from octavo_server.kv.pending_prompts import PendingPrompts, full_blocks
 
 if TYPE_CHECKING:
     from octavo_engine.settings.records import ReadyInfo
-    from octavo_engine.wire.records import EngineRequest, EngineStats
+    from octavo_engine.wire.records import EngineRequest, EngineStats, TenantUsage
 
 HEARTBEAT_S = 0.5
 PART_HASHES = 2048  # most hashes of a tier (device, host) in one frame, so that it delays a reader only briefly
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
+TENANT_WINDOW_S = 60
+TENANTS_EVERY_S = 0.1
+MAX_TENANTS = 256  # most tenants in one step, which bounds the bytes per second; the others are in the next one
 _NO_CHANGE = KVChange()
+_NO_WORK = TenantLoad()
 
 
 class Listener:
@@ -72,6 +91,62 @@ class Listener:
         return frames
 
 
+class TenantWindow:
+    """The work of each tenant that has any now or had some in the last `TENANT_WINDOW_S`.
+
+    `changed`: names of tenants whose work has changed since it was published, the longest waiting first.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.loads: dict[str, TenantLoad] = {}
+        self.changed: dict[str, None] = {}
+        self._clock = clock
+        self._seconds: deque[tuple[int, dict[str, TenantLoad]]] = deque()  # what each second added to the window
+
+    def add_request(self, name: str, num_prompt_tokens: int) -> None:
+        self._add(name, TenantLoad(unfinished=1, requests=1, tokens=num_prompt_tokens))
+
+    def end_request(self, name: str) -> None:
+        self._add(name, TenantLoad(unfinished=-1))
+
+    def add_usage(self, usages: "dict[str, TenantUsage]") -> None:
+        for name, usage in usages.items():
+            self._add(name, TenantLoad(running=usage.running, tokens=usage.generation_tokens))
+
+    def expire(self) -> None:
+        """Subtract what is older than the window."""
+        while self._seconds and self._seconds[0][0] + 1 + TENANT_WINDOW_S <= self._clock():
+            for name, old in self._seconds.popleft()[1].items():
+                self._change(name, TenantLoad(requests=-old.requests, tokens=-old.tokens))
+
+    def take_changed(self) -> dict[str, TenantLoad]:
+        names = [*islice(self.changed, MAX_TENANTS)]
+        for name in names:
+            del self.changed[name]
+        return {name: self.loads.get(name, _NO_WORK) for name in names}
+
+    def _add(self, name: str, change: TenantLoad) -> None:
+        self.expire()
+        self._change(name, change)
+        if change.requests or change.tokens:
+            second = int(self._clock())
+            if not self._seconds or self._seconds[-1][0] != second:
+                self._seconds.append((second, {}))
+            added = self._seconds[-1][1].setdefault(name, TenantLoad())
+            added.requests += change.requests
+            added.tokens += change.tokens
+
+    def _change(self, name: str, change: TenantLoad) -> None:
+        load = self.loads.setdefault(name, TenantLoad())
+        load.running += change.running
+        load.unfinished += change.unfinished
+        load.requests += change.requests
+        load.tokens += change.tokens
+        self.changed[name] = None
+        if load == _NO_WORK:
+            del self.loads[name]
+
+
 class KVPublisher:
     def __init__(
         self,
@@ -81,6 +156,7 @@ class KVPublisher:
         card: str = "",
         heartbeat_s: float = HEARTBEAT_S,
         has_prefix_cache: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`card`: fingerprint of the model card. `has_prefix_cache`: False if the engine caches no prefixes."""
         self.kv_set = KVSet()
@@ -93,6 +169,9 @@ class KVPublisher:
         self._core_load = ReplicaLoad(free_blocks=ready.num_blocks, total_blocks=ready.num_blocks)  # the latest report
         self._load = self._core_load
         self._listeners: set[Listener] = set()
+        self._tenants = TenantWindow(clock)
+        self._tenants_timer: asyncio.TimerHandle | None = None
+        self._tenants_due_s = 0.0  # by the loop's clock
         self._hello = Hello(
             version=VERSION,
             epoch=secrets.randbits(64),
@@ -107,6 +186,7 @@ class KVPublisher:
             revision=ready.revision,
             startup_s=ready.startup_s,
             adapters=ready.adapters,
+            tenant_window_s=TENANT_WINDOW_S,
         )
 
     @property
@@ -115,6 +195,8 @@ class KVPublisher:
 
     def publish(self, change: KVChange | None, stats: "EngineStats") -> None:
         """Publish a step of the engine if it changed the blocks, or a figure of the load that routing uses."""
+        self._tenants.add_usage(stats.tenants)
+        self._schedule_tenants()
         before = self._load
         self._core_load = load_of(stats, accepts=before.accepts)
         self._load = self._pending.add_to_load(self._core_load)
@@ -132,6 +214,30 @@ class KVPublisher:
         prompt = self._pending.add(request, blocks, self.kv_set.has)
         self._load = self._pending.add_to_load(self._core_load)
         self._push_step(_NO_CHANGE, coming=run_together(prompt.coming))
+
+    def add_request(self, tenant: str, num_prompt_tokens: int) -> None:
+        """Count a request of a client, which `end_request` follows."""
+        self._tenants.add_request(tenant, num_prompt_tokens)
+        self._schedule_tenants()
+
+    def end_request(self, tenant: str) -> None:
+        self._tenants.end_request(tenant)
+        self._schedule_tenants()
+
+    def _schedule_tenants(self) -> None:
+        """Publish changes of tenants' work at once, or `TENANTS_EVERY_S` after the latest ones."""
+        if not self._listeners:
+            self._tenants.changed.clear()
+        elif self._tenants.changed and self._tenants_timer is None:
+            loop = asyncio.get_running_loop()
+            self._tenants_timer = loop.call_at(max(self._tenants_due_s, loop.time()), self._push_tenants)
+
+    def _push_tenants(self) -> None:
+        self._tenants_timer = None
+        self._tenants_due_s = asyncio.get_running_loop().time() + TENANTS_EVERY_S
+        if tenants := self._tenants.take_changed():
+            self._push_step(_NO_CHANGE, tenants=tenants)
+        self._schedule_tenants()
 
     def set_accepts(self, accepts: bool) -> None:
         """Publish at once whether the replica accepts new requests."""
@@ -167,9 +273,9 @@ class KVPublisher:
 
     def snapshot(self) -> Iterator[bytes]:
         """Frames that describe the current set of blocks. Later changes don't affect them."""
-        device, host = [*self.kv_set.device], [*self.kv_set.host]
+        device, host, tenants = [*self.kv_set.device], [*self.kv_set.host], [*self._tenants.loads.items()]
         end = Snapshot(epoch=self._hello.epoch, seq=self._seq, digest=self._digest, load=self._load)
-        return self._snapshot(device, host, end)
+        return self._snapshot(device, host, tenants, end)
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield a snapshot, then every change, until the listener is dropped."""
@@ -181,18 +287,23 @@ class KVPublisher:
                 yield frame
             await listener.wait(self._heartbeat_s)
             while listener.bye is None:
+                self._tenants.expire()
+                self._schedule_tenants()
                 yield listener.take_frames() or self._step(_NO_CHANGE)
                 await listener.wait(self._heartbeat_s)
             yield write(listener.bye)
         finally:
             self._listeners.discard(listener)
 
-    def _snapshot(self, device: list[int], host: list[int], end: Snapshot) -> Iterator[bytes]:
+    def _snapshot(
+        self, device: list[int], host: list[int], tenants: list[tuple[str, TenantLoad]], end: Snapshot
+    ) -> Iterator[bytes]:
         """Pack each part when it is requested: packing a million hashes at once would delay the streams of requests."""
         yield write(self._hello)
-        for start in range(0, max(len(device), len(host)), PART_HASHES):
+        for start in range(0, max(len(device), len(host), len(tenants)), PART_HASHES):
             part = slice(start, start + PART_HASHES)
-            yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
+            hashes = run_together(device[part]), run_together(host[part])
+            yield write(Part(device=hashes[0], host=hashes[1], tenants=dict(tenants[part])))
         yield write(end)
 
     def _step(self, change: KVChange, **changed: Any) -> bytes:

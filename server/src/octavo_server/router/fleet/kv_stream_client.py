@@ -20,7 +20,7 @@ import aiohttp
 
 from octavo_server.backoff import Backoff
 from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
-from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, ReplicaLoad, Step
+from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Part, ReplicaLoad, Step
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.endpoint import State
 from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
@@ -177,7 +177,7 @@ class KVStreamClient:
     async def _poll(self) -> None:
         """Poll a replica without a KV stream for `polls_between_models` health checks. Raises if the replica fails."""
         settings, replica = self._context.settings, self.replica
-        replica.hello, replica.load, replica.adapter_file = None, ReplicaLoad(), None
+        replica.hello, replica.load, replica.adapter_file, replica.tenants = None, ReplicaLoad(), None, {}
         lengths, adapters = await self._client.models(settings.answer_timeout_s)
         replica.lengths = {name: length for name, length in lengths.items() if length is not None}
         if lengths.keys() - adapters != replica.models or adapters != replica.adapters.keys():
@@ -249,6 +249,8 @@ class KVStreamClient:
         if type(frame) is Bye and not frame.again:
             raise ConnectionLost(frame.reason)
         blocks.feed(frame)
+        if isinstance(frame, (Part, Step)):
+            replica.update_tenants(frame.tenants)
         if type(frame) is Step and frame.adapters is not None:
             replica.adapters = frame.adapters
             self._context.on_change(replica)
@@ -267,7 +269,7 @@ class KVStreamClient:
     def _handle_hello(self, hello: Hello) -> None:
         replica = self.replica
         replica.hello, replica.models = hello, frozenset(hello.models)
-        replica.adapters, replica.adapter_file = hello.adapters, hello.adapter_file
+        replica.adapters, replica.adapter_file, replica.tenants = hello.adapters, hello.adapter_file, {}
         self._max_silence_s = min(MAX_SILENCE_S, self._context.settings.missed_heartbeats * max(hello.heartbeat_s, 0.1))
         if replica.admitted_epoch == hello.epoch:
             self._status.set_state("blind", "its snapshot is being read")

@@ -10,13 +10,14 @@ its epoch (since its engine started) or, if polled, answers. It stays admitted w
 
 from collections.abc import Mapping
 
-from octavo_server.kv.frames import AdapterFile, Hello, ReplicaLoad
+from octavo_server.kv.frames import AdapterFile, Hello, ReplicaLoad, TenantLoad
 from octavo_server.router.fleet.block_mirror import BlockMirror
 from octavo_server.router.fleet.endpoint import Endpoint, State
 from octavo_server.router.fleet.local_load import LocalLoad
 
 #: Reason for the state of a replica that was never reached.
 NEW = "it is new"
+NO_WORK = TenantLoad()
 
 
 class Replica:
@@ -39,6 +40,7 @@ class Replica:
         self.refusal = ""  # reason why it gets no requests although it accepts them
         self.away_since_s: float | None = None  # start of the time without an answer, by the fleet's clock
         self.load = ReplicaLoad()
+        self.tenants: dict[str, TenantLoad] = {}  # by name, as the KV stream of its present epoch reports them
         self.local_load = LocalLoad()
 
     @property
@@ -67,6 +69,13 @@ class Replica:
         if self.hello is None or not self.serves(model):
             return self.lengths.get(model)
         return self.hello.max_model_len
+
+    def update_tenants(self, changed: Mapping[str, TenantLoad]) -> None:
+        for name, load in changed.items():
+            if load == NO_WORK:
+                self.tenants.pop(name, None)
+            else:
+                self.tenants[name] = load
 
     @property
     def num_in_flight(self) -> int:
