@@ -386,6 +386,29 @@ async def test_a_full_queue_refuses_requests(scripted):
     assert len(routed.router.queue) == 0
 
 
+async def test_keys_take_turns_in_the_queue_by_the_tokens_that_they_ask_for(scripted, tmp_path):
+    served, go_on = [], asyncio.Event()
+
+    async def answer(request):
+        served.append(request.headers["x-octavo-tenant"])
+        await go_on.wait()
+        return await ok(request)
+
+    await scripted.replica(answer)
+    (keys := tmp_path / "keys").write_text("long: a\nshort: b\n")
+    routed = await scripted.route(
+        api_key_file=(keys,), router_secret=("s3cret",), forward={"max_requests_per_replica": 1}
+    )
+    asking = []
+    for key, fields in [("a", {"max_tokens": 128})] * 5 + [("b", {"max_tokens": 0})] * 4:
+        asking.append(routed.http.post(CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"}))
+        asking[-1] = asyncio.create_task(asking[-1])
+        await until(lambda: len(routed.router.queue) + len(served) == len(asking))
+    go_on.set()
+    await asyncio.gather(*asking)
+    assert served == ["long", "long", *["short"] * 4, "long", "long", "long"]
+
+
 async def test_a_client_that_leaves_the_queue_is_removed(scripted):
     await scripted.replica(never)
     routed = await scripted.route(forward={"max_requests_per_replica": 1})

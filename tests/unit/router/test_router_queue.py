@@ -14,12 +14,19 @@ class Places:
         self.outcomes = []
         self.queue = RequestQueue(max_waiting=max_waiting, observe=lambda outcome, _: self.outcomes.append(outcome))
 
-    async def ask(self, name, model="m", hold_s=1e9, tenant=""):
+    async def ask(self, name, model="m", hold_s=1e9, **options):
         has_room = lambda: self.free[model] > 0  # noqa: E731
-        await self.queue.wait(model, has_room, tenant=tenant, hold_s=hold_s, why="it is full")
+        await self.queue.wait(model, has_room, hold_s=hold_s, why="it is full", **options)
         self.free[model] -= 1
         self.gone_on.append(name)
         self.queue.wake()
+
+    async def admit(self, model="m"):
+        """Free one place, and return the request that got it."""
+        self.free[model] += 1
+        self.queue.wake()
+        await turns()
+        return self.gone_on[-1]
 
 
 async def turns():
@@ -88,3 +95,88 @@ async def test_a_tenant_keeps_to_half_of_the_queue_while_another_waits():
     places.free["m"] = 4
     places.queue.wake()
     await asyncio.gather(*tasks)
+
+
+async def ask_all(places, requests):
+    """Queue requests, each a name of a tenant and its options, in this order; a request is named by its tenant."""
+    tasks = [asyncio.create_task(places.ask(tenant, tenant=tenant, **options)) for tenant, options in requests]
+    await turns()
+    return tasks
+
+
+async def test_a_key_waits_for_one_request_of_another_key_that_has_400_waiting():
+    places = Places(max_waiting=1024)
+    flood = await ask_all(places, [("mallory", {})] * 400)
+    admitted = [await places.admit() for _ in range(10)]
+    for _ in range(10):
+        [task] = await ask_all(places, [("alice", {})])
+        admitted += [await places.admit(), await places.admit()]
+        assert task.done()
+    assert set(admitted[:10]) == {"mallory"}
+    places.free["m"] = 400
+    places.queue.wake()
+    await asyncio.gather(*flood)
+
+
+async def test_a_thousand_keys_with_one_request_each_are_served_by_arrival():
+    places = Places(max_waiting=1024)
+    names = [f"key-{i}" for i in range(1000)]
+    tasks = await ask_all(places, [(name, {"cost": 1 + i % 7}) for i, name in enumerate(names)])
+    places.free["m"] = 1000
+    places.queue.wake()
+    await asyncio.gather(*tasks)
+    assert places.gone_on == names
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts"),
+    [({"a": 1, "b": 1}, {"a": 20, "b": 20}), ({"a": 3, "b": 1}, {"a": 10, "b": 30}), ({"a": 0.25, "b": 1}, {"a": 32})],
+    ids=["equal", "longer prompts", "a larger weight"],
+)
+async def test_tenants_get_equal_sums_of_costs(costs, parts):
+    places = Places(max_waiting=1024)
+    tasks = await ask_all(places, [(name, {"cost": cost}) for name, cost in costs.items() for _ in range(40)])
+    admitted = [await places.admit() for _ in range(40)]
+    assert {name: admitted.count(name) for name in parts} == pytest.approx(parts, abs=1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_requests_that_leave_the_queue_cost_their_tenant_nothing():
+    places = Places(max_waiting=1024)
+    tasks = await ask_all(places, [("bob", {})] * 20 + [("alice", {})] * 20)
+    for task in tasks[20:39]:
+        task.cancel()
+    await turns()
+    admitted = [await places.admit() for _ in range(3)]
+    assert "alice" in admitted
+    [last] = await ask_all(places, [("alice", {})])
+    assert "alice" in [await places.admit() for _ in range(3)]
+    assert last.done()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_tenant_that_was_away_has_saved_no_turns():
+    places = Places(max_waiting=1024)
+    tasks = await ask_all(places, [("bob", {})] * 100)
+    for _ in range(50):
+        await places.admit()
+    tasks += await ask_all(places, [("alice", {})] * 40)
+    admitted = [await places.admit() for _ in range(20)]
+    assert admitted.count("alice") == pytest.approx(10, abs=1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_flood_for_one_model_delays_no_other_and_turns_are_forgotten_with_the_last_request():
+    places = Places(max_waiting=1024)
+    tasks = await ask_all(places, [("mallory", {})] * 100 + [("mallory", {"model": "n"}), ("alice", {"model": "n"})])
+    assert [await places.admit("n"), await places.admit("n")] == ["mallory", "alice"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (len(places.queue), places.queue._turns, places.queue._latest_turn) == (0, {}, {})

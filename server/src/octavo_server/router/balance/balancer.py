@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Pause before a retry when no other replica is left: meanwhile the KV stream reports whether the replica has stopped.
 ROUND_PAUSE_S = 0.05
+#: Output tokens that a request is charged for at most in the queue, as few requests use all that they ask for.
+MAX_OUTPUT_COST = 128
 #: Status codes of a proxy, or of a replica that is starting or stopping. Not 500: the request itself may be the cause.
 UNAVAILABLE = frozenset({502, 503, 504})
 
@@ -75,7 +77,7 @@ class Balancer:
         if not candidates:
             if exclude:
                 await asyncio.sleep(ROUND_PAUSE_S)
-            waited_s, candidates = await self._wait_candidates(model, tenant, hold_s)
+            waited_s, candidates = await self._wait_candidates(model, prompt, tenant, hold_s)
         lease = self._choose(prompt, candidates)
         lease.waited_s = waited_s
         outcome: Outcome | None = None
@@ -157,7 +159,10 @@ class Balancer:
             replicas = [replica for replica in replicas if not self.outliers.is_ejected(replica.name)] or replicas
         return replicas
 
-    async def _wait_candidates(self, model: str, tenant: str, hold_s: float) -> "tuple[float, Sequence[Replica]]":
+    async def _wait_candidates(
+        self, model: str, prompt: "Prompt", tenant: str, hold_s: float
+    ) -> "tuple[float, Sequence[Replica]]":
+        max_tokens = MAX_OUTPUT_COST if prompt.max_tokens is None else min(prompt.max_tokens, MAX_OUTPUT_COST)
         waited_s = 0.0
         has_room = partial(self.has_other, model, ())
         while True:
@@ -165,6 +170,7 @@ class Balancer:
                 model,
                 has_room,
                 tenant=tenant,
+                cost=prompt.num_tokens + 2 * max_tokens,
                 hold_s=max(hold_s - waited_s, 0.0),
                 why=self._why_none(model),
                 wake_s=partial(self._wake_s, model),

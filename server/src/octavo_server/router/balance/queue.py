@@ -1,14 +1,19 @@
-"""`RequestQueue`: requests that no replica can accept now, in order of arrival, with limits of their number and time.
+"""`RequestQueue`: requests that no replica can accept now, with limits of their number and time.
 
 A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or have an
 open breaker. Code that ends a request or changes a replica must call `wake`.
+
+Tenants take turns (start-time fair queueing, for each model): a tenant's next request has its turn later than the one
+before by that one's cost. A tenant without waiting requests joins at the turn of the latest admitted request.
 """
 
 import asyncio
 import time
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable
 from math import ceil
+from operator import attrgetter
 
 from octavo_engine.wire.errors import Overloaded, Unavailable
 
@@ -18,14 +23,19 @@ RETRY_AFTER_S = (1.0, 60.0)
 #: The rate at which requests leave the queue is estimated from this many latest exits.
 NUM_EXITS = 64
 TENANT_FRACTION = 0.5
+_TURN = attrgetter("turn")
 
 
 class _Waiting:
-    __slots__ = ("future", "has_room", "model", "tenant")
+    __slots__ = ("cost", "future", "has_room", "model", "tenant", "turn")
 
-    def __init__(self, model: str, tenant: str, has_room: Callable[[], bool], future: "asyncio.Future[None]") -> None:
+    def __init__(
+        self, model: str, tenant: str, cost: float, has_room: Callable[[], bool], future: "asyncio.Future[None]"
+    ) -> None:
         self.model = model
         self.tenant = tenant
+        self.cost = cost
+        self.turn = 0.0
         self.has_room = has_room
         self.future = future
 
@@ -45,7 +55,9 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self._shares = TenantShares(max_waiting, TENANT_FRACTION, clock)
         self._observe = observe
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: list[_Waiting] = []  # by turn, and by arrival if turns are equal
+        self._turns: dict[str, dict[str, float]] = {}  # model -> tenant -> turn of its next request
+        self._latest_turn: dict[str, float] = {}  # model -> turn of the latest admitted request
         self._num_by_model: Counter[str] = Counter()
         self._admitted: set[str] = set()  # models whose admitted request has not leased a replica yet
         self._exits: deque[float] = deque(maxlen=NUM_EXITS)
@@ -67,15 +79,16 @@ class RequestQueue:
         has_room: Callable[[], bool],
         *,
         tenant: str = "",
+        cost: float = 1.0,
         hold_s: float,
         why: str,
         wake_s: Callable[[], float | None] = lambda: None,
     ) -> float:
         """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
-        Raises Overloaded at once if the queue or the tenant's share is full, and Unavailable after `hold_s`. `why`: the
-        reason in the errors. `wake_s`: seconds that the model takes to get a replica, None if that is
-        unknown or if it has one.
+        Raises Overloaded at once if the queue or the tenant's share is full, and Unavailable after `hold_s`. `cost`:
+        estimated tokens, divided by the tenant's weight. `why`: the reason in the errors. `wake_s`: seconds that the
+        model takes to get a replica, None if that is unknown or if it has one.
         """
         self._shares.record_request(tenant)
         if not self.has_waiting(model) and has_room():
@@ -86,14 +99,16 @@ class RequestQueue:
             raise Overloaded(f"{why}; {refusal}. Send the request again later.", retry_after_s=self._retry_after_s())
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        waiting = _Waiting(model, tenant, has_room, loop.create_future())
+        waiting = _Waiting(model, tenant, cost, has_room, loop.create_future())
         self._add(waiting)
         outcome = "left"
         try:
             await asyncio.wait([waiting.future], timeout=hold_s)
             outcome = "sent" if waiting.future.done() else "expired"
         finally:
-            self._remove(waiting)
+            if waiting in self._waiting:
+                self._refund(waiting)
+                self._remove(waiting)
             if waiting.future.done():
                 self._admitted.discard(model)
             self._exits.append(loop.time())
@@ -108,12 +123,13 @@ class RequestQueue:
         return loop.time() - started_s
 
     def wake(self) -> None:
-        """Admit the first request of each model if a replica has room. The next one follows when it has a lease."""
+        """Admit the next request of each model if a replica has room. Another one follows when it has a lease."""
         seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
             if waiting.model not in seen:
                 seen.add(waiting.model)
                 if waiting.has_room():
+                    self._latest_turn[waiting.model] = waiting.turn
                     self._remove(waiting)
                     self._admitted.add(waiting.model)
                     waiting.future.set_result(None)
@@ -127,20 +143,32 @@ class RequestQueue:
         return None
 
     def _add(self, waiting: _Waiting) -> None:
-        self._waiting.append(waiting)
+        model, turns = waiting.model, self._turns.setdefault(waiting.model, {})
+        waiting.turn = max(turns.get(waiting.tenant, 0.0), self._latest_turn.get(model, 0.0))
+        turns[waiting.tenant] = waiting.turn + waiting.cost
+        insort(self._waiting, waiting, key=_TURN)
         self._shares.add(waiting.tenant, 1)
-        self._num_by_model[waiting.model] += 1
-        if self._num_by_model[waiting.model] == 1:
-            self.on_change(waiting.model)
+        self._num_by_model[model] += 1
+        if self._num_by_model[model] == 1:
+            self.on_change(model)
 
     def _remove(self, waiting: _Waiting) -> None:
-        if waiting in self._waiting:
-            self._waiting.remove(waiting)
-            self._shares.add(waiting.tenant, -1)
-            self._num_by_model[waiting.model] -= 1
-            if not self._num_by_model[waiting.model]:
-                del self._num_by_model[waiting.model]
-                self.on_change(waiting.model)
+        model = waiting.model
+        self._waiting.remove(waiting)
+        self._shares.add(waiting.tenant, -1)
+        self._num_by_model[model] -= 1
+        if not self._num_by_model[model]:
+            del self._num_by_model[model], self._turns[model]
+            self._latest_turn.pop(model, None)
+            self.on_change(model)
+
+    def _refund(self, waiting: _Waiting) -> None:
+        """Give the turn of a request that leaves the queue unserved to the tenant's requests behind it."""
+        for other in self._waiting:
+            if other.tenant == waiting.tenant and other.model == waiting.model and other.turn > waiting.turn:
+                other.turn -= waiting.cost
+        self._turns[waiting.model][waiting.tenant] -= waiting.cost
+        self._waiting.sort(key=_TURN)
 
     def _retry_after_s(self) -> float:
         """Estimated seconds until the requests now in the queue have left it, at the rate of the latest exits."""
