@@ -108,6 +108,9 @@ async def test_headers_are_forwarded_except_hop_by_hop_and_router_headers(script
         "traceparent": "00-1-2-01",
         "x-octavo-tenant": "other",
         "x-octavo-salt": "z",
+        "x-octavo-weight": "9",
+        "x-octavo-max-tokens": "9",
+        "x-octavo-model": "other",
         "connection": "keep-alive, x-hop",
         "x-hop": "1",
         "x-own": "kept",
@@ -116,7 +119,8 @@ async def test_headers_are_forwarded_except_hop_by_hop_and_router_headers(script
     seen = {name.lower(): value for name, value in seen.items()}
     assert (seen["traceparent"], seen["x-own"], seen["x-octavo-secret"]) == ("00-1-2-01", "kept", "s3cret")
     assert seen["x-octavo-tenant"].startswith("key-")
-    assert seen.keys().isdisjoint({"authorization", "x-octavo-salt", "x-hop"})
+    assert [name for name in seen if name.startswith("x-octavo")] == ["x-octavo-secret", "x-octavo-tenant"]
+    assert seen.keys().isdisjoint({"authorization", "x-hop"})
 
 
 async def test_a_large_head_in_one_segment_is_refused(scripted):
@@ -396,9 +400,9 @@ async def test_keys_take_turns_in_the_queue_by_the_tokens_that_they_ask_for(scri
 
     await scripted.replica(answer)
     (keys := tmp_path / "keys").write_text("long: a\nshort: b\n")
-    routed = await scripted.route(
-        api_key_file=(keys,), router_secret=("s3cret",), forward={"max_requests_per_replica": 1}
-    )
+    (tenants := tmp_path / "tenants.yaml").write_text("default: {weight: 20}")
+    settings = {"api_key_file": (keys,), "router_secret": ("s3cret",), "tenants_file": tenants}
+    routed = await scripted.route(**settings, forward={"max_requests_per_replica": 1})
     asking = []
     for key, fields in [("a", {"max_tokens": 128})] * 5 + [("b", {"max_tokens": 0})] * 4:
         asking.append(routed.http.post(CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"}))

@@ -156,6 +156,11 @@ class HttpSettings(Declared):
         "File with a secret per line, or folder with a secret per file, instead of --router-secret; reloaded when it "
         "changes. Replicas accept each secret, a router sends the first.",
     )
+    tenants_file: Path | None = setting(
+        None,
+        "YAML file with the weight and the limits of each API key, by the key's name; reloaded when it changes.",
+        metavar="FILE",
+    )
     limits: BodyLimits = field(default_factory=BodyLimits)
     max_body_memory: int = setting(
         256 * 2**20,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from octavo_engine.wire.records import Timing
     from octavo_engine.wire.sampling import SamplingParams
 
+    from octavo_server.tenants_file import TenantLimits
+
 
 @dataclass(slots=True, kw_only=True)
 class RequestSummary:
@@ -44,6 +46,7 @@ class RequestUsage:
 
     request_id: str
     tenant: str
+    limits: "TenantLimits"
     model: str
     path: str
     arrival_s: float

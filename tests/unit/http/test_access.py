@@ -6,9 +6,12 @@ from octavo_server.http.access import AccessPolicy, Identity, access_policy, kin
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.openai.errors import Forbidden, Unauthorized
 from octavo_server.router.settings import RouterSettings
+from octavo_server.tenants_file import TenantLimits
 from starlette.exceptions import HTTPException
 
 ADMIN_PORT = 9000
+SENT_LIMITS = [(b"x-octavo-weight", b"2.5"), (b"x-octavo-max-tokens", b"7")]
+LIMITS = TenantLimits.of_headers(b"2.5", b"7")
 
 
 @pytest.fixture
@@ -58,6 +61,8 @@ def test_the_table_matches_parameters_and_no_other_paths(path, kind):
         ([(b"authorization", b"Bearer ")], 401, 401, 401),
         ([*bearer(b"wrong"), *bearer(b"sk-a")], 401, 401, 401),
         (secret(b"s2"), *[Identity("bob", is_router=True)] * 3),
+        ([*secret(b"s2"), *SENT_LIMITS], *[Identity("bob", is_router=True, limits=LIMITS)] * 3),
+        ([*bearer(b"sk-a"), *SENT_LIMITS], Identity("alice"), 403, 404),
         (secret(b""), 401, 401, 401),
         ([*secret(b"wrong"), *bearer(b"boss")], 401, 401, 401),
     ],

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ from octavo_engine.wire.errors import OctavoError, StartupError
 from octavo_server.api_keys import CHECK_EVERY_S, FileWatch
 from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import AdapterFile
+from octavo_server.tenants_file import load_yaml
 
 if TYPE_CHECKING:
     from octavo_server.engine_client import EngineClient
@@ -56,26 +57,6 @@ class ListedAdapters:
 
     def __contains__(self, name: str) -> bool:
         return name in self.uris or name in self.faults
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which YAML's own loader drops the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        places: dict[Any, yaml.Mark] = {}
-        for key, _ in node.value:
-            place = key.start_mark
-            if (first := places.setdefault((key.tag, str(key.value)), place)) is not place:
-                raise yaml.YAMLError(
-                    f"the key {key.value!r} is in line {first.line + 1} and again in line {place.line + 1}: keep one "
-                    "of them"
-                )
-        return super().construct_mapping(node, deep)
-
-
-def load_yaml(text: str | bytes) -> Any:
-    """Parse YAML. Raises YAMLError, also for a key that a mapping has twice."""
-    return yaml.load(text, _Loader)
 
 
 def read_adapter_file(path: Path) -> ListedAdapters:

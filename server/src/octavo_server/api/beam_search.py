@@ -31,6 +31,7 @@ class BeamRun:
     length_penalty: float
     priority: int
     tenant: str
+    weight: float
     adapter: str
     reserve: Callable[[], BodyReservation]
 
@@ -89,6 +90,7 @@ class BeamRun:
             kind="final",
             priority=self.priority,
             tenant=self.tenant,
+            weight=self.weight,
             arrival_s=arrival_s,
             adapter=self.adapter,
         )

@@ -34,6 +34,7 @@ from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.request_metrics import RequestUsage
+from octavo_server.tenants_file import TenantsFile
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class ApiContext:
     sleep_control: SleepControl = field(init=False)
     body_budget: BodyBudget = field(init=False)
     admission: Admission = field(init=False)
+    tenants: TenantsFile = field(init=False)
     longest_token: int = field(init=False)
     max_output_tokens: int | None = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -86,6 +88,7 @@ class ApiContext:
         self.lifecycle.on_change = self.publish_readiness
         self.sleep_control = SleepControl(self.client, self.lifecycle)
         self.body_budget = BodyBudget(self.config.max_body_memory)
+        self.tenants = TenantsFile(self.config.tenants_file)
         self.admission = Admission(
             self.config.queue,
             max_running=most_seqs(self.client.config),
@@ -139,10 +142,11 @@ class ApiContext:
         state = request.scope["state"]
         request_id = body.request_id if body.request_id and is_usable(body.request_id) else state["request_id"]
         REQUEST_ID.set(request_id)
-        name = self.resolve_model_name(body.model)
+        name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
         usage = state["usage"] = RequestUsage(
             request_id=request_id,
-            tenant=state.get("tenant", ""),
+            tenant=tenant,
+            limits=state.get("limits") or self.tenants.limits(tenant),
             model=name,
             path=request.scope["path"],
             arrival_s=time.monotonic(),
@@ -180,7 +184,10 @@ class ApiContext:
             admission=self.admission,
             budget=self.body_budget,
             track=track,
-            max_output_tokens=self.max_output_tokens,
+            max_output_tokens=min(
+                (limit for limit in (self.max_output_tokens, usage.limits.max_tokens) if limit is not None),
+                default=None,
+            ),
             length_penalty=_length_penalty(body),
             log_output=OutputLog(meta.id, self.config.max_log_len).add if self.config.enable_log_outputs else None,
         )

@@ -209,6 +209,7 @@ class Generation:
                 length_penalty=self.length_penalty,
                 priority=self.priority,
                 tenant=self.tenant,
+                weight=self.usage.limits.weight,
                 adapter=self.adapter,
                 reserve=self.reserve_answer,
             ).outputs()
@@ -220,6 +221,7 @@ class Generation:
             kind="delta",
             priority=self.priority,
             tenant=self.tenant,
+            weight=self.usage.limits.weight,
             start_by_s=None if limit_s is None else time.monotonic() + limit_s,
             adapter=self.adapter,
         )

@@ -12,6 +12,7 @@ from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.http.router_secret import router_secrets
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_server.tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from octavo_engine.text.template import ChatTemplate
@@ -71,6 +72,7 @@ def check_keys(config: ServerConfig) -> None:
     if config.enable_log_outputs and not config.enable_log_requests:
         raise StartupError("--enable-log-outputs needs --enable-log-requests: add it.")
     ApiKeys(config.api_key, config.api_key_file)
+    TenantsFile(config.tenants_file)
     router_secrets(config.router_secret, config.router_secret_file)
     if config.router_only and not config.has_router_secret:
         raise StartupError("--router-only needs the router's secret: add --router-secret or --router-secret-file.")

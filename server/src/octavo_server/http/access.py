@@ -22,9 +22,16 @@ from octavo_server.config import HttpSettings
 from octavo_server.http.allowed_hosts import ANY, AllowedHosts
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.request_threads import TENANT
-from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, router_secrets
+from octavo_server.http.router_secret import (
+    MAX_TOKENS_HEADER,
+    SECRET_HEADER,
+    TENANT_HEADER,
+    WEIGHT_HEADER,
+    router_secrets,
+)
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
+from octavo_server.tenants_file import TenantLimits
 
 #: `probe` and `metrics` are open to everybody, `public` too unless the server runs with --router-only. With an admin
 #: port, `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.
@@ -72,13 +79,17 @@ FOREIGN_HOST = (
 MAX_HOST_CHARS = 100
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
 _ORIGIN, _HOST, _X_API_KEY, _VERSION = b"origin", b"host", b"x-api-key", VERSION.encode()
+_WEIGHT, _MAX_TOKENS = WEIGHT_HEADER.encode(), MAX_TOKENS_HEADER.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
+    """`limits`: those that a router sends for the tenant."""
+
     tenant: str = ""
     is_admin: bool = False
     is_router: bool = False
+    limits: TenantLimits | None = None
 
 
 ANONYMOUS = Identity()
@@ -135,7 +146,8 @@ class AccessPolicy:
         if (is_messages_path(path) or _VERSION in sent) and _AUTHORIZATION not in sent:
             sent[_AUTHORIZATION] = b"Bearer " + sent.get(_X_API_KEY, b"")
         if self._is_router(sent):
-            return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True)
+            limits = TenantLimits.of_headers(sent.get(_WEIGHT), sent.get(_MAX_TOKENS))
+            return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True, limits=limits)
         if self._is_router_only:
             raise Unauthorized(ROUTERS_ONLY)
         if kind in ("client", "public"):
@@ -240,7 +252,7 @@ class AccessMiddleware:
         except (Unauthorized, Forbidden, HTTPException) as error:
             await error_reply(error, path=scope["path"])(scope, receive, send)
             return
-        scope.setdefault("state", {})["tenant"] = identity.tenant
+        scope.setdefault("state", {}).update(tenant=identity.tenant, limits=identity.limits)
         TENANT.set(identity.tenant)
         await self._app(scope, receive, send if self._policy.shows_internals(identity) else _without_internals(send))
 
@@ -263,4 +275,4 @@ def _read_headers(headers: RawHeaders) -> dict[bytes, bytes]:
     return sent
 
 
-_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST, _X_API_KEY, _VERSION})
+_READ = frozenset({_AUTHORIZATION, _SECRET, _TENANT, _ORIGIN, _HOST, _X_API_KEY, _VERSION, _WEIGHT, _MAX_TOKENS})

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SECRET_HEADER = "x-octavo-secret"
 TENANT_HEADER = "x-octavo-tenant"
+WEIGHT_HEADER = "x-octavo-weight"  # of the tenant
+MAX_TOKENS_HEADER = "x-octavo-max-tokens"  # limit of each output
 
 
 class OutgoingSecret:

@@ -44,6 +44,7 @@ from octavo_server.router.proxy.retries import RetryBudget
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
 from octavo_server.supervise import cancel_tasks, supervised
+from octavo_server.tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer
@@ -70,6 +71,7 @@ class Router:
         self.group = group or WorkerGroup()
         self.settings = settings
         self._secret = OutgoingSecret(settings.router_secret, settings.router_secret_file)
+        self.tenants = TenantsFile(settings.tenants_file)
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
@@ -140,6 +142,7 @@ class Router:
             access=access,
             cors=self.settings.cors,
             secret=self._secret,
+            tenants=self.tenants,
             retry_budget=RetryBudget(),
             budget=BodyBudget(self.settings.max_body_memory),
         )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Pause before a retry when no other replica is left: meanwhile the KV stream reports whether the replica has stopped.
 ROUND_PAUSE_S = 0.05
-#: Output tokens that a request is charged for at most in the queue, as few requests use all that they ask for.
-MAX_OUTPUT_COST = 128
 #: Status codes of a proxy, or of a replica that is starting or stopping. Not 500: the request itself may be the cause.
 UNAVAILABLE = frozenset({502, 503, 504})
 
@@ -64,10 +62,12 @@ class Balancer:
         prompt: "Prompt",
         *,
         tenant: str = "",
+        weight: float = 1.0,
         exclude: "Collection[Replica]" = (),
         hold_s: float,
     ) -> "AsyncIterator[Lease]":
         """Lease a replica for one attempt of a request. `exclude`: replicas to avoid as long as there are others.
+        `weight`: of the tenant.
 
         Raises Overloaded if the queue or the tenant's share of it is full, and Unavailable if no replica was free for
         `hold_s`.
@@ -77,7 +77,8 @@ class Balancer:
         if not candidates:
             if exclude:
                 await asyncio.sleep(ROUND_PAUSE_S)
-            waited_s, candidates = await self._wait_candidates(model, prompt, tenant, hold_s)
+            cost = (prompt.num_tokens + 2 * prompt.expected_output_tokens) / weight
+            waited_s, candidates = await self._wait_candidates(model, tenant, cost, hold_s)
         lease = self._choose(prompt, candidates)
         lease.waited_s = waited_s
         outcome: Outcome | None = None
@@ -160,9 +161,8 @@ class Balancer:
         return replicas
 
     async def _wait_candidates(
-        self, model: str, prompt: "Prompt", tenant: str, hold_s: float
+        self, model: str, tenant: str, cost: float, hold_s: float
     ) -> "tuple[float, Sequence[Replica]]":
-        max_tokens = MAX_OUTPUT_COST if prompt.max_tokens is None else min(prompt.max_tokens, MAX_OUTPUT_COST)
         waited_s = 0.0
         has_room = partial(self.has_other, model, ())
         while True:
@@ -170,7 +170,7 @@ class Balancer:
                 model,
                 has_room,
                 tenant=tenant,
-                cost=prompt.num_tokens + 2 * max_tokens,
+                cost=cost,
                 hold_s=max(hold_s - waited_s, 0.0),
                 why=self._why_none(model),
                 wake_s=partial(self._wake_s, model),

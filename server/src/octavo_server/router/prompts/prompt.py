@@ -21,6 +21,7 @@ CHARS_PER_TOKEN = 4
 OPENING_CHARS = 256
 #: Number of prompts' beginnings whose hashes are cached.
 MAX_OPENINGS = 1024
+MAX_EXPECTED = 128
 #: Approximate number of tokens that a template adds to each message.
 TOKENS_PER_MESSAGE = 4
 
@@ -40,6 +41,11 @@ class Prompt(NamedTuple):  # constructed three times as fast as a frozen datacla
     is_exact: bool = False
     max_tokens: int | None = None  # output limit of the request; None if it sets none
     num_outputs: int = 1
+
+    @property
+    def expected_output_tokens(self) -> int:
+        """Tokens that an output is assumed to have, as few requests use all that they ask for."""
+        return MAX_EXPECTED if self.max_tokens is None else min(self.max_tokens, MAX_EXPECTED)
 
 
 def kind_of_body(kind: RouteKind, body: Mapping[str, Any]) -> Kind:

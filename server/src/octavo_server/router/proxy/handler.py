@@ -22,7 +22,13 @@ from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.request_id import request_id_of
 from octavo_server.http.request_threads import TENANT
 from octavo_server.http.responses import log_failure
-from octavo_server.http.router_secret import SECRET_HEADER, TENANT_HEADER, OutgoingSecret
+from octavo_server.http.router_secret import (
+    MAX_TOKENS_HEADER,
+    SECRET_HEADER,
+    TENANT_HEADER,
+    WEIGHT_HEADER,
+    OutgoingSecret,
+)
 from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, describe
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
@@ -35,6 +41,7 @@ from octavo_server.router.proxy.request import DIALECTS, KINDS, ProxyRequest
 from octavo_server.router.proxy.retries import Retries, RetryBudget, retry_reason
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
+from octavo_server.tenants_file import TenantLimits, TenantsFile
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.lease import Lease
@@ -70,6 +77,7 @@ class ProxyHandler:
     access: AccessPolicy
     cors: CorsPolicy
     secret: OutgoingSecret
+    tenants: TenantsFile
     budget: BodyBudget
     retry_budget: RetryBudget
 
@@ -99,7 +107,12 @@ class ProxyHandler:
         while True:
             try:
                 async with self.balancer.acquire(
-                    request.model, request.prompt, tenant=request.tenant, exclude=retries.tried, hold_s=hold_s
+                    request.model,
+                    request.prompt,
+                    tenant=request.tenant,
+                    weight=request.weight,
+                    exclude=retries.tried,
+                    hold_s=hold_s,
                 ) as lease:
                     hold_s -= lease.waited_s
                     request.observer.record_decision(request.prompt, lease.decision, lease.decision_s)
@@ -143,13 +156,15 @@ class ProxyHandler:
         kind = KINDS.get(scope["path"])
         downstream.dialect = DIALECTS.get(kind, "chunks")
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
-        without, extra = self._own_headers(downstream.headers, tenant, observer)
+        limits = self.tenants.limits(tenant)
+        without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
         request = ProxyRequest(
             target=downstream.target,
             headers=downstream.headers,
             body=raw,
             model=model,
             tenant=tenant,
+            weight=limits.weight,
             prompt=prompt,
             observer=observer,
             without=without,
@@ -185,12 +200,17 @@ class ProxyHandler:
             limit_s = min(limit_s, service.hold_s)
         return max(limit_s - (asyncio.get_running_loop().time() - downstream.begun_s), 0.0)
 
-    def _own_headers(self, headers: Headers, tenant: str, observer: RequestObserver) -> tuple[Collection[bytes], bytes]:
+    def _own_headers(
+        self, headers: Headers, tenant: str, limits: TenantLimits, observer: RequestObserver
+    ) -> tuple[Collection[bytes], bytes]:
         """Return the names of client headers that are not forwarded, and the header lines that the router adds."""
         extra = f"x-request-id: {observer.request_id}\r\n"
         replica_key, secret = self.settings.replica_key, self.secret.current
         if secret:
             extra += f"{SECRET_HEADER}: {secret}\r\n{TENANT_HEADER}: {tenant}\r\n"
+        if secret and self.tenants.is_given:
+            extra += f"{WEIGHT_HEADER}: {limits.weight}\r\n"
+            extra += f"{MAX_TOKENS_HEADER}: {limits.max_tokens}\r\n" if limits.max_tokens else ""
         if replica_key:
             extra += f"authorization: Bearer {replica_key}\r\n"
         without = NOT_FORWARDED if not self.access.has_keys and not replica_key else NOT_FORWARDED_KEYED

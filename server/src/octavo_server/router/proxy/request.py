@@ -43,6 +43,7 @@ class ProxyRequest:
     body: bytes
     model: str
     tenant: str
+    weight: float
     prompt: "Prompt"
     observer: "RequestObserver"
     without: Collection[bytes]
