@@ -1,8 +1,10 @@
 """Images in `/v1/chat/completions`: a tiny SmolVLM in a real engine core, through the `openai` package."""
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,11 @@ import openai
 import pytest
 import pytest_asyncio
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import EngineConfig
 from octavo_server.config import RequestLimits
 from octavo_testing.core_process import running, scripted_environment
-from octavo_testing.pictures import BLUE, RED, empty_png, encoded, quarter
+from octavo_testing.failing_tower import LOADER, TOWER_FAULT
+from octavo_testing.pictures import BLACK, BLUE, GREEN, RED, empty_png, encoded, quarter
 from octavo_testing.routing import routing
 from octavo_testing.server import MODEL, Served, serving
 from octavo_testing.tiny_vision import make_tiny_vision
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PNG = encoded(quarter(RED), "PNG")
 OTHER = encoded(quarter(BLUE, size=(90, 30)), "WEBP", lossless=True)
+COLOURS = (RED, GREEN, BLUE, BLACK)
 LIMIT = 200_000
 EXACT: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True}
 
@@ -32,12 +35,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_vision("smolvlm", tmp_path_factory.mktemp("vision"))
 
 
+@pytest.fixture(scope="module")
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that makes the tower fail for pictures of a single colour."""
+    return tmp_path_factory.mktemp("fault") / "fault"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(folder: Path) -> AsyncIterator[Served]:
-    with scripted_environment():
+async def server(folder: Path, fault: Path) -> AsyncIterator[Served]:
+    with scripted_environment(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOWER_FAULT, str(fault))
         config = EngineConfig(model=str(folder), dtype="float32", max_model_len=256, limit_mm_per_prompt={"image": 9})
         async with (
-            running(config, DEFAULT_LOADER) as engine,
+            running(config, LOADER) as engine,
             serving(engine, limits=RequestLimits(max_request_bytes=LIMIT), max_body_memory=4 * LIMIT) as served,
         ):
             yield served
@@ -61,19 +71,24 @@ CONVERSATIONS = {
         *ask(image(OTHER), "And this?"),
     ],
 }
+#: Conversations about pictures of a single colour, by the fault of the tower and whether the answer is streamed.
+PLAIN = {
+    (fault, stream): ask("Which?", image(encoded(quarter(colour, colour, size=(64, 64)), "PNG")), "?")
+    for (fault, stream), colour in zip(product(("raises", "poisons"), (False, True)), COLOURS, strict=True)
+}
 
 
 @pytest.fixture(scope="module")
-def offline(folder: Path) -> dict[str, Any]:
+def offline(folder: Path) -> dict[Any, Any]:
     """The answers of `LLM.chat`."""
-    llm = LLM(str(folder), dtype="float32", max_model_len=256)
-    outputs = llm.chat(list(CONVERSATIONS.values()), SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    llm, asked = LLM(str(folder), dtype="float32", max_model_len=256), CONVERSATIONS | PLAIN
+    outputs = llm.chat(list(asked.values()), SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
     llm.shutdown()
-    return dict(zip(CONVERSATIONS, outputs, strict=True))
+    return dict(zip(asked, outputs, strict=True))
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_answers_equal_those_of_llm(server: Served, offline: dict[str, Any], name: str) -> None:
+async def test_answers_equal_those_of_llm(server: Served, offline: dict[Any, Any], name: str) -> None:
     messages, wanted = CONVERSATIONS[name], offline[name]
     whole = await server.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
     assert whole.choices[0].message.content == wanted.outputs[0].text
@@ -134,6 +149,35 @@ async def test_refusals_name_the_place(server: Served, name: str, stream: bool) 
     assert good.usage.completion_tokens
 
 
+@pytest.mark.parametrize(("kind", "stream"), PLAIN)
+async def test_a_tower_that_fails_for_one_image_ends_its_request_only(
+    server: Served, fault: Path, offline: dict[Any, Any], kind: str, stream: bool
+) -> None:
+    """Asked again, the image is computed again: neither its error nor its blocks are kept."""
+    messages = PLAIN[kind, stream]
+    good = [CONVERSATIONS[name] for name in list(CONVERSATIONS)[:3]]
+
+    async def answer(messages: list[dict[str, Any]], *, stream: bool = False) -> str:
+        create = server.openai.chat.completions.create
+        if not stream:
+            return (await create(model=MODEL, messages=messages, **EXACT)).choices[0].message.content
+        chunks = await create(model=MODEL, messages=messages, stream=True, **EXACT)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    fault.write_text(kind)
+    try:
+        tasks = [answer(messages, stream=stream), *(answer(each) for each in good)]
+        failed, *others = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        fault.unlink()
+    assert isinstance(failed, openai.APIStatusError)
+    assert failed.status_code == 500
+    assert others == [offline[name].outputs[0].text for name in list(CONVERSATIONS)[:3]]
+    again = await server.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
+    assert again.choices[0].message.content == offline[kind, stream].outputs[0].text
+    assert again.usage.prompt_tokens_details.cached_tokens <= 16, "only the block before the image may be cached"
+
+
 async def test_images_hold_the_memory_of_bodies_until_their_answer_ends(server: Served) -> None:
     budget = server.server.config.app.state.context.body_budget
     answer = {"messages": CONVERSATIONS["two images"], "stream": True, "max_tokens": 32, "ignore_eos": True}
@@ -153,7 +197,7 @@ async def test_images_beyond_the_memory_of_bodies_wait_outside(server: Served) -
     assert (await server.http.post("/v1/chat/completions", json={**body, "more": "x" * 4000})).status_code == 413
 
 
-async def test_a_router_forwards_images(server: Served, offline: dict[str, Any]) -> None:
+async def test_a_router_forwards_images(server: Served, offline: dict[Any, Any]) -> None:
     body = {"messages": CONVERSATIONS["two images"], **EXACT}
     async with routing(server.url) as routed:
         answer = await routed.http.post("/v1/chat/completions", json=body)
