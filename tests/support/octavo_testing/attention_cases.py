@@ -23,20 +23,18 @@ def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tup
     counts = [-(-n // block_size) for n in lens]
     ids = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
     tables = torch.full((len(shapes), max(counts) + 1), -1, dtype=torch.int32)
-    slots, positions = [], []
+    slots: list[int] = []
     for i, shape in enumerate(shapes):
         table, ids = ids[: counts[i]], ids[counts[i] :]
         tables[i, : counts[i]] = torch.tensor(table, dtype=torch.int32)
         for position in range(shape.computed, lens[i]):
             slots.append(table[position // block_size] * block_size + position % block_size)
-            positions.append(position)
     starts = torch.tensor([0, *[s.query for s in shapes]]).cumsum(0).to(torch.int32)
     batch = AttentionBatch(
         query_start=starts,
         seq_lens=torch.tensor(lens, dtype=torch.int32),
         block_tables=tables,
         slots=torch.tensor(slots, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
         max_query_len=max(s.query for s in shapes),
         max_seq_len=max(lens),
         num_keys=sum(lens),
@@ -45,7 +43,7 @@ def make_batch(shapes: list[SeqShape], block_size: int, *, seed: int = 0) -> tup
 
 
 def on_device(batch: AttentionBatch, device: str) -> AttentionBatch:
-    names = ("query_start", "seq_lens", "block_tables", "slots", "positions")
+    names = ("query_start", "seq_lens", "block_tables", "slots")
     return replace(batch, **{name: getattr(batch, name).to(device) for name in names})
 
 
@@ -62,7 +60,6 @@ def part_of(batch: AttentionBatch, seqs: list[int], padding: int = 0) -> tuple[A
         seq_lens=F.pad(batch.seq_lens[seqs], (0, padding)),
         block_tables=F.pad(batch.block_tables[seqs], (0, 0, 0, padding)),
         slots=F.pad(batch.slots[places], (0, padding), value=-1),
-        positions=F.pad(batch.positions[places], (0, padding)),
         max_query_len=int(counts.max()),
         max_seq_len=int(batch.seq_lens[seqs].max()),
         num_keys=int(batch.seq_lens[seqs].sum()),
@@ -123,7 +120,6 @@ def history_batch(batch: AttentionBatch, seq: int, computed: int, block_size: in
         seq_lens=torch.tensor([computed], dtype=torch.int32),
         block_tables=table,
         slots=table[0, position // block_size].long() * block_size + position % block_size,
-        positions=position,
         max_query_len=computed,
         max_seq_len=computed,
         num_keys=computed,

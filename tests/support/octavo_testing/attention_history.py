@@ -76,7 +76,6 @@ class History:
             seq_lens=torch.tensor(lens, dtype=torch.int32),
             block_tables=tables,
             slots=slots,
-            positions=torch.zeros_like(slots),
             max_query_len=max(tokens, 1),
             max_seq_len=max(lens),
             num_keys=sum(lens),

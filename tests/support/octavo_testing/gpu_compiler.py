@@ -282,7 +282,6 @@ class MetaSteps:
             seq_lens=_ints(seqs),
             block_tables=_ints(seqs, table_width),
             slots=_ints(tokens),
-            positions=_ints(tokens),
             max_query_len=max_query_len,
             max_seq_len=16 * table_width,
             num_keys=16 * table_width * seqs,
@@ -290,7 +289,7 @@ class MetaSteps:
         context = ForwardContext(batch=batch, backend=self.backend)
         with torch.inference_mode():
             self.backend.begin_step(batch)
-            hidden = self.model.forward(_ints(tokens), batch.positions, context)
+            hidden = self.model.forward(_ints(tokens), _ints(tokens), context)
             logits = self.model.logits(hidden[:seqs])
             return logits, sampling.sample(logits, _ints(seqs, 8))
 

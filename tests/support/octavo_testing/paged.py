@@ -69,7 +69,6 @@ class PagedDriver:
             seq_lens=torch.tensor(lengths, dtype=torch.int32),
             block_tables=tables.int(),
             slots=slots,
-            positions=positions,
             max_query_len=max(counts),
             max_seq_len=max(lengths),
             num_keys=sum(lengths),

@@ -26,7 +26,6 @@ def step(start: int, queries: int, blocks: Tensor) -> AttentionBatch:
         seq_lens=torch.tensor([start + queries], dtype=torch.int32),
         block_tables=blocks[None].to(torch.int32),
         slots=blocks[positions // BLOCK] * BLOCK + positions % BLOCK,
-        positions=positions,
         max_query_len=queries,
         max_seq_len=start + queries,
         num_keys=start + queries,

@@ -101,7 +101,6 @@ class GraphedSteps:
             seq_lens=self._lengths[:size],
             block_tables=self._tables[:size],
             slots=self._slots[:size],
-            positions=positions,
             max_query_len=1,
             max_seq_len=self._max_model_len,
             num_keys=self._most_keys,

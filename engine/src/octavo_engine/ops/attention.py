@@ -48,7 +48,6 @@ class AttentionBatch:
     seq_lens: Int[Tensor, " seqs"]  # tokens with KV after this step's writes
     block_tables: Int[Tensor, "seqs max_blocks"]
     slots: Int[Tensor, " tokens"]
-    positions: Int[Tensor, " tokens"]
     max_query_len: int
     max_seq_len: int
     num_keys: int

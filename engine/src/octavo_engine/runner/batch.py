@@ -146,7 +146,6 @@ class PersistentBatch:
             seq_lens=seq_lens,
             block_tables=block_tables,
             slots=write_slots,
-            positions=row_positions,
             max_query_len=int(num_rows.max()),
             max_seq_len=longest,
             num_keys=int(lengths.sum()),
