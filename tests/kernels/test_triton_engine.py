@@ -3,8 +3,14 @@
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import torch
 from octavo_engine import LLM, SamplingParams
+from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
+from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.wire.records import ImageSpan
+from octavo_testing.decode_pairs import GraphedDevice, Pair
 from octavo_testing.tiny_models import make_tiny
+from octavo_testing.tiny_vision import make_tiny_vision
 from octavo_testing.triton_device import triton_kernels
 
 PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (25, 16, 3)]
@@ -21,6 +27,27 @@ def generate(folder: Path, attention: AbstractContextManager[None]) -> list[list
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
         llm.shutdown()
     return [output.outputs[0].token_ids for output in outputs]
+
+
+class TritonGraphs(GraphedDevice):
+    """A CPU with the graphs of a GPU and its kernels, in the interpreter."""
+
+    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        return CudaBackend(specs, block_size, dtype, self.torch_device, num_programs=5)
+
+
+def test_a_graph_rotates_tokens_after_an_image_by_their_positions(tmp_path: Path) -> None:
+    """Positions differ from places, where keys and values are written: logits equal those of eager steps."""
+    folder = make_tiny_vision("qwen2_vl", tmp_path)
+    with triton_kernels():
+        pair = Pair.open(folder, device=TritonGraphs, dtype="float32", max_num_seqs=2)
+        pair.add(0, list(range(5, 30)), images=(ImageSpan(start=6, length=12, digest=b"", grid=(3, 4)),))
+        graphs = pair.recorded.device.graphed
+        assert graphs is not None
+        for _ in range(2):
+            pair.decode([0])
+            assert graphs._tokens[1, :1].tolist() == [pair.lengths[0] - 1 - 8]
+            assert graphs._lengths[:1].tolist() == [pair.lengths[0]]
 
 
 def test_an_engine_gives_the_same_tokens(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ little, so log-probabilities are compared: of the prompt's tokens, and of the wh
 Each test asserts by the engine's counters that its case has occurred.
 """
 
+import json
 import math
 import shutil
 from base64 import b64encode
@@ -20,8 +21,11 @@ import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
 from octavo_engine.frontend.beam_search import BeamSearchParams
 from octavo_engine.models.vision_tower import VisionTower
+from octavo_engine.ops.native_library import native_library
+from octavo_engine.ops.recording import Recording
 from octavo_testing.tiny_models import VOCAB
 from octavo_testing.tiny_vision import (
+    IMAGE,
     QUANTISED_IMAGE,
     TEXT,
     TINY_VISION,
@@ -33,7 +37,8 @@ from octavo_testing.tiny_vision import (
     picture,
 )
 from PIL import Image
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 pytestmark = pytest.mark.slow
 
@@ -179,13 +184,17 @@ def test_other_images_of_equal_size_share_no_block_from_their_first_token_on(cas
     assert same.prompt_token_ids == different.prompt_token_ids
     assert same.num_cached_tokens >= len(same.prompt_token_ids) - 16
     assert 16 <= different.num_cached_tokens < 16 + 16, "text before the image, as marks of its first tile, is shared"
-    assert case.distance([other], [different]) <= TOLERANCE
+    assert case.distance([one, other], [same, different]) <= TOLERANCE
 
 
 def test_text_only_requests_equal_the_text_model_bit_for_bit(case: Case, tmp_path: Path) -> None:
     """Also beside a request with an image, in the same steps."""
     ours = case.reference.model
-    text_model = AutoModelForCausalLM.from_config(ours.config.text_config).eval()
+    text_config = ours.config.text_config
+    if "_vl_" in text_config.model_type:  # Qwen-VL: without images it is Qwen 2 or 3
+        keys = text_config.to_dict() | {"tie_word_embeddings": ours.config.tie_word_embeddings}
+        text_config = AutoConfig.for_model(keys.pop("model_type")[:5], **keys)
+    text_model = AutoModelForCausalLM.from_config(text_config).eval()
     text_model.base_model.load_state_dict(ours.base_model.get_decoder().state_dict())
     text_model.get_output_embeddings().load_state_dict(ours.get_output_embeddings().state_dict())
     text_model.save_pretrained(tmp_path / "text")
@@ -216,7 +225,7 @@ def test_a_tower_that_fails_for_one_image_ends_its_request_only(case: Case, monk
 
     def fail(tower: VisionTower, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         found = inputs["pixel_values"]
-        is_bad = found.shape == shown.shape and found.allclose(shown, atol=1e-5)
+        is_bad = found.numel() == shown.numel() and found.flatten().allclose(shown.flatten(), atol=1e-5)
         return encode(tower, inputs) * (math.nan if is_bad else 1)
 
     with case.llm(max_num_batched_tokens=16) as llm:
@@ -239,7 +248,8 @@ def test_a_conversation_with_images_equals_transformers(case: Case) -> None:
     ]
     conversation = [{"role": "user", "content": parts}]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=-1, prompt_logprobs=0)
-    with case.llm() as llm:
+    params.logit_bias = {IMAGE: -100.0}  # the reference would look for its image
+    with case.llm(max_model_len=256) as llm:
         outputs = llm.chat(conversation, params, use_tqdm=False)
     assert case.distance([ImagePrompt([], [shown, shown])], outputs) <= TOLERANCE
 
@@ -260,6 +270,70 @@ def test_an_engine_that_slept_sees_again(case: Case) -> None:
         llm.wake_up()
         outputs = generate(llm, prompts())
     assert case.distance(prompts(), outputs) <= TOLERANCE
+
+
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+@pytest.fixture
+def qwen(case: Case) -> Case:
+    if case.folder.name not in QWEN:
+        pytest.skip("only Qwen-VL has positions of two dimensions, and published configs that are flat")
+    return case
+
+
+@pytest.mark.parametrize("size", [(64, 32), (30, 50), (16, 160), (300, 10), (9, 270), (1, 1)], ids=str)
+def test_images_of_all_shapes_and_the_text_after_them_equal_transformers(qwen: Case, size: tuple[int, int]) -> None:
+    batch = [image_prompt(text(5), picture(3, width=size[0], height=size[1]), text(3, seed=9))]
+    with qwen.llm() as llm:
+        outputs = generate(llm, batch, max_tokens=60)
+    assert qwen.distance(batch, outputs) <= TOLERANCE
+
+
+@pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+def test_decode_steps_after_an_image_are_replayed(qwen: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities equal those of eager steps. Steps in fp32 are never recorded."""
+    replays, replay = list[None](), Recording.replay
+
+    def count(recording: Recording) -> None:
+        replays.append(None)
+        replay(recording)
+
+    monkeypatch.setattr(Recording, "replay", count)
+    found, num_replays = [], []
+    for is_eager in (True, False):
+        with qwen.llm(dtype="bfloat16", enforce_eager=is_eager) as llm:
+            outputs = generate(llm, prompts(), max_tokens=20, prompt_logprobs=None)
+        found.append([(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs])
+        num_replays.append(len(replays))
+    assert found[0] == found[1]
+    assert num_replays[0] == 0
+    assert num_replays[1] >= 15
+
+
+@pytest.mark.parametrize("named", ["model.language_model.", "model."])
+def test_both_layouts_of_published_files_give_equal_answers(qwen: Case, tmp_path: Path, named: str) -> None:
+    """Old files have names of a text model and `visual` beside them, and a config without `text_config`."""
+    folder = shutil.copytree(qwen.folder, tmp_path / "model")
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        plain = name.replace("language_model.", "").replace("model.visual.", "visual.")
+        is_old = named == "model." or plain.startswith("lm_head")
+        tower = plain if is_old else f"model.{plain}"
+        tensors[tower if plain.startswith("visual.") else plain if is_old else plain.replace("model.", named)] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    if named == "model." and config["model_type"] != "qwen3_vl":
+        part = config.pop("text_config") | {"rope_scaling": {"type": "mrope"}}
+        rope = part.pop("rope_parameters")
+        part["rope_scaling"]["mrope_section"], part["rope_theta"] = rope["mrope_section"], rope["rope_theta"]
+        config = part | config
+        config["vision_config"]["model_type"] = config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with qwen.llm() as llm:
+        wanted = generate(llm, prompts())
+    with replace(qwen, folder=folder).llm() as llm:
+        assert rows(generate(llm, prompts())) == rows(wanted)
 
 
 def test_random_weights_take_images(case: Case) -> None:

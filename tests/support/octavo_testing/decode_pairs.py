@@ -28,6 +28,7 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.records import ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
 from torch import Tensor
 
@@ -81,17 +82,22 @@ class GraphedDevice(ShownDevice):
 
 
 class ShownModel:
-    """A model that keeps its last logits. `before`: called with the input ids before the model's Python code runs."""
+    """A model that keeps its last logits, and the positions of the last run of its Python code.
+
+    `before`: called with the input ids before this code runs.
+    """
 
     def __init__(self, model: RunnableModel) -> None:
         self._model = model
         self.seen: Tensor | None = None
+        self.positions: Tensor | None = None
         self.waits_for_device = model.waits_for_device
         self.forwards = 0
         self.before: Callable[[Tensor], object] | None = None
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         self.forwards += 1
+        self.positions = positions
         if self.before is not None:
             self.before(inputs)
         return self._model.forward(inputs, positions, ctx)
@@ -171,12 +177,23 @@ class Pair:
             assert self.recorded.model.seen.equal(self.eager.model.seen)
         return want
 
-    def add(self, seq_id: int, tokens: list[int], *, prefix_of: int | None = None, num_prefix: int = 0) -> None:
-        """Start a sequence; its first `num_prefix` tokens use the blocks of the cached prefix of another one."""
+    def add(
+        self,
+        seq_id: int,
+        tokens: list[int],
+        *,
+        prefix_of: int | None = None,
+        num_prefix: int = 0,
+        images: tuple[ImageSpan, ...] = (),
+    ) -> None:
+        """Start a sequence; its first `num_prefix` tokens use the blocks of the cached prefix of another one.
+
+        The tokens of `images` have the positions of images, but the embeddings of tokens.
+        """
         blocks = [] if prefix_of is None else self.tables[prefix_of][: num_prefix // 16]
         self.tokens[seq_id], self.tables[seq_id], self.lengths[seq_id] = list(tokens), list(blocks), num_prefix
         params = SamplingParams(temperature=0, max_tokens=10000)
-        new = NewSeq(seq_id=seq_id, token_ids=tokens, num_prompt_tokens=len(tokens), params=params)
+        new = NewSeq(seq_id=seq_id, token_ids=tokens, num_prompt_tokens=len(tokens), params=params, images=images)
         step = self._step(seq_id, len(tokens) - num_prefix, table_start=0)
         self._append(self.both(StepPlan(step_id=0, new_seqs=[new], seqs=[step])))
 

@@ -33,6 +33,13 @@ TEXT = {
     "eos_token_id": 2,
 }
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def _with_tower(name: str, **keys: Any) -> VisionFiles:
+    files = VISION[name]
+    return replace(files, hf=files.hf | {"vision_config": files.hf["vision_config"] | keys})
+
+
 #: By name: the files, and keys of the text part. One has a tied head, one another text part and several tower layers.
 TINY_VISION: dict[str, tuple[VisionFiles, dict[str, Any]]] = {
     "smolvlm": (
@@ -45,9 +52,27 @@ TINY_VISION: dict[str, tuple[VisionFiles, dict[str, Any]]] = {
         replace(VISION["llava_full"], hf=VISION["llava_full"].hf | {"vision_feature_layer": [-2, -1]}),
         {"model_type": "qwen2"},
     ),
+    "qwen2_vl": (
+        _with_tower("qwen2_vl", hidden_size=64, embed_dim=32, mlp_ratio=2),
+        {"rope_parameters": {"rope_theta": 300.0, "mrope_section": [2, 3, 3]}},
+    ),
+    "qwen2_5_vl": (
+        _with_tower("qwen2_5_vl", num_hidden_layers=3, out_hidden_size=64, window_size=18, fullatt_block_indexes=[1]),
+        {"rope_parameters": {"rope_theta": 300.0, "mrope_section": [4, 3, 1]}, "tie_word_embeddings": True},
+    ),
+    "qwen3_vl": (
+        _with_tower(
+            "qwen3_vl",
+            num_hidden_layers=3,
+            out_hidden_size=64,
+            num_position_embeddings=16,
+            deepstack_visual_indexes=[0, 2],
+        ),
+        {"head_dim": 24, "rope_parameters": {"rope_theta": 300.0, "mrope_section": [6, 3, 3]}},
+    ),
 }
 #: Arrays that a tower takes.
-_ARRAYS = ("pixel_values", "pixel_attention_mask")
+_ARRAYS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
 
 
 def make_tiny_vision(name: str, folder: Path, *, seed: int = 0) -> Path:
@@ -65,7 +90,7 @@ def _make_model(files: VisionFiles, text: dict[str, Any], image_token_id: int, *
         hf["vision_config"] |= {"projection_dim": 32}
     hf |= {"image_token_index" if files.family == "llava" else "image_token_id": image_token_id}
     hf["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
-    config = AutoConfig.for_model(files.family, **hf)
+    config = AutoConfig.for_model(hf.pop("model_type", files.family), **hf)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
     scramble(model, seed)
     return model
@@ -142,6 +167,30 @@ class Reference:
         each = [self.arrays(data) for data in images]
         axis = 1 if each and each[0]["pixel_values"].dim() == 5 else 0  # [1, tiles, ...]: a prompt has all tiles
         inputs = {name: torch.cat([arrays[name] for arrays in each], axis) for name in each[0]} if each else {}
+        if "image_grid_thw" in inputs:
+            inputs["position_ids"] = self._positions(token_ids, inputs["image_grid_thw"])
         with torch.inference_mode():
             logits: torch.Tensor = self.model(input_ids=torch.tensor([token_ids]), **inputs).logits[0]
         return logits
+
+    def _positions(self, token_ids: list[int], grids: torch.Tensor) -> torch.Tensor:
+        """Return the positions [3, 1, tokens] of Qwen-VL.
+
+        transformers takes two images without a token between them for one: tokens are inserted, and removed again.
+        """
+        merged = self.model.config.vision_config.spatial_merge_size**2
+        ends, kinds, kept = iter((grids.prod(-1) // merged).tolist()), list[int](), list[int]()
+        left = 0
+        for token_id in token_ids:
+            is_image = token_id == self.model.config.image_token_id
+            if is_image and not left:
+                kinds.append(0)
+                left = next(ends)
+            left -= is_image
+            kept.append(len(kinds))
+            kinds.append(int(is_image))
+        types = torch.tensor([kinds])
+        positions, _ = self.model.model.get_rope_index(types, mm_token_type_ids=types, image_grid_thw=grids)
+        inserted = torch.tensor(kept) - torch.arange(len(kept))
+        shifted: torch.Tensor = positions[:, :, kept] - inserted
+        return shifted

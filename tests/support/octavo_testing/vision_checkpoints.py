@@ -15,7 +15,7 @@ from octavo_testing.tiny_models import byte_tokenizer
 IMAGE = "<image>"
 _MARKS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 
-#: Chat templates of published checkpoints: SmolVLM's and LLaVA 1.5's take parts.
+#: Chat templates of published checkpoints: SmolVLM's, LLaVA 1.5's and Qwen2-VL's, without its videos, take parts.
 SMOLVLM_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
@@ -31,6 +31,14 @@ LLAVA_TEMPLATE = (
     "{% endfor %}{% else %}{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
+    "You are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
+    "{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content or 'image_url' in "
+    "content %}<|vision_start|><image><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 STRING_TEMPLATE = (
     "{% for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}"
@@ -50,6 +58,7 @@ class VisionFiles:
 
 _HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 255}
 _TILES: dict[str, Any] = {"do_resize": True, "do_pad": True, "do_image_splitting": True, "resample": 1, **_HALVES}
+_GRID: dict[str, Any] = {"merge_size": 2, "temporal_patch_size": 2, "resample": 3}
 VISION: dict[str, VisionFiles] = {
     "smolvlm": VisionFiles(
         family="smolvlm",
@@ -104,6 +113,45 @@ VISION: dict[str, VisionFiles] = {
             "do_pad": True,
         },
         template=STRING_TEMPLATE,
+    ),
+    "qwen2_vl": VisionFiles(
+        family="qwen2_vl",
+        hf={"model_type": "qwen2_vl", "vision_config": {"patch_size": 4, "spatial_merge_size": 2}},
+        image={
+            **_GRID,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": 4,
+            "min_pixels": 500,
+            "max_pixels": 3000,
+        },
+        template=QWEN_TEMPLATE,
+    ),
+    "qwen2_5_vl": VisionFiles(
+        family="qwen2_5_vl",
+        hf={"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 3, "spatial_merge_size": 3}},
+        image={
+            **_GRID,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": 3,
+            "merge_size": 3,
+            "min_pixels": 400,
+            "max_pixels": 4000,
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+        },
+        template=QWEN_TEMPLATE,
+    ),
+    "qwen3_vl": VisionFiles(
+        family="qwen3_vl",
+        hf={"model_type": "qwen3_vl", "vision_config": {"patch_size": 4, "spatial_merge_size": 2}},
+        image={
+            **_GRID,
+            **_HALVES,
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "patch_size": 4,
+            "size": {"shortest_edge": 600, "longest_edge": 3500},
+        },
+        template=QWEN_TEMPLATE,
     ),
 }
 

@@ -16,7 +16,7 @@ PROMPT = list(range(1, 21))  # five blocks of four tokens
 
 
 def image(start: int, length: int, name: bytes) -> ImageInput:
-    return ImageInput(start=start, length=length, digest=name * 32, data=b"the bytes of " + name)
+    return ImageInput(start=start, length=length, digest=name * 32, grid=(1, length), data=b"the bytes of " + name)
 
 
 def request(name: str, *images: ImageInput) -> EngineRequest:
@@ -75,6 +75,7 @@ def test_a_plan_has_the_places_of_images_without_their_bytes() -> None:
     scheduler.add(asked, 0.0)
     (new,) = scheduler.step(1.0).new_seqs
     assert new.images == (asked.images[0].span,)
+    assert new.images[0].grid == (1, 7)
     assert not hasattr(new.images[0], "data")
 
 

@@ -10,10 +10,12 @@ import torch
 from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes
 from octavo_engine.devices.step_inputs import StepInputs, StepLimits
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.records import ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import MemoryTag
 from octavo_testing import decode_pairs
 from octavo_testing.decode_pairs import GraphedDevice, Pair, make_long_tiny
+from octavo_testing.tiny_vision import make_tiny_vision
 from torch import Tensor
 
 SETTINGS: dict[str, Any] = {"device": GraphedDevice, "dtype": "float32", "max_num_seqs": 12}
@@ -35,6 +37,18 @@ def num_forwards(pair: Pair, work: Callable[[], object]) -> int:
 
 def test_graphs_equal_eager_steps(folder: Path) -> None:
     Pair.open(folder, **SETTINGS).run_randomly(60)
+
+
+def test_tokens_after_an_image_are_replayed_at_their_positions(tmp_path: Path) -> None:
+    """An image of 3 x 4 tokens takes 4 positions, so those after it differ from places by 8."""
+    pair = Pair.open(make_tiny_vision("qwen2_vl", tmp_path), **SETTINGS)
+    pair.add(0, list(range(5, 30)), images=(ImageSpan(start=6, length=12, digest=b"", grid=(3, 4)),))
+    pair.add(1, [5, 6, 7])
+    graphs = pair.recorded.device.graphed
+    assert graphs is not None
+    for _ in range(4):
+        pair.decode([0, 1])
+        assert graphs._tokens[1, :2].tolist() == [pair.lengths[0] - 1 - 8, pair.lengths[1] - 1]
 
 
 def test_no_step_captures_a_graph(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

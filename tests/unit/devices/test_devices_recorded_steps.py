@@ -12,8 +12,10 @@ from octavo_engine.devices.recorded_steps import may_replay
 from octavo_engine.ops import recording
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.wire.plan import SeqStep, StepPlan
+from octavo_engine.wire.records import ImageSpan
 from octavo_testing.decode_pairs import Pair, make_long_tiny
 from octavo_testing.tiny_models import make_tiny
+from octavo_testing.tiny_vision import make_tiny_vision
 
 LONGEST = 700
 
@@ -45,6 +47,17 @@ def decode(pair: Pair, *seq_ids: int, steps: int = 4) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.endswith("recorded_steps")]
+
+
+def test_tokens_after_an_image_are_replayed_at_their_positions(tmp_path: Path) -> None:
+    """An image of 3 x 4 tokens takes 4 positions, so those after it differ from places by 8."""
+    pair = Pair.open(make_tiny_vision("qwen3_vl", tmp_path))
+    pair.add(0, prompt(25), images=(ImageSpan(start=6, length=12, digest=b"", grid=(3, 4)),))
+    pair.add(1, prompt(9))
+    assert num_replays(pair, lambda: decode(pair, 0, 1, steps=9)) == 7
+    assert pair.eager.model.positions is not None
+    assert pair.eager.model.positions.tolist() == [pair.lengths[0] - 1 - 8, pair.lengths[1] - 1]
+    assert num_replays(pair, lambda: pair.verify(0, [8])) == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])

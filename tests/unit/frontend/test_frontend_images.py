@@ -132,7 +132,7 @@ def test_spans_reach_from_the_first_token_of_an_image_to_its_last(load: Load, na
     assert request.images == prompt.images
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full"])
+@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full", "qwen2_vl"])
 def test_parts_of_each_kind_and_their_order_reach_the_prompt(load: Load, name: str) -> None:
     frontend = load(name)
     first, second = picture(40, 30), quarter(BLUE, size=(3, 90))
@@ -158,6 +158,12 @@ ROLES: list[tuple[str, list[Any], str]] = [
     ),
     ("llava_full", [ask("Look: ", image_part(9, 9), "What?")], f"user: Look: \n{IMAGE}\nWhat?\nassistant:"),
     ("llava", [ask("Look:", image_part(9, 9), "What?")], f"USER: {IMAGE}\nLook: What? ASSISTANT:"),
+    (
+        "qwen2_vl",
+        [ask("Look: ", image_part(9, 9), "What?")],
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\nLook: <|vision_start|>"
+        f"{IMAGE}<|vision_end|>What?<|im_end|>\n<|im_start|>assistant\n",
+    ),
     ("smolvlm", [ask(image_part(9, 9), "What?")], f"<|im_start|>User:{IMAGE}What?<end_of_utterance>\nAssistant:"),
     (
         "smolvlm",
@@ -208,7 +214,7 @@ def test_a_continued_message_may_end_with_an_image(load: Load) -> None:
     assert prompt.text.endswith(f"Assistant: This: {IMAGE}")
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full"])
+@pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full", "qwen3_vl"])
 def test_text_is_rendered_as_for_a_model_without_images(load: Load, name: str) -> None:
     conversations = [
         [{"role": "user", "content": "Hi"}],
@@ -303,6 +309,26 @@ def test_a_line_that_the_processor_would_blow_up_is_refused(load: Load) -> None:
     frontend = load("llava_full")
     with pytest.raises(InvalidRequest, match=f"scales to 60000 x 60000; the limit is {MAX_PIXELS}"):
         chat(frontend, [ask({"type": "image_url", "image_url": line})])
+
+
+@pytest.mark.parametrize("size", [(201, 1), (3, 602)])
+def test_qwen_refuses_an_image_that_is_too_narrow_and_takes_one_within_the_limit(
+    load: Load, size: tuple[int, int]
+) -> None:
+    frontend = load("qwen2_vl")
+    with pytest.raises(InvalidRequest, match=rf"has {size[0]} x {size[1]} pixels.*limit is 200 times: cut") as caught:
+        chat(frontend, [ask("Hi", image_part(*size))])
+    assert caught.value.param == "messages[0].content[1]"
+    smaller = tuple(side if side < 9 else 200 * min(size) for side in size)
+    assert chat(frontend, [ask("Hi", image_part(*smaller))]).images
+
+
+def test_spans_of_qwen_have_the_grid_of_their_image(load: Load) -> None:
+    """The shapes are those of transformers: an image of 40 x 30 pixels has 4 rows of 5 tokens of 8 x 8 pixels."""
+    prompt = chat(load("qwen2_vl"), [ask(image_part(40, 30), image_part(16, 70))])
+    assert [image.grid for image in prompt.images] == [(4, 5), (9, 2)]
+    assert [image.length for image in prompt.images] == [20, 18]
+    assert all(set(prompt.token_ids[image.start : image.end]) == {IMAGE_ID} for image in prompt.images)
 
 
 def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:

@@ -40,7 +40,7 @@ def core(executor: ImageExecutor) -> EngineCore:
 
 
 def request(name: str, *starts: int, **fields: Any) -> EngineRequest:
-    images = tuple(ImageInput(start=i, length=2, digest=bytes([i]) * 32, data=b"x") for i in starts)
+    images = tuple(ImageInput(start=i, length=2, digest=bytes([i]) * 32, grid=(1, 2), data=b"x") for i in starts)
     return EngineRequest(
         request_id=name,
         prompt_token_ids=text_ids("x" * 12),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from octavo_engine.media.placeholders import make_image_tokens
+from octavo_engine.media.placeholders import PatchGrid, make_image_tokens
 from octavo_engine.media.processor import load_processor
 from octavo_engine.media.processor_settings import read_processor_settings
 from octavo_engine.sources.file_selection import select_files
@@ -30,13 +30,17 @@ def test_pixels_are_bytes_that_normalise_to_those_of_transformers(name: str, nes
         pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3)).astype(np.uint8)
         arrays = processor.process(encoded(Image.fromarray(pixels), "PNG"))
         wanted = reference.preprocess(pixels, input_data_format="channels_last", return_tensors="np")["pixel_values"]
-        assert set(arrays) == {"pixel_values"}
+        assert set(arrays) - {"image_grid_thw"} == {"pixel_values"}
         assert arrays["pixel_values"].dtype == np.uint8
+        wanted = wanted if wanted.ndim > 2 else wanted.reshape(arrays["pixel_values"].shape)
         shape = (3, 1, 1)
         mean, std = (np.reshape(each, shape) for each in (processor.mean, processor.std))
         assert abs((arrays["pixel_values"] * processor.rescale_factor - mean) / std - wanted).max() < 1e-6
-        num_tiles = wanted.shape[1] if wanted.ndim == 5 else 1
         tokens = rule.text(width, height).count(IMAGE)
+        if isinstance(rule, PatchGrid):
+            assert tokens == arrays["image_grid_thw"].prod() / VISION[name].image["merge_size"] ** 2
+            continue
+        num_tiles = wanted.shape[1] if wanted.ndim == 5 else 1
         assert tokens == num_tiles * rule.count  # type: ignore[attr-defined]
 
 

@@ -1,19 +1,36 @@
 """Numbers and texts of image tokens equal the arrays and texts that transformers' processors make."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from octavo_engine.media.placeholders import ImageTokens, make_image_tokens
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from octavo_engine.media.placeholders import MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.vision_checkpoints import IMAGE, VISION, VisionFiles, sizes, write_vision_files
-from transformers import AutoImageProcessor, Idefics3Processor, LlavaProcessor, SmolVLMProcessor
+from transformers import (
+    AutoImageProcessor,
+    Idefics3Processor,
+    LlavaProcessor,
+    Qwen2_5_VLProcessor,
+    Qwen2VLProcessor,
+    Qwen3VLProcessor,
+    SmolVLMProcessor,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import get_resize_output_image_size
 
 NUM_SIZES = 200
-PROCESSORS = {"idefics3": Idefics3Processor, "llava": LlavaProcessor, "smolvlm": SmolVLMProcessor}
+PROCESSORS = {
+    "idefics3": Idefics3Processor,
+    "llava": LlavaProcessor,
+    "qwen2_5_vl": Qwen2_5_VLProcessor,
+    "qwen2_vl": Qwen2VLProcessor,
+    "qwen3_vl": Qwen3VLProcessor,
+    "smolvlm": SmolVLMProcessor,
+}
 
 
 @pytest.fixture(scope="module", params=list(VISION))
@@ -32,9 +49,10 @@ class Reference:
         family = PROCESSORS[files.family]
         self.processor: Any = family.__new__(family)
         tower = files.hf["vision_config"]
-        self.patches = (tower["image_size"] // tower["patch_size"]) ** 2
+        self.patches = (tower.get("image_size", 0) // tower["patch_size"]) ** 2
         vars(self.processor).update(
             image_token=IMAGE,
+            image_processor=self.images,
             fake_image_token="<fake_token_around_image>",
             global_image_token="<global-img>",
             global_image_tag="<global-img>",
@@ -45,7 +63,7 @@ class Reference:
         )
 
     def outputs(self, width: int, height: int) -> dict[str, Any]:
-        options = {} if self.files.family == "llava" else {"return_row_col_info": True}
+        options = {"return_row_col_info": True} if self.files.family in ("idefics3", "smolvlm") else {}
         pixels = np.zeros((height, width, 3), np.uint8)
         outputs: dict[str, Any] = self.images.preprocess(
             pixels,
@@ -60,6 +78,8 @@ class Reference:
     def num_rows(self, outputs: dict[str, Any]) -> int:
         """Rows that the tower makes of the arrays: one for each patch, or for each group of merged patches."""
         shape = outputs["pixel_values"].shape
+        if "image_grid_thw" in outputs:
+            return int(shape[0]) // self.images.merge_size**2
         if self.files.family == "llava":
             patch = self.processor.patch_size
             is_full = self.processor.vision_feature_select_strategy == "full"
@@ -82,9 +102,42 @@ def test_text_and_number_equal_those_of_transformers(reference: Reference) -> No
     assert differing_sizes(reference, reference.rule) == []
 
 
+class OneTokenMore:
+    def __init__(self, rule: ImageTokens) -> None:
+        self.scaled_size, self._rule = rule.scaled_size, rule
+
+    def num_tokens(self, width: int, height: int) -> int:
+        return self._rule.num_tokens(width, height) + 1
+
+    def text(self, width: int, height: int) -> str:
+        return self._rule.text(width, height) + IMAGE
+
+
 def test_a_rule_with_one_token_more_differs_at_each_size(reference: Reference) -> None:
-    rule: Any = reference.rule
-    assert len(differing_sizes(reference, replace(rule, count=rule.count + 1))) == NUM_SIZES
+    assert len(differing_sizes(reference, OneTokenMore(reference.rule))) == NUM_SIZES
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_grid_of_a_scaled_image_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    reference = Reference(VISION[name], tmp_path)
+    rule, merge = reference.rule, reference.images.merge_size
+    assert isinstance(rule, PatchGrid)
+    for width, height in sizes(NUM_SIZES):
+        _, rows, columns = reference.outputs(width, height)["image_grid_thw"][0].tolist()
+        assert rule.grid(width, height) == (rows // merge, columns // merge)
+
+
+@given(
+    st.integers(1, 70_000), st.integers(1, 70_000), st.sampled_from([28, 32, 9]), st.integers(1, 10**8), st.integers(1)
+)
+def test_images_are_scaled_as_by_transformers_at_all_sizes(
+    width: int, height: int, factor: int, min_pixels: int, more: int
+) -> None:
+    assume(max(width, height) <= MAX_RATIO * min(width, height))
+    max_pixels = min_pixels + more
+    rule = PatchGrid(token=IMAGE, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    wanted = smart_resize(height, width, factor, min_pixels, max_pixels)
+    assert rule.scaled_size(width, height)[::-1] == wanted
 
 
 @pytest.mark.parametrize("longest", [128, 5000])
@@ -106,7 +159,7 @@ def test_the_scaled_size_shows_what_a_narrow_image_becomes(name: str, scaled: tu
     assert make_image_tokens(files.family, files.hf, files.image, IMAGE).scaled_size(65_000, 1) == scaled
 
 
-LLAVA, SMOLVLM = VISION["llava"], VISION["smolvlm"]
+LLAVA, SMOLVLM, QWEN = VISION["llava"], VISION["smolvlm"], VISION["qwen2_vl"]
 REFUSED = {
     "another family": ("pixtral", LLAVA.hf, LLAVA.image, "'pixtral'"),
     "another tower": ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, LLAVA.image, "siglip"),
@@ -117,6 +170,10 @@ REFUSED = {
     "no scaling": ("smolvlm", SMOLVLM.hf, {**SMOLVLM.image, "do_resize": False}, "do_resize"),
     "a fixed size": ("smolvlm", SMOLVLM.hf, {**SMOLVLM.image, "size": {"height": 9, "width": 9}}, "longest_edge"),
     "a text for a number": ("smolvlm", {**SMOLVLM.hf, "scale_factor": "2"}, SMOLVLM.image, "wrong types"),
+    "patches of another size": ("qwen2_vl", QWEN.hf, {**QWEN.image, "patch_size": 14}, "patch_size and merge_size"),
+    "groups of another size": ("qwen2_vl", QWEN.hf, {**QWEN.image, "merge_size": 3}, r"\(4, 2\) of vision_config"),
+    "patches of no scaling": ("qwen3_vl", QWEN.hf, {**QWEN.image, "do_resize": False}, "do_resize"),
+    "no smallest size": ("qwen3_vl", QWEN.hf, {**VISION["qwen3_vl"].image, "size": {"longest_edge": 9}}, "shortest"),
     "no patches": ("llava", {"vision_config": {**LLAVA.hf["vision_config"], "patch_size": 0}}, LLAVA.image, "types"),
 }
 
@@ -128,11 +185,13 @@ def test_settings_without_a_rule_are_refused(case: str) -> None:
         make_image_tokens(family, hf, image, IMAGE)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "idefics3", "llava"])
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3", "llava", "qwen2_vl", "qwen3_vl"])
 def test_keys_that_a_file_omits_have_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
     """An empty file of settings gives as many tokens as transformers' processor with its defaults."""
     side, patch = (224, 32) if name == "llava" else (364, 14)
     tower = {"model_type": "clip_vision_model"} if name == "llava" else {"image_size": side, "patch_size": patch}
+    if name.startswith("qwen"):
+        tower = {"patch_size": 14} if name == "qwen3_vl" else {}
     image = {"image_processor_type": VISION[name].image["image_processor_type"]}
     reference = Reference(
         VisionFiles(

@@ -1,18 +1,22 @@
 """RoPE frequencies, factors and tables against transformers', for each kind."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.rope import RotaryEmbedding, inverse_frequencies, rope_spec
-from octavo_engine.ops.rope import rotate_
+from octavo_engine.ops.rope import Rotation, rotate_
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import rope_parameters
 from octavo_engine.wire.errors import StartupError
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen2_5_VLTextConfig, Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 HEADS, HEAD_DIM, MAX_POSITIONS = 4, 16, 96
 LONG = {"short_factor": [1.0 + i / 10 for i in range(8)], "long_factor": [1.5 + i for i in range(8)]}
@@ -101,6 +105,52 @@ def test_rotation_equals_transformers(kind: str) -> None:
     ours = torch.cat((q, k), 1)[0].transpose(0, 1).contiguous()
     rotate_(ours, rotation.cos, rotation.sin)
     torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+
+
+MROPES: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "qwen2_vl": (Qwen2VLTextConfig, Qwen2VLRotaryEmbedding, {"mrope_section": [2, 1, 5]}),
+    "qwen2_5_vl": (Qwen2_5_VLTextConfig, Qwen2_5_VLRotaryEmbedding, {"type": "mrope", "mrope_section": [1, 4, 3]}),
+    "qwen3_vl": (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding, {"mrope_section": [4, 2, 2]}),
+    "qwen3_vl_whole": (Qwen3VLTextConfig, Qwen3VLTextRotaryEmbedding, {"mrope_section": [2, 3, 3]}),
+    "qwen3_vl_yarn": (
+        Qwen3VLTextConfig,
+        Qwen3VLTextRotaryEmbedding,
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mrope_section": [4, 2, 2]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MROPES)
+def test_rotation_by_three_coordinates_equals_transformers(name: str) -> None:
+    config_class, rope_class, rope = MROPES[name]
+    hf = {**hf_config({}), "head_dim": HEAD_DIM, "rope_scaling": {"rope_theta": 5000.0, **rope}}
+    del hf["rope_parameters"]
+    positions = torch.randint(0, MAX_POSITIONS, (3, 40), generator=torch.Generator().manual_seed(1))
+    q = torch.randn(1, HEADS, 40, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    cos, sin = rope_class(config_class(**deepcopy(hf)))(q, positions[:, None])
+    expected = apply_rotary_pos_emb(q, q, cos, sin)[0][0].transpose(0, 1)
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=MAX_POSITIONS)
+    layer = RotaryEmbedding(spec_of({**hf, "model_type": config_class.model_type}), build)
+    ours = q[0].transpose(0, 1).contiguous()
+    rotate_(ours, *vars_of(layer(positions)))
+    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+    same = positions[:1].expand(3, -1)
+    for found, wanted in zip(vars_of(layer(same)), vars_of(layer(positions[0])), strict=True):
+        assert found.equal(wanted)
+
+
+def vars_of(rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+    return rotation.cos, rotation.sin
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"), [([2, 2, 2], "has 6 frequencies, but the heads have 8"), ([8], "three"), ("8", "three")]
+)
+def test_sections_that_do_not_fit_are_refused(sections: Any, says: str) -> None:
+    hf = hf_config({"mrope_section": sections}) | {"model_type": "qwen2_vl_text"}
+    build = BuildContext(dtype=torch.float32, device=torch.device("cpu"), max_model_len=8)
+    with pytest.raises(StartupError, match=says):
+        RotaryEmbedding(spec_of(hf), build)
 
 
 def test_rotation_leaves_other_dimensions_unchanged() -> None:

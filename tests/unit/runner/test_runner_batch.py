@@ -1,11 +1,14 @@
 """The persistent batch: slots, tables, and a step's tensors, which equal those of a loop over sequences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from octavo_engine.devices.step_inputs import StepInputs
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.records import ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
 
 BLOCK = 4
@@ -62,6 +65,35 @@ def test_inputs_of_a_mixed_step_equal_a_loop(batch: PersistentBatch) -> None:
     assert (made.attention.max_query_len, made.attention.max_seq_len) == (4, 9)
     assert made.first_row.tolist() == [0, 4, 5]
     assert made.num_rows.tolist() == [4, 1, 3]
+
+
+def test_positions_of_images_have_coordinates_in_the_steps_that_compute_them(batch: PersistentBatch) -> None:
+    """Positions of tokens: 0, 1, an image of 2 x 3 at 2, 3 and 4, a text at 5, an image of 1 x 2 at 6, a text at 8."""
+    images = (
+        ImageSpan(start=2, length=6, digest=b"a", grid=(2, 3)),
+        ImageSpan(start=9, length=2, digest=b"b", grid=(1, 2)),
+    )
+    batch.drop([11])
+    batch.add(replace(new_seq(13, 13), images=images))
+    blocks, other = [4, 5, 6, 7], step(10, 8, 1, [1, 2, 3])
+    whole = [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 8, 9],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 8, 9],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8, 9],
+    ]
+    assert inputs(batch, step(13, 0, 13, blocks)).positions.tolist() == whole
+    for first, end in [(0, 2), (1, 3), (4, 7), (5, 13), (8, 9), (8, 11), (9, 10), (11, 13), (12, 13)]:
+        made = inputs(batch, other, step(13, first, end - first, []))
+        wanted = [[8, *axis[first:end]] for axis in whole]
+        is_plain = wanted[0] == wanted[1] == wanted[2]
+        assert made.positions.tolist() == (wanted[0] if is_plain else wanted)
+        place = end - 1
+        assert made.attention.slots[place - first + 1].item() == blocks[place // BLOCK] * BLOCK + place % BLOCK
+    decode = replace(step(13, 12, 1, []), draft_token_ids=[5, 6])
+    assert inputs(batch, decode).positions.tolist() == [9, 10, 11]
+    batch.drop([13])
+    batch.add(new_seq(14, 6))
+    assert inputs(batch, step(14, 5, 1, [1, 2])).positions.tolist() == [5], "a sequence left its slot an offset"
 
 
 def test_a_fork_that_computes_nothing_is_not_in_the_forward_pass(batch: PersistentBatch) -> None:

@@ -1,6 +1,8 @@
 """`ModelConfig`: defaults, both generations of transformers' keys, nested configs, and unusable ones."""
 
+import inspect
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +158,104 @@ def test_llava_1_5_omits_the_sizes_of_its_text_part() -> None:
     assert config.vision.image_token_id == 32_000
 
 
-@pytest.mark.parametrize("kind", sorted({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}))
+QWEN2_5_VL: dict[str, Any] = {  # of Qwen/Qwen2.5-VL-3B-Instruct
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+    "vision_start_token_id": 151_652,
+    "vision_end_token_id": 151_653,
+    "vision_token_id": 151_654,
+    "image_token_id": 151_655,
+    "video_token_id": 151_656,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 11_008,
+    "max_position_embeddings": 128_000,
+    "max_window_layers": 70,
+    "model_type": "qwen2_5_vl",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32_768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vision_config": {"depth": 32, "hidden_size": 1280, "num_heads": 16, "in_chans": 3, "out_hidden_size": 2048},
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vocab_size": 151_936,
+}
+QWEN3_VL_TEXT: dict[str, Any] = {  # of Qwen/Qwen3-VL-2B-Instruct
+    "dtype": "bfloat16",
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 262_144,
+    "model_type": "qwen3_vl_text",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    "rope_theta": 5_000_000,
+    "tie_word_embeddings": True,
+    "vocab_size": 151_936,
+}
+
+
+def test_a_flat_config_of_qwen_vl_is_that_of_its_nested_form() -> None:
+    text = {key: value for key, value in QWEN2_5_VL.items() if not key.endswith(("_config", "architectures"))}
+    nested = QWEN2_5_VL | {"text_config": text | {"model_type": "qwen2_5_vl_text"}}
+    config = load_model_config(files(QWEN2_5_VL))
+    assert config == load_model_config(files(nested))
+    assert (config.architecture, config.hidden_size, config.head_dim) == ("Qwen2ForCausalLM", 2048, 128)
+    assert (config.dtype, config.eos_token_ids, config.hf["tie_word_embeddings"]) == ("bfloat16", (151_645,), True)
+    rope = rope_parameters(config.hf)
+    assert (rope["rope_type"], rope["rope_theta"], rope["mrope_section"]) == ("default", 1e6, [16, 24, 24])
+    assert not rope["mrope_interleaved"]
+    assert config.vision is not None
+    assert (config.vision.family, config.vision.image_token_id) == ("qwen2_5_vl", 151_655)
+    theirs = transformers.CONFIG_MAPPING["qwen2_5_vl"].from_dict(config.vision.hf)
+    assert theirs.text_config.rope_parameters["mrope_section"] == [16, 24, 24]
+    assert (theirs.text_config.num_hidden_layers, theirs.vision_config.depth) == (36, 32)
+
+
+def test_the_coordinates_of_qwen3_vl_take_turns() -> None:
+    outer = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151_655}
+    config = load_model_config(files({**outer, "text_config": QWEN3_VL_TEXT, "vision_config": {"depth": 24}}))
+    assert (config.architecture, config.num_layers, config.dtype) == ("Qwen3ForCausalLM", 28, "bfloat16")
+    rope = rope_parameters(config.hf)
+    assert (rope["mrope_section"], rope["mrope_interleaved"]) == ([24, 20, 20], True)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"])
+def test_coordinates_have_the_default_sections_of_transformers(kind: str) -> None:
+    sections = rope_parameters({"model_type": kind})["mrope_section"]
+    models = import_module(transformers.CONFIG_MAPPING[kind].__module__.replace("configuration", "modeling"))
+    assert f'"mrope_section", {sections})' in inspect.getsource(models)
+    assert "mrope_section" not in rope_parameters({"model_type": "qwen2"})
+
+
+def test_the_experts_of_qwen3_vl_are_refused_by_name() -> None:
+    config = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    says = "'Qwen3VLMoeForConditionalGeneration' is not supported: .* qwen3_vl, smolvlm"
+    with pytest.raises(StartupError, match=says):
+        load_model_config(files({**config, "text_config": {"model_type": "qwen3_vl_moe_text"}, "vision_config": {}}))
+
+
+NESTED = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}
+
+
+@pytest.mark.parametrize("kind", sorted(NESTED))
 def test_defaults_of_nested_configs_are_those_of_transformers(kind: str) -> None:
     theirs = transformers.CONFIG_MAPPING[kind]().to_dict()
     rope = theirs.get("rope_parameters") or {}
     theirs |= {"rope_theta": rope.get("full_attention", rope).get("rope_theta")}
     theirs |= {"rope_local_base_freq": rope.get("sliding_attention", {}).get("rope_theta")}
+    theirs.setdefault("tie_word_embeddings", False)  # Qwen-VL's stands outside of `text_config`
     listed = model_config._NESTED_DEFAULTS[kind]
     assert listed == {key: theirs[key] for key in listed}
     required = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
@@ -200,7 +294,7 @@ def test_a_tensor_in_the_files_decides_whether_the_head_is_tied(
     [
         (
             {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
-            "'Mistral3ForConditionalGeneration' is not supported: .* idefics3, llava, smolvlm run",
+            "'Mistral3ForConditionalGeneration' is not supported: .* idefics3, llava, qwen2_5_vl, qwen2_vl, .* run",
         ),
         (
             {"model_type": "llava", "architectures": ["L"], "vision_config": {"model_type": "pixtral"}},
@@ -213,7 +307,7 @@ def test_a_tensor_in_the_files_decides_whether_the_head_is_tied(
                 "text_config": {"model_type": "gemma"},
                 "vision_config": {},
             },
-            "'llava' with a text part of type 'gemma' .* llama, mistral, qwen2, qwen3",
+            "'llava' with a text part of type 'gemma' .* llama, mistral, qwen2, .* qwen3",
         ),
         ({"image_token_id": "x"}, "image_token_id .* got 'x': use a whole number"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.loader import iter_weights, loading_bar
+from octavo_engine.weights.loader import iter_weights, loading_bar, tower_weights
 from octavo_engine.wire.errors import StartupError
 from safetensors.torch import save_file
 
@@ -179,6 +179,22 @@ def test_the_text_part_of_a_multimodal_checkpoint_is_read(tmp_path: Path) -> Non
     save_file(state, folder(tmp_path, config) / "model.safetensors")
     loaded = {name: len(tensor) for name, tensor in iter_weights(resolve_model(str(tmp_path)))}
     assert loaded == {"model.norm.weight": 2, "model.embed_tokens.weight": 3, "lm_head.weight": 6}
+
+
+@pytest.mark.parametrize(("text", "tower"), [("model.", "visual."), ("model.language_model.", "model.visual.")])
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_both_layouts_of_qwen_vl_have_a_text_part_and_a_tower(
+    tmp_path: Path, text: str, tower: str, is_flat: bool
+) -> None:
+    config = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+    config |= {} if is_flat else {"text_config": {"model_type": "qwen2_vl_text"}}
+    own = ("norm.weight", "embed_tokens.weight", "layers.0.mlp.up_proj.weight")
+    state = {text + name: torch.ones(i) for i, name in enumerate(own, 1)} | {"lm_head.weight": torch.ones(4)}
+    save_file(state | {f"{tower}x": torch.ones(5)}, folder(tmp_path, config) / "model.safetensors")
+    files = resolve_model(str(tmp_path))
+    loaded = {name: len(tensor) for name, tensor in iter_weights(files)}
+    assert loaded == {f"model.{name}": i for i, name in enumerate(own, 1)} | {"lm_head.weight": 4}
+    assert list(tower_weights(files)) == [f"{tower}x"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

@@ -23,7 +23,7 @@ class StepInputs:
     """
 
     input_ids: Tensor  # or rows of embeddings
-    positions: Tensor
+    positions: Tensor  # [rows], or [3, rows]: coordinates of image tokens
     attention: AttentionBatch
     steps: list[SeqStep]
     first_row: Ints

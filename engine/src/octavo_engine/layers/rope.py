@@ -24,7 +24,8 @@ class RopeSpec:
     A frequency is a constant of the loaded model. transformers changes "dynamic" and "longrope" when a sequence grows
     past the original length, which invalidates keys that were cached before; here `max_model_len` fixes them.
     `max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, as in
-    `config.json`.
+    `config.json`. `axes`: the coordinate with which each frequency turns the tokens of an image; () for models whose
+    tokens have one position.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class RopeSpec:
     max_positions: int
     original_positions: int
     scaling: Mapping[str, Any]
+    axes: tuple[int, ...] = ()
 
 
 def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
@@ -45,7 +47,19 @@ def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
         max_positions=max_positions,
         original_positions=numbers.optional(("original_max_position_embeddings",), max_positions),
         scaling=parameters,
+        axes=_axes(parameters),
     )
+
+
+def _axes(parameters: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the axis (time, row, column) of each frequency: axes take turns, or each has a section of its own."""
+    sections = parameters.get("mrope_section") or [0, 0, 0]
+    if not isinstance(sections, list) or len(sections) != 3 or any(type(length) is not int for length in sections):
+        problem = f"mrope_section in config.json must list three whole numbers, got {sections!r:.60}"
+        raise StartupError(f"{problem}: correct the file.")
+    if not parameters.get("mrope_interleaved"):
+        return tuple(i % 3 for i, length in enumerate(sections) for _ in range(length))
+    return tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(sum(sections)))
 
 
 def inverse_frequencies(spec: RopeSpec, max_model_len: int) -> tuple[Float[Tensor, " half"], float]:
@@ -148,6 +162,10 @@ class RotaryEmbedding(Layer):
     def __init__(self, spec: RopeSpec, build: BuildContext) -> None:
         super().__init__()
         frequencies, factor = inverse_frequencies(spec, build.max_model_len)
+        if spec.axes and len(spec.axes) != len(frequencies):
+            problem = f"has {len(spec.axes)} frequencies, but the heads have {len(frequencies)}"
+            raise StartupError(f"mrope_section in config.json {problem}: correct the file.")
+        self.axes = torch.tensor(4 * spec.axes, dtype=torch.int64, device=build.device)
         if build.device.type == "meta":  # arithmetic on meta tensors would import torch's compiler, for over a second
             shape = (build.max_model_len, 4 * len(frequencies))
             self.table = torch.empty(shape, dtype=build.dtype, device="meta")
@@ -158,8 +176,12 @@ class RotaryEmbedding(Layer):
         both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).flatten(1)
         self.table = both.to(build.device, build.dtype)  # [max_model_len, 2 * rotary_dim]
 
-    def __call__(self, positions: Int[Tensor, " tokens"]) -> Rotation:
-        cos, sin = gather_rows(self.table, positions).view(-1, 2, 1, self.table.shape[1] // 2).unbind(1)
+    def __call__(self, positions: Int[Tensor, " tokens"] | Int[Tensor, "axes tokens"]) -> Rotation:
+        rows = gather_rows(self.table, positions.flatten())
+        if positions.dim() == 2:
+            by_axis = rows.view(*positions.shape, -1)
+            rows = by_axis.gather(0, self.axes.expand(1, *by_axis.shape[1:]))[0]
+        cos, sin = rows.view(-1, 2, 1, self.table.shape[1] // 2).unbind(1)
         return Rotation(cos, sin)
 
     def weights_bytes(self) -> int:

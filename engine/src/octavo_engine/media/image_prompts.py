@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
 
-from octavo_engine.media.placeholders import MAX_PIXELS, ImageTokens, make_image_tokens
+from octavo_engine.media.placeholders import MAX_PIXELS, MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens
 from octavo_engine.media.processor_settings import ProcessorSettings, read_processor_settings
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
@@ -30,11 +30,15 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The file of an image, and what it becomes in a prompt: a text that holds the image token `num_tokens` times."""
+    """The file of an image, and what it becomes in a prompt: a text that holds the image token `num_tokens` times.
+
+    `grid`: as of `ImageSpan`.
+    """
 
     data: bytes
     num_tokens: int
     text: str
+    grid: tuple[int, int] | None = None
 
 
 class ImagePrompts:
@@ -59,11 +63,16 @@ class ImagePrompts:
 
         data = image if isinstance(image, bytes) else to_png(image, where)
         width, height = read_size(data, where)
+        has_grid = isinstance(self._rule, PatchGrid)
+        if has_grid and max(width, height) > MAX_RATIO * min(width, height):
+            message = f"{where} has {width} x {height} pixels, of which one side is over {MAX_RATIO} times the other"
+            raise InvalidRequest(f"{message}; the limit is {MAX_RATIO} times: cut the image.", param=where)
         wide, high = self._rule.scaled_size(width, height)
         if wide * high > MAX_PIXELS:
             message = f"{where} has {width} x {height} pixels, which the model scales to {wide} x {high}"
             raise InvalidRequest(f"{message}; the limit is {MAX_PIXELS} pixels: cut the image.", param=where)
-        return Picture(data, self._rule.num_tokens(width, height), self._rule.text(width, height))
+        grid = self._rule.grid(width, height) if isinstance(self._rule, PatchGrid) else None
+        return Picture(data, self._rule.num_tokens(width, height), self._rule.text(width, height), grid)
 
     def expand(
         self, prompt: str | list[int], pictures: Sequence[Picture], where: str, max_tokens: int
@@ -101,7 +110,8 @@ class ImagePrompts:
         for picture in pictures:
             first, last = places[start], places[start + picture.num_tokens - 1]
             digest = self._settings.digest(picture.data)
-            found.append(ImageInput(start=first, length=last + 1 - first, digest=digest, data=picture.data))
+            length, grid = last + 1 - first, picture.grid
+            found.append(ImageInput(start=first, length=length, digest=digest, grid=grid, data=picture.data))
             start += picture.num_tokens
         return tuple(found)
 

@@ -13,6 +13,8 @@ from octavo_engine.wire.errors import StartupError
 
 #: Most pixels of an image, by its header, and while it is scaled.
 MAX_PIXELS = 64_000_000
+#: Most times that the longer side of an image may be as long as the shorter one, for Qwen-VL, as in transformers.
+MAX_RATIO = 200
 _MAX_SIDE = 4096  # of a scaled image that is cut into tiles
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 
@@ -109,6 +111,42 @@ class ImageTiles:
         return (rows, columns) if max(rows, columns) > 1 else (0, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchGrid:
+    """Qwen-VL: an image keeps its shape and nearly its size, and has one token for each square of `factor` pixels.
+
+    `min_pixels`, `max_pixels`: of the scaled image.
+    """
+
+    token: str
+    factor: int
+    min_pixels: int
+    max_pixels: int
+
+    def num_tokens(self, width: int, height: int) -> int:
+        return math.prod(self.grid(width, height))
+
+    def text(self, width: int, height: int) -> str:
+        return self.token * self.num_tokens(width, height)
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the rows and columns of tokens."""
+        width, height = self.scaled_size(width, height)
+        return height // self.factor, width // self.factor
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        scaled = round(width / self.factor) * self.factor, round(height / self.factor) * self.factor
+        if math.prod(scaled) > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            width, height = (math.floor(side / shrink / self.factor) * self.factor for side in (width, height))
+            return max(width, self.factor), max(height, self.factor)
+        if math.prod(scaled) < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            width, height = (math.ceil(side * grow / self.factor) * self.factor for side in (width, height))
+            return width, height
+        return scaled
+
+
 def _fit_longest(width: int, height: int, longest: int, *, rounds_to_even: bool) -> tuple[int, int]:
     ratio = width / height
     if width >= height:
@@ -163,6 +201,21 @@ def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Image
     return ImageTiles(token=token, count=count, tile=tile, longest=longest, splits=splits)
 
 
+def _patches(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> PatchGrid:
+    tower = hf.get("vision_config") or {}
+    patch, merge = image.get("patch_size", 14), image.get("merge_size", 2)
+    default = 16 if hf.get("model_type") == "qwen3_vl" else 14
+    found = tower.get("patch_size", default), tower.get("spatial_merge_size", 2)
+    if (patch, merge) != found or not image.get("do_resize", True):
+        raise _unsupported("patch_size and merge_size", (patch, merge), f"{found} of vision_config, and do_resize")
+    size = image.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+    smallest = image.get("min_pixels") or size.get("shortest_edge")
+    largest = image.get("max_pixels") or size.get("longest_edge")
+    if not smallest or not largest:
+        raise _unsupported("size", size, "a shortest_edge and a longest_edge")
+    return PatchGrid(token=token, factor=patch * merge, min_pixels=smallest, max_pixels=largest)
+
+
 def _unsupported(name: str, value: object, supported: str) -> StartupError:
     return StartupError(f"{name} of the image processor is {value!r:.80}: this version supports {supported} only.")
 
@@ -170,5 +223,8 @@ def _unsupported(name: str, value: object, supported: str) -> StartupError:
 _RULES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], ImageTokens]] = {
     "idefics3": _tiles,
     "llava": _one_view,
+    "qwen2_5_vl": _patches,
+    "qwen2_vl": _patches,
+    "qwen3_vl": _patches,
     "smolvlm": _tiles,
 }

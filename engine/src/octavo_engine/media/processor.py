@@ -34,7 +34,8 @@ class ImageProcessor:
     def process(self, data: bytes, where: str = "image") -> dict[str, np.ndarray]:
         """Return the keywords of `get_image_features` for one image. Raises InvalidRequest.
 
-        `pixel_values` holds bytes. A mask that hides nothing is left out, which means the same.
+        `pixel_values` holds bytes. A mask that hides nothing is left out, which means the same. Patches of Qwen-VL are
+        rows of whole numbers in transformers; here channels are an axis of their own.
         """
         arrays = self._processor.preprocess(
             decode(data, where),
@@ -43,6 +44,9 @@ class ImageProcessor:
             input_data_format="channels_last",  # an image of 3 x n pixels is ambiguous otherwise
             return_tensors="np",
         )
+        if "image_grid_thw" in arrays:
+            shape = (len(arrays["pixel_values"]), 3, -1, self._processor.patch_size)
+            arrays["pixel_values"] = arrays["pixel_values"].astype(np.uint8).reshape(shape)
         return {
             name: array.astype(bool) if name.endswith("_mask") else array
             for name, array in arrays.items()

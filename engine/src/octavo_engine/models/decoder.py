@@ -5,11 +5,13 @@ The residual stream is one tensor that is changed in place: a layer receives it 
 that the addition is fused into the next norm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from octavo_engine.layers.attention import SelfAttention
@@ -22,7 +24,7 @@ from octavo_engine.layers.mlp import GatedMLP, gated_mlp
 from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.layers.norm import HeadNorm, ProjectionNorm, RMSNorm
 from octavo_engine.layers.rope import RopeSpec, RotaryEmbedding, rope_spec
-from octavo_engine.models.model import Inputs, Model
+from octavo_engine.models.model import Inputs, Model, Positions
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
 from octavo_engine.ops.rope import Rotation
 from octavo_engine.settings.records import ModelConfig
@@ -103,13 +105,15 @@ class Decoder(Model):
         self.norm = _norm("model.norm", spec, config, build)
         self.head = self.make_head("lm_head", self.embedding, tied=spec.tied, softcap=spec.final_softcap)
 
-    def forward(
-        self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
-    ) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
         residual, update = self.embed(inputs), None
+        deep: Sequence[Tensor] = ()
+        if residual.shape[1] > self.config.hidden_size:
+            residual, *deep = [part.contiguous() for part in torch.split(residual, self.config.hidden_size, 1)]
         rotations = [rope(positions) for rope in self.ropes]
-        for rope_idx, layer in zip(self.rope_idx, self.layers, strict=True):
+        for rope_idx, layer, rows in zip_longest(self.rope_idx, self.layers, deep):
             update = layer(residual, update, rotations[rope_idx], ctx)
+            update = update if rows is None else update + rows
         normed: Tensor = self.norm(residual, update)
         return normed
 

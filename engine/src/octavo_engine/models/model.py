@@ -26,7 +26,11 @@ from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
-Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens hidden"]
+#: Token ids, or embedding rows. Rows of a tower that has some for the first layers, too, are side by side: [tokens,
+#: hidden * (1 + layers)].
+Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens inputs"]
+#: A position of each token, or three coordinates: time, row, column.
+Positions = Int[Tensor, " tokens"] | Int[Tensor, "axes tokens"]
 
 
 class Model(nn.Module):
@@ -52,9 +56,7 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.build = config, build
 
-    def forward(
-        self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
-    ) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
         """Return the hidden rows. `inputs`: token ids, or embedding rows, which are not changed."""
         raise NotImplementedError
 

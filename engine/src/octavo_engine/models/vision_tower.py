@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.transformers_decoder import without_progress_bar
 from octavo_engine.settings.records import VisionConfig
+from octavo_engine.sources.model_config import QWEN_FAMILIES
 from octavo_engine.wire.errors import StartupError, first_line
 
 #: Keys of a text part without layers; a padding token would have to be one of its few tokens.
@@ -26,6 +27,7 @@ _HEAD = "lm_head.weight"
 _TEXT_PARTS = ("language_model", "text_model")
 #: Tiles of the largest image that the processor of a family makes; 1 for other families.
 _TILES = {"idefics3": 17, "smolvlm": 17}
+_QWEN_TOKENS = 16_384  # of the largest image, by the settings of published models
 
 
 class VisionTower:
@@ -55,8 +57,12 @@ class VisionTower:
     def activation_bytes(self) -> int:
         """The most memory that the encoding of one image takes, estimated: a layer's tensors of all its patches."""
         vision = self._hf.vision_config
-        patches = (vision.image_size // vision.patch_size) ** 2 * _TILES.get(self.config.family, 1)
-        row = 8 * vision.hidden_size + 2 * vision.intermediate_size
+        hidden = getattr(vision, "embed_dim", vision.hidden_size)
+        if self.config.family in QWEN_FAMILIES:
+            patches = min(self.build.max_model_len, _QWEN_TOKENS) * vision.spatial_merge_size**2
+        else:
+            patches = (vision.image_size // vision.patch_size) ** 2 * _TILES.get(self.config.family, 1)
+        row = 8 * hidden + 2 * getattr(vision, "intermediate_size", 4 * hidden)
         pixels = 3 * vision.patch_size**2
         return int(patches * (row * self.build.dtype.itemsize + pixels * 2 * torch.float32.itemsize))
 
@@ -87,10 +93,13 @@ class VisionTower:
         self._model = _without_text(model).to(self.build.device).eval()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "rows hidden"]:
-        """Return the rows of one image. `inputs`: the arguments of transformers' `get_image_features`."""
-        features: Any = self._model.get_image_features(**inputs).pooler_output
-        rows: Tensor = torch.cat([part.flatten(0, -2) for part in features])
-        return rows
+        """Return the rows of one image, of Qwen3-VL with those that its first layers add, side by side.
+
+        `inputs`: the arguments of transformers' `get_image_features`.
+        """
+        found: Any = self._model.get_image_features(**inputs)
+        features = (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
+        return torch.cat([torch.cat([part.flatten(0, -2) for part in feature]) for feature in features], 1)
 
 
 def _without_text(model: PreTrainedModel) -> Any:

@@ -50,6 +50,8 @@ class PersistentBatch:
         self._device = device
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
+        self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # of the positions of tokens after all images
+        self._grid_ends = np.zeros(max_num_seqs, dtype=np.int64)  # of the last images with a grid
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -72,6 +74,8 @@ class PersistentBatch:
         seq = SeqState.from_new_seq(new, slot, row, vocab_size=self.vocab_size, device=self._device)
         self.seqs[new.seq_id] = seq
         self.columns.set(seq, new.seed)
+        self._offsets[slot] = seq.offset
+        self._grid_ends[slot] = 0 if seq.positions is None else seq.positions.shape[1]
 
     def update_tables(self, plan: StepPlan) -> None:
         for step in plan.seqs:
@@ -123,20 +127,20 @@ class PersistentBatch:
         num_rows = num_drafts + np.fromiter((step.num_tokens for step in steps), dtype=np.int64, count=len(steps))
         ends = np.cumsum(num_rows)
         first_row = ends - num_rows
-        positions = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
+        places = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
         seq_slot = np.repeat(slots, num_rows)
-        blocks = self._tables[seq_slot, positions // self.block_size].astype(np.int64)
+        blocks = self._tables[seq_slot, places // self.block_size].astype(np.int64)
         lengths = start + num_rows
         longest = int(lengths.max())
-        token_ids = self._token_ids[seq_slot, positions].astype(np.int64)
+        token_ids = self._token_ids[seq_slot, places].astype(np.int64)
         has_unknown = self.newest is not None and bool((token_ids == UNKNOWN).any())
-        input_ids, query_start, seq_lens, block_tables, write_slots, row_positions, row_seqs = self._place(
+        input_ids, query_start, seq_lens, block_tables, write_slots, positions, row_seqs = self._place(
             token_ids,
             np.concatenate(([0], ends)).astype(np.int32),
             lengths.astype(np.int32),
             self._tables[slots, : -(-longest // self.block_size)],
-            blocks * self.block_size + positions % self.block_size,
-            positions,
+            blocks * self.block_size + places % self.block_size,
+            self._positions(steps, places, slots, start, first_row, num_rows),
             seq_slot if has_unknown else seq_slot[:0],
         )
         if self.newest is not None and has_unknown:
@@ -152,7 +156,7 @@ class PersistentBatch:
         )
         return StepInputs(
             input_ids=input_ids,
-            positions=row_positions,
+            positions=positions,
             attention=attention,
             steps=steps,
             first_row=first_row,
@@ -160,6 +164,24 @@ class PersistentBatch:
             num_drafts=num_drafts,
             start=start,
         )
+
+    def _positions(
+        self, steps: list[SeqStep], places: Ints, slots: Ints, start: Ints, first_row: Ints, num_rows: Ints
+    ) -> Ints:
+        """Return the position of each row, [rows], or its three coordinates, [3, rows], if those of one differ."""
+        if not self._grid_ends[slots].any():
+            return places
+        positions = places + np.repeat(self._offsets[slots], num_rows)
+        within = np.flatnonzero(start < self._grid_ends[slots])
+        if not len(within):
+            return positions
+        coordinates = np.tile(positions, (3, 1))
+        for i in within.tolist():
+            known = self.seqs[steps[i].seq_id].positions
+            assert known is not None, "a sequence without a grid is within one"
+            found = known[:, start[i] : start[i] + num_rows[i]]
+            coordinates[:, first_row[i] : first_row[i] + found.shape[1]] = found
+        return coordinates if (coordinates != coordinates[0]).any() else coordinates[0]
 
     def table_of(self, seq_id: SeqId) -> npt.NDArray[np.int32]:
         """Return the row of a sequence's blocks, which is longer than its table."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import StepInputs, Tower
@@ -129,9 +130,10 @@ class ImageEncoder:
                     places.append(at[first:end] + first_row)
         if not places:
             return None
-        embeddings = embed(inputs.input_ids)
+        found, embeddings = torch.cat(rows), embed(inputs.input_ids)
+        embeddings = F.pad(embeddings, (0, found.shape[1] - embeddings.shape[1]))  # rows of the first layers
         index = torch.from_numpy(np.concatenate(places)).to(embeddings.device)
-        return embeddings.index_copy_(0, index, torch.cat(rows).to(embeddings.dtype))
+        return embeddings.index_copy_(0, index, found.to(embeddings.dtype))
 
     def _places(self, seq: SeqState, image: ImageSpan) -> npt.NDArray[np.int64]:
         """Return the positions of the image's tokens, each of which has a row."""

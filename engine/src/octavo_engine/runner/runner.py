@@ -202,7 +202,8 @@ class Runner:
                 return self.model.forward(replace(inputs, input_ids=embeddings), self._backend, may_replay=False)
         rows = {} if self._adapters is None else self._batch.adapter_rows(inputs)
         with self._adapters.applied(rows) if self._adapters is not None else nullcontext():
-            return self.model.forward(inputs, self._backend, may_replay=not rows and may_replay(plan))
+            is_plain = not rows and inputs.positions.dim() == 1
+            return self.model.forward(inputs, self._backend, may_replay=is_plain and may_replay(plan))
 
     def _begin_masks(self, plan: StepPlan) -> StepPlan:
         """Start the masks of grammars; return the plan without drafts that they forbid."""

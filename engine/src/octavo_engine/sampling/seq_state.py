@@ -1,7 +1,7 @@
 """`SeqState`: the runner's state of one sequence besides its rows in the batch arrays."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,10 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class SeqState:
-    """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence."""
+    """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence.
+
+    `positions`: of the tokens up to the last image with a grid, [3, tokens]. A later token is at its place + `offset`.
+    """
 
     seq_id: SeqId
     slot: int
@@ -33,6 +36,8 @@ class SeqState:
     adapter: str = ""
     pooling: PoolingParams | None = None
     images: tuple[ImageSpan, ...] = ()
+    positions: npt.NDArray[np.int32] | None = None
+    offset: int = 0
     pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
 
     @staticmethod
@@ -40,6 +45,7 @@ class SeqState:
         new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
     ) -> "SeqState":
         params = new.params
+        positions, offset = grid_positions(new.images)
         masked = params if new.grammar is None else replace(params, min_tokens=0)  # GrammarState enforces min_tokens
         return SeqState(
             seq_id=new.seq_id,
@@ -52,11 +58,30 @@ class SeqState:
             adapter=new.adapter,
             pooling=new.pooling,
             images=new.images,
+            positions=positions,
+            offset=offset,
         )
 
     def output(self, length: int) -> npt.NDArray[np.int32]:
         """Return the generated tokens of a sequence that has `length` tokens in total."""
         return self.token_ids[self.num_prompt_tokens : length]
+
+
+def grid_positions(images: Sequence[ImageSpan]) -> tuple[npt.NDArray[np.int32] | None, int]:
+    """Return the positions of all tokens up to the last image with a grid, None without one, and the offset after it.
+
+    The coordinates of an image's token are the image's position, and that plus the token's row and column. The three of
+    a text's token are equal; the text after an image follows the largest coordinate in it.
+    """
+    parts, end, offset = list[npt.NDArray[np.int32]](), 0, 0
+    for image in images:
+        if image.grid is not None:
+            rows, columns = image.grid
+            at = np.arange(image.length)
+            parts.append(np.tile(np.arange(end, image.start, dtype=np.int32) + offset, (3, 1)))
+            parts.append(np.stack((0 * at, at // columns, at % columns)).astype(np.int32) + image.start + offset)
+            end, offset = image.end, offset + max(rows, columns) - image.length
+    return (np.concatenate(parts, axis=1), offset) if parts else (None, 0)
 
 
 @contextmanager

@@ -47,7 +47,17 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 VISION_FAMILIES: dict[str, tuple[str | None, int]] = {
     "idefics3": (None, 128_257),
     "llava": ("clip_vision_model", 32_000),
+    "qwen2_5_vl": (None, 151_655),
+    "qwen2_vl": (None, 151_655),
+    "qwen3_vl": (None, 151_655),
     "smolvlm": (None, 128_257),
+}
+#: Qwen-VL, whose published configs may be flat: how many frequencies of RoPE each coordinate turns by default, and
+#: whether the coordinates take turns.
+QWEN_FAMILIES: dict[str, tuple[list[int], bool]] = {
+    "qwen2_5_vl": ([16, 24, 24], False),
+    "qwen2_vl": ([16, 24, 24], False),
+    "qwen3_vl": ([24, 20, 20], True),
 }
 _TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 #: Architectures of text parts by their `model_type`.
@@ -55,9 +65,26 @@ _VISION_TEXT = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 _HEADS_OF_TEXT = ("lm_head.weight", "language_model.lm_head.weight")
+_QWEN2_VL: dict[str, Any] = {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+    "max_window_layers": 80,
+    "rope_theta": 1_000_000.0,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
 #: transformers' defaults, which nested configs omit.
 _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
@@ -111,6 +138,8 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32_768,
         "rms_norm_eps": 1e-6,
     },
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
     "qwen3": {
         "vocab_size": 151_936,
         "hidden_size": 4096,
@@ -121,6 +150,18 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 32_768,
         "rms_norm_eps": 1e-6,
+    },
+    "qwen3_vl_text": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
     },
 }
 #: Types of RoPE that a family has under other names.
@@ -169,13 +210,15 @@ def own_dimensions(name: str, architecture: str, hf: dict[str, Any]) -> dict[str
 
 def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the text model's config: nested keys override outer keys; the architecture is the text-only one."""
+    config = nested_config(config)
     text = config.get("text_config")
     if not isinstance(text, dict):
         return config
     outer = {key: value for key, value in config.items() if not key.endswith("_config")}
     text = {key: value for key, value in text.items() if value is not None}
     if _is_vision_family(config):
-        text.setdefault("model_type", "llama")
+        family = config["model_type"]
+        text.setdefault("model_type", f"{family}_text" if family in QWEN_FAMILIES else "llama")
     kind, names = str(text.get("model_type")), config.get("architectures") or []
     flat = {**_NESTED_DEFAULTS.get(kind, {}), **outer, **text}
     flat["architectures"] = [_TEXT_ARCHITECTURES.get(name, name) for name in names]
@@ -184,13 +227,22 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def nested_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a multimodal model's config with a `text_config`: Qwen2-VL and Qwen2.5-VL have its keys outside."""
+    family = config.get("model_type")
+    if family not in QWEN_FAMILIES or isinstance(config.get("text_config"), dict):
+        return config
+    text = {key: value for key, value in config.items() if not key.endswith("_config") and key != "architectures"}
+    return config | {"text_config": text | {"model_type": f"{family}_text"}}
+
+
 def _is_vision_family(config: dict[str, Any]) -> bool:
     return config.get("model_type") in VISION_FAMILIES
 
 
 def _vision(files: ModelFiles) -> VisionConfig | None:
     """Return the part that sees. Raises StartupError for a tower or a text part that has no rule here."""
-    config, text = files.config, flatten_config(files.config)
+    config, text = nested_config(files.config), flatten_config(files.config)
     if not isinstance(config.get("text_config"), dict):
         return None
     if not _is_vision_family(config):
@@ -242,6 +294,11 @@ def _one_rope(hf: dict[str, Any], parameters: Any) -> dict[str, Any]:
     rope = {"rope_theta": hf.get("rope_theta") or 10000.0, **parameters}
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     rope["rope_type"] = _RENAMED_ROPES.get(str(hf.get("model_type")), {}).get(str(kind), kind)
+    family = str(hf.get("model_type")).removesuffix("_text")
+    if family in QWEN_FAMILIES:
+        sections, take_turns = QWEN_FAMILIES[family]
+        rope = {"mrope_section": sections} | rope | {"mrope_interleaved": take_turns}
+        rope["rope_type"] = "default" if kind == "mrope" else kind
     for key in ("original_max_position_embeddings", "partial_rotary_factor"):
         if key not in rope and hf.get(key) is not None:
             rope[key] = hf[key]

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGMLType
+from octavo_engine.sources.model_config import nested_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
@@ -37,6 +38,7 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     "lm_head.": "lm_head.",
+    **{prefix: prefix for prefix in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
 
 
@@ -104,7 +106,7 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
     """Return the quantised layers by the names of their weights; {} for an unquantised checkpoint."""
     if files.quantisation is None:
         return {}
-    is_nested = isinstance(files.config.get("text_config"), dict)
+    is_nested = isinstance(nested_config(files.config).get("text_config"), dict)
     tensors = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
     named = {_text_name(name) if is_nested else name: tensor for name, tensor in tensors}
     if log:
@@ -115,7 +117,7 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
 def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
     read = iter_safetensors if files.load_format == "safetensors" else _iter_torch_file
     expected = _index(files)
-    is_nested = isinstance(files.config.get("text_config"), dict)
+    is_nested = isinstance(nested_config(files.config).get("text_config"), dict)
     for path in files.weight_files:
         missing = expected.get(path.name, set())
         for name, tensor in read(path, advance=advance):

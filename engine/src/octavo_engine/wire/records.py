@@ -30,12 +30,14 @@ class ImageSpan:
     """The tokens [start, start + length) of an image in a prompt. `digest`: SHA-256 of the image processor's settings
     and of the image's bytes.
 
-    Between the image tokens of a span there may be others, such as those that end a row of tiles.
+    Between the image tokens of a span there may be others, such as those that end a row of tiles. `grid`: its rows and
+    columns of tokens, for a model that gives a token two coordinates (Qwen-VL); such a span has image tokens only.
     """
 
     start: int
     length: int
     digest: bytes
+    grid: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -50,7 +52,7 @@ class ImageInput(ImageSpan):
 
     @property
     def span(self) -> ImageSpan:
-        return ImageSpan(start=self.start, length=self.length, digest=self.digest)
+        return ImageSpan(start=self.start, length=self.length, digest=self.digest, grid=self.grid)
 
 
 @dataclass(slots=True, kw_only=True)
