@@ -28,7 +28,7 @@ class _Part(BaseModel):
 
 
 class TenantLimits(_Part):
-    """What a tenant may use. `weight`: its part of an engine beside others. None: no limit."""
+    """Limits of a tenant. `weight`: its part of an engine beside others. None: no limit."""
 
     weight: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] = 1.0
     max_tokens: Limit | None = None
@@ -53,7 +53,7 @@ class _Content(_Part):
 
 
 class TenantsFile:
-    """Belongs to one event loop. Raises StartupError for an unusable file. Without a `path` nobody has limits."""
+    """Belongs to one event loop. Raises StartupError for an unusable file. Without a `path` no tenant has limits."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_given = path is not None

@@ -39,7 +39,7 @@ def follow(path):
     return limits
 
 
-def test_without_a_file_nobody_has_limits():
+def test_without_a_file_no_tenant_has_limits():
     file = TenantsFile(None)
     assert (file.is_given, file.limits("alice")) == (False, NO_LIMITS)
 
