@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 
 import pytest
-from octavo_engine.wire.records import BlockLife
+from octavo_engine.wire.records import BlockLife, EngineStats, TenantUsage
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, parse_metrics, serving
 
@@ -33,6 +33,7 @@ def families(text: str) -> list[str]:
 
 async def test_names_types_labels_and_buckets_equal_the_list(served, golden):
     await served.http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 2})
+    served.engine.on_stats(EngineStats(tenants={"alice": TenantUsage(generation_tokens=1)}))
     text = (await served.http.get("/metrics")).text
     golden("metrics.txt", "\n".join(families(text)) + "\n")
 

@@ -8,7 +8,7 @@ import pytest
 from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.metrics import COMMON_LABELS, METRICS
-from octavo_engine.wire.records import EngineStats
+from octavo_engine.wire.records import EngineStats, TenantUsage
 from octavo_server import telemetry
 from octavo_server.router.observe.metrics.catalogue import BY_NAME
 from octavo_server.router.observe.metrics.counters import RouterMetrics
@@ -20,6 +20,7 @@ from prometheus_client import Counter as CounterMetric
 from prometheus_client.parser import text_string_to_metric_families
 
 CHANGES, MODEL = 1000, 'a"b\\c'
+TENANTS = ["", "alice", 'b"\\\n} 1\nfake{tenant="', "\u20ac"]
 #: Families of the process, which differ between any two readings.
 OF_PROCESS = ("process_", "python_gc_")
 HISTOGRAMS = [metric.name for metric in METRICS if metric.kind == "histogram" and metric.feature != "nan_check"]
@@ -41,6 +42,13 @@ class Replica:
             adapters=lambda: self.adapters,
             prefix="vllm:",
         )
+        self.tenants = CollectorRegistry()
+        self.tenant_tokens = CounterMetric(
+            "octavo:tenant_tokens", "", (*COMMON_LABELS, "tenant", "kind"), registry=self.tenants
+        )
+        self.tenant_requests = CounterMetric(
+            "octavo:tenant_requests", "", (*COMMON_LABELS, "tenant", "reason"), registry=self.tenants
+        )
         self.histograms, self._reference = CollectorRegistry(), defaultdict(list)
         for metric in METRICS:
             for name in metric.exposed_names() if metric.name in HISTOGRAMS else ():
@@ -55,7 +63,7 @@ class Replica:
 
     def change(self) -> None:
         draws, metrics = self.draws, self.telemetry
-        match draws.randrange(8):
+        match draws.randrange(10):
             case 0:
                 value = draws.choice([0, 1, 64, 1e7, draws.randrange(2**20) / 1024])  # sums without rounding
                 self.observe(draws.choice(HISTOGRAMS), value, draws.choice([0, 1, 64]))
@@ -78,6 +86,17 @@ class Replica:
                     handler=path, method="POST", status=200, duration_s=0.2, request_bytes=9, response_bytes=99
                 )
 
+            case 8:
+                usage = TenantUsage(prompt_tokens=draws.randrange(9), cached_tokens=2, generation_tokens=10**9)
+                tenant = draws.choice(TENANTS)
+                metrics.record_step(replace(self.stats, tenants={tenant: usage}))
+                for kind, count in ("prompt", usage.prompt_tokens), ("cached", 2), ("generated", 10**9):
+                    self.tenant_tokens.labels(MODEL, "0", tenant or "(keyless)", kind).inc(count)
+            case 9:
+                tenant, reason = draws.choice(TENANTS), draws.choice(["stop", "cut"])
+                metrics.tenants.add_request(tenant, reason)
+                self.tenant_requests.labels(MODEL, "0", tenant or "(keyless)", reason).inc()
+
 
 def own_families(text: bytes) -> list[bytes]:
     """Return the text of each family, without those of the process."""
@@ -93,8 +112,11 @@ def test_after_random_changes_the_text_equals_that_of_the_client_library(scrapes
         if i % scrapes_every == 0:
             replica.telemetry.exposition()
     text, reference = replica.telemetry.exposition(), generate_latest(replica.telemetry._registry)
+    before_tenants = text[: text.index(b"# HELP octavo:tenant_tokens_total")]
+    assert samples(text.removeprefix(before_tenants).decode()) == samples(generate_latest(replica.tenants).decode())
+    text = before_tenants
     assert own_families(text) == own_families(reference)
-    assert len(own_families(text)) > len(METRICS)
+    assert len(own_families(text)) > len(METRICS) - 2
     assert set(own_families(generate_latest(replica.histograms))) <= set(own_families(text))
 
 

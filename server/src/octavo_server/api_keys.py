@@ -21,10 +21,17 @@ logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 SECRET_REVISION = "..data"
+#: The tenant of callers without a key, in metrics and logs. No key has such a name.
+KEYLESS = "(keyless)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 #: Resolved path, mtime, inode and size of each file. They change with the content, and with the target of a symlink.
 Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def tenant_label(name: str) -> str:
+    """Return the name of a tenant as metrics and logs show it."""
+    return name or KEYLESS
 
 
 class FileWatch:

@@ -26,7 +26,14 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_server.engine_totals import EngineCollector, HistogramCollector, Samples, cache_labels, engine_samples
+from octavo_server.engine_totals import (
+    EngineCollector,
+    HistogramCollector,
+    Samples,
+    TenantTotals,
+    cache_labels,
+    engine_samples,
+)
 from octavo_server.http_metrics import HttpMetrics
 from octavo_server.request_metrics import RequestMetrics, RequestSummary, RequestUsage
 
@@ -52,6 +59,7 @@ class Telemetry:
         common = dict(zip(COMMON_LABELS, (model_name, ENGINE_INDEX), strict=True))
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.rejections = 0
+        self.tenants = TenantTotals(common)
         self.on_request_end: Callable[[RequestSummary, float], None] | None = None
         self._stats = stats
         self._sleeping = sleeping
@@ -89,7 +97,8 @@ class Telemetry:
             self.on_request_end(summary, now)
 
     def record_step(self, stats: EngineStats) -> None:
-        """Observe the engine step that a message reports. A message without a new step (only an abort) is skipped."""
+        """Add what a message reports. The step of a message without a new one (only an abort) is not observed again."""
+        self.tenants.add_usage(stats.tenants)
         self._record_adapters(stats.running_adapters, stats.waiting_adapters)
         if stats.steps != self._num_steps:
             self._num_steps = stats.steps
@@ -104,7 +113,7 @@ class Telemetry:
                 self.observe("kv_block_reuse_gap_seconds", gap_s)
 
     def exposition(self) -> bytes:
-        return b"".join(map(self._family_text, self._registry.collect()))
+        return b"".join(map(self._family_text, self._registry.collect())) + self.tenants.text().encode()
 
     def _family_text(self, family: Metric) -> bytes:
         kept = self._texts.get(family.name)

@@ -1,8 +1,9 @@
 """The access policy of both servers by caller and kind of route. docs/reference/access.md lists every route."""
 
 import pytest
+from octavo_engine.wire.errors import InvalidRequest
 from octavo_server.api_keys import ApiKeys
-from octavo_server.http.access import AccessPolicy, Identity, access_policy, kind_of
+from octavo_server.http.access import MAX_TENANT_CHARS, AccessPolicy, Identity, access_policy, kind_of
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.openai.errors import Forbidden, Unauthorized
 from octavo_server.router.settings import RouterSettings
@@ -176,3 +177,11 @@ def test_a_router_with_an_admin_secret_takes_no_secret_of_its_replicas():
     assert identify(policy, "/drain", secret(b"shared"), method="POST") == 401
     for admin_secret in (b"new", b"old"):
         assert identify(policy, "/state/events", secret(admin_secret)).is_router
+
+
+def test_a_router_names_a_tenant_of_bounded_length():
+    policy = AccessPolicy(secrets=ApiKeys(["s"]))
+    longest = b"t" * MAX_TENANT_CHARS
+    assert policy.identify("POST", "/v1/completions", secret(b"s", longest), 8000).tenant == longest.decode()
+    with pytest.raises(InvalidRequest, match="257 characters; the limit is 256"):
+        policy.identify("POST", "/v1/completions", secret(b"s", longest + b"t"), 8000)

@@ -211,6 +211,18 @@ OWN_METRICS: tuple[Metric, ...] = (
     _own("dropped_blocks", "counter", "KV blocks evicted from host memory or, without swap space, from the device."),
     _own("recomputed_tokens", "counter", "Tokens computed again after a preemption, because their KV was dropped."),
     _own("cow_copies", "counter", "KV blocks copied before a write because they were shared."),
+    _own(
+        "tenant_tokens",
+        "counter",
+        "Tokens by tenant and kind: prompt, cached (prompt tokens found in the cache), generated.",
+        *("tenant", "kind"),
+    ),
+    _own(
+        "tenant_requests",
+        "counter",
+        "Requests that ended, by tenant and reason: stop, length, abort, error, cut (the client left).",
+        *("tenant", "reason"),
+    ),
     _own("step_seconds", "histogram", "Duration of an engine step.", buckets=STEP_S),
 )
 

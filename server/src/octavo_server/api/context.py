@@ -144,7 +144,7 @@ class ApiContext:
         REQUEST_ID.set(request_id)
         name, tenant = self.resolve_model_name(body.model), state.get("tenant", "")
         usage = state["usage"] = RequestUsage(
-            request_id=request_id,
+            request_id=state["request_id"],
             tenant=tenant,
             limits=state.get("limits") or self.tenants.limits(tenant),
             model=name,
@@ -197,6 +197,7 @@ class ApiContext:
 
     def end_request(self, usage: RequestUsage) -> None:
         self.kv.end_request(usage.tenant)
+        self.telemetry.tenants.add_request(usage.tenant, usage.finish)
 
     async def resolve(self, params: "SamplingParams", *, priority: int) -> "ResolvedParams":
         """Resolve the parameters of a request: in a thread if that takes long. Raises InvalidRequest."""

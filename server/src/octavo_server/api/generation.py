@@ -100,6 +100,8 @@ class Generation:
         if self.params.wants_logprobs or self.params.prompt_logprobs is not None:
             check_logprobs(sum(sum(self._num_logprobs(prompt)) for prompt in self.prompts))
         self.admission.check(self.tenant, num_seqs=len(self.prompts) * self.params.n)
+        for prompt in self.prompts:
+            self._fitted(prompt)
         self.usage.begin(self.num_prompt_tokens)
         return self._prompt_deltas(0) if len(self.prompts) == 1 else self._merged()
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo_engine.wire.errors import InvalidRequest
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,6 +78,10 @@ FOREIGN_HOST = (
     "name and the names of --allowed-hosts, as web pages could call it under a name of their own (DNS rebinding)."
 )
 MAX_HOST_CHARS = 100
+MAX_TENANT_CHARS = 256
+LONG_TENANT = (
+    f"The {TENANT_HEADER} header has {{num_chars}} characters; the limit is {MAX_TENANT_CHARS}: send a shorter name."
+)
 _AUTHORIZATION, _SECRET, _TENANT = b"authorization", SECRET_HEADER.encode(), TENANT_HEADER.encode()
 _ORIGIN, _HOST, _X_API_KEY, _VERSION = b"origin", b"host", b"x-api-key", VERSION.encode()
 _WEIGHT, _MAX_TOKENS = WEIGHT_HEADER.encode(), MAX_TOKENS_HEADER.encode()
@@ -131,7 +136,8 @@ class AccessPolicy:
         self._hosts = hosts or AllowedHosts((ANY,))
 
     def identify(self, method: str, path: str, headers: RawHeaders, port: int | None) -> Identity:
-        """Return the caller. Raises Unauthorized, Forbidden, or HTTPException(404) for a route hidden from it."""
+        """Return the caller. Raises Unauthorized, Forbidden, InvalidRequest for a long name of a tenant, and
+        HTTPException(404) for a route hidden from it."""
         kind = kind_of(path)
         self._check_port(kind, port)
         if kind in ("probe", "metrics"):
@@ -146,8 +152,11 @@ class AccessPolicy:
         if (is_messages_path(path) or _VERSION in sent) and _AUTHORIZATION not in sent:
             sent[_AUTHORIZATION] = b"Bearer " + sent.get(_X_API_KEY, b"")
         if self._is_router(sent):
+            tenant = sent.get(_TENANT, b"").decode("latin-1")
+            if len(tenant) > MAX_TENANT_CHARS:
+                raise InvalidRequest(LONG_TENANT.format(num_chars=len(tenant)))
             limits = TenantLimits.of_headers(sent.get(_WEIGHT), sent.get(_MAX_TOKENS))
-            return Identity(sent.get(_TENANT, b"").decode("latin-1"), is_router=True, limits=limits)
+            return Identity(tenant, is_router=True, limits=limits)
         if self._is_router_only:
             raise Unauthorized(ROUTERS_ONLY)
         if kind in ("client", "public"):
@@ -249,7 +258,7 @@ class AccessMiddleware:
             return
         try:
             identity = self._policy.identify(scope["method"], route_path(scope), scope["headers"], port_of(scope))
-        except (Unauthorized, Forbidden, HTTPException) as error:
+        except (Unauthorized, Forbidden, InvalidRequest, HTTPException) as error:
             await error_reply(error, path=scope["path"])(scope, receive, send)
             return
         scope.setdefault("state", {}).update(tenant=identity.tenant, limits=identity.limits)
