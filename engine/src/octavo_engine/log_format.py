@@ -49,7 +49,10 @@ def _indented(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Each line is an object: time, level, logger, process, message, and request_id and exception if there are any."""
+    """Each line is an object: time, level, logger, process, message, and request_id and exception if there are any.
+
+    A record's attribute `fields` has further ones.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -65,6 +68,7 @@ class JsonFormatter(logging.Formatter):
         }
         if request_id := REQUEST_ID.get():
             line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

@@ -1,11 +1,33 @@
-"""Filters uvicorn's access log: requests of probes and scrapers, which are frequent, are not logged."""
+"""Lines about requests: uvicorn's access log, and the usage log of an engine's server.
+
+Requests of probes and scrapers, which are frequent, have no line in the access log. In the format json its lines have
+the fields tenant, code and, in a router, replica.
+"""
 
 import logging
+import os
+import time
 from collections.abc import Iterable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
+import msgspec
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.api_keys import tenant_label
+from octavo_server.http.request_threads import TENANT
 from octavo_server.http_metrics import UNCOUNTED
 
-PATH_ARG = 2  # index in uvicorn's arguments: client, method, path with query, version, status
+if TYPE_CHECKING:
+    from octavo_server.request_metrics import RequestUsage
+
+logger = logging.getLogger(__name__)
+
+PATH_ARG, STATUS_ARG = 2, 4  # indices in uvicorn's arguments: client, method, path with query, version, status
+STDOUT = "-"
+#: The replica that got the request which the current task serves.
+REPLICA: ContextVar[str] = ContextVar("replica", default="")
 
 
 class AccessLogFilter(logging.Filter):
@@ -17,7 +39,11 @@ class AccessLogFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args
-        return not isinstance(args, tuple) or str(args[PATH_ARG]).partition("?")[0] not in self._unlogged
+        if not isinstance(args, tuple):
+            return True
+        replica = {"replica": REPLICA.get()} if REPLICA.get() else {}
+        record.fields = {"tenant": tenant_label(TENANT.get()), "code": args[STATUS_ARG], **replica}
+        return str(args[PATH_ARG]).partition("?")[0] not in self._unlogged
 
 
 def skip_probes(unlogged: Iterable[str] = ()) -> None:
@@ -26,3 +52,46 @@ def skip_probes(unlogged: Iterable[str] = ()) -> None:
     for earlier in [f for f in access.filters if isinstance(f, AccessLogFilter)]:
         access.removeFilter(earlier)
     access.addFilter(AccessLogFilter(unlogged))
+
+
+class UsageLog:
+    """Writes a line of JSON for each request that has ended. A line that can't be written ends the log, not the server.
+
+    `path`: a file, which may have lines of other processes, or "-" for the standard output. Raises StartupError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = 1
+        if path != STDOUT:
+            try:
+                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            except OSError as error:
+                raise StartupError(f"--usage-log {path}: {error.strerror}: name a file that can be written.") from None
+
+    def write(self, usage: "RequestUsage") -> None:
+        """Write the line at once and whole, so that lines of several processes don't mix."""
+        if self._file is None:
+            return
+        now, first_s = time.monotonic(), usage.first_output_s
+        fields = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request_id": usage.request_id,
+            "tenant": tenant_label(usage.tenant),
+            "model": usage.model,
+            "path": usage.path,
+            "prompt_tokens": usage.num_prompt_tokens,
+            "cached_tokens": usage.num_cached_tokens,
+            "completion_tokens": usage.num_generated,
+            "ttft_s": None if first_s is None else round(first_s - usage.arrival_s, 4),
+            "duration_s": round(now - usage.arrival_s, 4),
+            "finish": usage.finish,
+        }
+        line = msgspec.json.encode(fields) + b"\n"
+        try:
+            reason = None if os.write(self._file, line) == len(line) else "the disk is full"
+        except OSError as error:
+            reason = error.strerror
+        if reason is not None:
+            self._file = None
+            logger.error("--usage-log %s ends here: %s. Remove the cause and restart the server.", self._path, reason)

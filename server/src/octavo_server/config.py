@@ -262,6 +262,12 @@ class ServerConfig(HttpSettings):
     disable_access_log_for_endpoints: tuple[str, ...] = setting(
         (), "Paths without log line, such as /v1/models,/tokenize.", parse=comma_list
     )
+    usage_log: str | None = setting(
+        None,
+        "File to which the server appends a line of JSON at the end of each request: its tenant, tokens and times; -: "
+        "standard output.",
+        metavar="FILE",
+    )
     metrics_prefix: str = setting(
         "vllm:", "Prefix of the names of the metrics that vLLM also has.", parse=metrics_prefix, unset="'vllm:'"
     )

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo_server.access_log import UsageLog
 from octavo_server.api import (
     adapters,
     admin,
@@ -140,6 +141,7 @@ def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
         kv=publisher,
         model_card=write_card(card),
         render_defaults=defaults,
+        usage_log=None if config.usage_log is None else UsageLog(config.usage_log),
     )
 
 

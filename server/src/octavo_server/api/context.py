@@ -17,6 +17,7 @@ from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from starlette.requests import Request
 
+from octavo_server.access_log import UsageLog
 from octavo_server.api.admission import Admission
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.output_log import OutputLog
@@ -71,6 +72,7 @@ class ApiContext:
     kv: KVPublisher
     model_card: bytes
     render_defaults: RenderDefaults = NO_DEFAULTS
+    usage_log: UsageLog | None = None
     in_flight: InFlight = field(default_factory=InFlight)
     threads: RequestThreads = field(default_factory=RequestThreads)
     lifecycle: Lifecycle = field(init=False)
@@ -198,6 +200,8 @@ class ApiContext:
     def end_request(self, usage: RequestUsage) -> None:
         self.kv.end_request(usage.tenant)
         self.telemetry.tenants.add_request(usage.tenant, usage.finish)
+        if self.usage_log is not None:
+            self.usage_log.write(usage)
 
     async def resolve(self, params: "SamplingParams", *, priority: int) -> "ResolvedParams":
         """Resolve the parameters of a request: in a thread if that takes long. Raises InvalidRequest."""

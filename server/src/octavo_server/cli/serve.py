@@ -25,7 +25,14 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.access_log import skip_probes
 from octavo_server.api.adapter_file import AdapterFileFollower
 from octavo_server.cli.declared_flags import from_environment, record_of
-from octavo_server.cli.server_checks import check_adapter_file, check_keys, check_tls, check_tools, template_warning
+from octavo_server.cli.server_checks import (
+    check_adapter_file,
+    check_keys,
+    check_tls,
+    check_tools,
+    check_usage_log,
+    template_warning,
+)
 from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tracers import tracer_of
 from octavo_server.cli.vllm_environment import (
@@ -64,6 +71,7 @@ def serve(args: argparse.Namespace) -> int:
     check_keys(server_config)
     check_adapter_file(server_config, engine_config)
     check_tls(server_config)
+    check_usage_log(server_config)
     tracer = tracer_of(server_config)
     server_config = replace(server_config, max_connections=allow_connections(server_config.max_connections))
     with _bound(server_config) as sock:

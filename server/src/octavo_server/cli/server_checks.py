@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 
+from octavo_server.access_log import UsageLog
 from octavo_server.api.adapter_file import read_adapter_file
 from octavo_server.api_keys import ApiKeys
 from octavo_server.config import ServerConfig, TlsSettings
@@ -40,6 +41,12 @@ def check_tools(config: ServerConfig) -> None:
 
     if taken := sorted(RESERVED_KWARGS & config.default_chat_template_kwargs.keys()):
         raise StartupError(f"--default-chat-template-kwargs can't set {', '.join(taken)}: leave it out.")
+
+
+def check_usage_log(config: ServerConfig) -> None:
+    """Raises StartupError for a file that can't be written."""
+    if config.usage_log is not None:
+        UsageLog(config.usage_log)
 
 
 def check_tls(config: ServerConfig) -> None:

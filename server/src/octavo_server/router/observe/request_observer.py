@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from octavo_server.access_log import REPLICA
 from octavo_server.router.observe.decision_log import DecisionLog, Entry
 from octavo_server.router.observe.metrics.counters import RouterMetrics
 
@@ -91,6 +92,7 @@ class RequestObserver:
         entry = self._entry = Entry(self.request_id, self.model, self._num_attempts, prompt, decision)
         entry.decided_s, entry.decision_s = telemetry.clock(), decision_s
         telemetry.decisions.add(entry)
+        REPLICA.set(decision.chosen.name)
         telemetry.metrics.record_decision(prompt, decision, decision_s)
 
     def record_retry(self, reason: str) -> None:
