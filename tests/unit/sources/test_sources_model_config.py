@@ -11,7 +11,7 @@ import torch
 import transformers
 from octavo_engine.sources import model_config
 from octavo_engine.sources.gguf_values import shortest_float
-from octavo_engine.sources.model_config import context_length, load_model_config, rope_parameters
+from octavo_engine.sources.model_config import ConfigNumbers, context_length, load_model_config, rope_parameters
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.gguf_checkpoints import TINY_CONFIGS
@@ -156,6 +156,19 @@ def test_llava_1_5_omits_the_sizes_of_its_text_part() -> None:
     assert (config.hf["intermediate_size"], config.hf["rms_norm_eps"]) == (11_008, 1e-5)
     assert config.vision is not None
     assert config.vision.image_token_id == 32_000
+
+
+def test_a_null_of_a_nested_config_is_not_the_default() -> None:
+    """Checkpoints with a text part of Mistral switch its window off."""
+    text = {"hidden_size": 5120, "head_dim": 128, "num_attention_heads": 32, "model_type": "mistral"}
+    text |= {"num_hidden_layers": 40, "num_key_value_heads": 8, "rope_theta": 1e9, "sliding_window": None}
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vision_config": {}}
+    config = load_model_config(files({**outer, "text_config": text}))
+    assert (config.architecture, config.num_layers, config.head_dim) == ("MistralForCausalLM", 40, 128)
+    assert ConfigNumbers.of(config).window(4096) is None
+    text |= {"num_key_value_heads": None, "head_dim": None, "eos_token_id": None}
+    plain = load_model_config(files({**outer, "text_config": text, "eos_token_id": 7}))
+    assert (plain.num_kv_heads, plain.head_dim, plain.eos_token_ids) == (32, 160, (7,))
 
 
 QWEN2_5_VL: dict[str, Any] = {  # of Qwen/Qwen2.5-VL-3B-Instruct

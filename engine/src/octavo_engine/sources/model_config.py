@@ -215,12 +215,14 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         return config
     outer = {key: value for key, value in config.items() if not key.endswith("_config")}
-    text = {key: value for key, value in text.items() if value is not None}
     if _is_vision_family(config):
         family = config["model_type"]
-        text.setdefault("model_type", f"{family}_text" if family in QWEN_FAMILIES else "llama")
+        default = f"{family}_text" if family in QWEN_FAMILIES else "llama"
+        text = {**text, "model_type": text.get("model_type") or default}
     kind, names = str(text.get("model_type")), config.get("architectures") or []
-    flat = {**_NESTED_DEFAULTS.get(kind, {}), **outer, **text}
+    defaults = _NESTED_DEFAULTS.get(kind, {})
+    stated = {key: value for key, value in text.items() if value is not None or key in defaults.keys() - outer.keys()}
+    flat = {**defaults, **outer, **stated}
     flat["architectures"] = [_TEXT_ARCHITECTURES.get(name, name) for name in names]
     if _is_vision_family(config):
         flat["architectures"] = [_VISION_TEXT[kind]] if kind in _VISION_TEXT else names
