@@ -23,6 +23,7 @@ from octavo_engine.frontend.beam_search import BeamSearchParams
 from octavo_engine.models.vision_tower import VisionTower
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.recording import Recording
+from octavo_engine.wire.errors import InvalidRequest
 from octavo_testing.tiny_models import VOCAB
 from octavo_testing.tiny_vision import (
     IMAGE,
@@ -340,6 +341,18 @@ def test_random_weights_take_images(case: Case) -> None:
     with case.llm(load_format="dummy", dtype="bfloat16") as llm:
         outputs = generate(llm, prompts())
     assert [output.error for output in outputs] == [None] * len(outputs)
+
+
+def test_without_settings_of_an_image_processor_text_runs_and_an_image_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_vision("smolvlm", tmp_path)
+    reference = Reference(folder)
+    (folder / "preprocessor_config.json").unlink()
+    case, (reads, sees, *_) = Case(folder, reference), prompts()
+    with case.llm() as llm:
+        with pytest.raises(InvalidRequest, match=r"has no preprocessor_config\.json"):
+            generate(llm, [sees])
+        outputs = generate(llm, [reads])
+    assert case.distance([reads], outputs) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["awq", "symmetric"])

@@ -361,6 +361,22 @@ def test_without_the_packages_text_works_and_an_image_names_the_command(
         chat(frontend, [ask(image_part(9, 9))])
 
 
+def test_without_the_settings_of_a_processor_text_works_and_an_image_names_the_file(
+    load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    frontend = load(files=replace(VISION["smolvlm"], image={}))
+    assert "has no preprocessor_config.json" in caplog.text
+    assert frontend.tokenize("Hi").token_ids
+    for ask_about_image in (
+        lambda: chat(frontend, [ask(image_part(9, 9))]),
+        lambda: frontend.tokenize({"prompt": IMAGE, "multi_modal_data": {"image": picture(9, 9)}}),
+    ):
+        with pytest.raises(InvalidRequest, match=r"no preprocessor_config.json.*: add the file"):
+            ask_about_image()
+    with pytest.raises(InvalidRequest, match="1 times for 0 images"):
+        frontend.tokenize(IMAGE)
+
+
 def test_a_family_without_a_rule_ends_the_start(load: Load) -> None:
     with pytest.raises(StartupError, match="'pixtral'"):
         load(files=replace(VISION["llava"], family="pixtral"))

@@ -24,6 +24,7 @@ SIZES = [(1, 1), (3, 50), (50, 3), (40, 30), (200, 1)]
 def test_pixels_are_bytes_that_normalise_to_those_of_transformers(name: str, nested: bool, tmp_path: Path) -> None:
     folder = write_vision_files(tmp_path, VISION[name], nested=nested)
     processor = load_processor(model_files(folder))
+    assert processor is not None
     reference = AutoImageProcessor.from_pretrained(str(folder), backend="pil", local_files_only=True)
     rule = make_image_tokens(VISION[name].family, VISION[name].hf, VISION[name].image, IMAGE)
     for width, height in SIZES:
@@ -68,15 +69,36 @@ def test_a_damaged_image_names_its_place(tmp_path: Path) -> None:
         processor.process(encoded(quarter(RED), "PNG")[:60], "image 2 of the prompt")
 
 
-@pytest.mark.parametrize(
-    ("image", "says"),
-    [({}, "no preprocessor_config.json"), ({"image_processor_type": "UnknownProcessor"}, "cannot make its image proc")],
-)
-def test_files_without_a_processor_end_the_start(image: dict[str, str], says: str, tmp_path: Path) -> None:
-    folder = write_vision_files(tmp_path, replace(VISION["llava"], image=image))
+def test_files_of_an_unknown_processor_end_the_start(tmp_path: Path) -> None:
+    folder = write_vision_files(tmp_path, replace(VISION["llava"], image={"image_processor_type": "UnknownProcessor"}))
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(StartupError, match=says):
+    with pytest.raises(StartupError, match="cannot make its image processor"):
         load_processor(model_files(folder))
+
+
+def test_files_without_a_processor_have_none(tmp_path: Path) -> None:
+    """The legacy processor_config.json of SmolVLM has only the name of the processor."""
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "SmolVLMProcessor"}')
+    assert load_processor(model_files(tmp_path)) is None
+
+
+def test_settings_that_are_no_object_end_the_start(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text('{"image_processor": ["SmolVLMImageProcessor"]}')
+    with pytest.raises(StartupError, match=r"image_processor in processor_config\.json"):
+        read_processor_settings(model_files(tmp_path))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("ending", ["", "Fast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_processors_have_their_old_and_their_fast_names(name: str, ending: str, nested: bool, tmp_path: Path) -> None:
+    files = VISION[name]
+    image = {**files.image, "image_processor_type": files.image["image_processor_type"].removesuffix("Fast") + ending}
+    found = load_processor(model_files(write_vision_files(tmp_path, replace(files, image=image), nested=nested)))
+    assert found is not None
+    rule = make_image_tokens(files.family, files.hf, image, IMAGE)
+    assert rule.num_tokens(9, 9) > 0
+    assert found.process(encoded(quarter(RED), "PNG"))["pixel_values"].dtype == np.uint8
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Protocol
 
 from octavo_engine.media.placeholders import MAX_PIXELS, MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens
-from octavo_engine.media.processor_settings import ProcessorSettings, read_processor_settings
+from octavo_engine.media.processor_settings import IMAGE_PROCESSOR_FILE, ProcessorSettings, read_processor_settings
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
@@ -42,23 +42,29 @@ class Picture:
 
 
 class ImagePrompts:
-    """`token`: the text of the image token."""
+    """`token`: the text of the image token. `rule`: None for a checkpoint without settings of its image processor."""
 
     def __init__(
-        self, rule: ImageTokens, settings: ProcessorSettings, tokenizer: TextTokenizer, token_id: int, name: str
+        self, rule: ImageTokens | None, settings: ProcessorSettings, tokenizer: TextTokenizer, token_id: int, name: str
     ) -> None:
         self.token = tokenizer.piece(token_id)
         if not self.token or tokenizer.encode(self.token, add_special_tokens=False) != [token_id]:
             problem = f"the tokenizer does not encode its image token {self.token!r} as {token_id}"
             raise StartupError(f"{name}: {problem}, which config.json names: use the tokenizer of this model.")
         self._rule, self._settings, self._tokenizer, self._token_id = rule, settings, tokenizer, token_id
+        self._name = name
         if not has_extra():
             logger.warning("%s takes only text, as the packages for images are not installed: %s", name, INSTALL)
+        if rule is None:
+            logger.warning("%s takes only text, as its checkpoint has no %s", name, IMAGE_PROCESSOR_FILE)
 
     def read(self, image: object, where: str) -> Picture:
         """Read the header of an image file, or encode an object of PIL or numpy. Raises InvalidRequest."""
         if not has_extra():
             raise InvalidRequest(f"{where} is an image, for which packages are missing: {INSTALL}", param=where)
+        if self._rule is None:
+            missing = f"for which the checkpoint of {self._name} has no {IMAGE_PROCESSOR_FILE}"
+            raise InvalidRequest(f"{where} is an image, {missing}: add the file, and restart the engine.", param=where)
         from octavo_engine.media.picture import read_size, to_png
 
         data = image if isinstance(image, bytes) else to_png(image, where)
@@ -129,7 +135,7 @@ def has_extra() -> bool:
 
 
 def load_image_prompts(files: ModelFiles, vision: VisionConfig, tokenizer: TextTokenizer) -> ImagePrompts:
-    """Raises StartupError for a family without a rule for its image tokens, or without settings of its processor."""
+    """Raises StartupError for a family without a rule for its image tokens."""
     settings, token = read_processor_settings(files), tokenizer.piece(vision.image_token_id)
-    rule = make_image_tokens(vision.family, vision.hf, settings.image, token)
+    rule = make_image_tokens(vision.family, vision.hf, settings.image, token) if settings.image else None
     return ImagePrompts(rule, settings, tokenizer, vision.image_token_id, files.name)

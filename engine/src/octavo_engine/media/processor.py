@@ -57,6 +57,7 @@ class ImageProcessor:
         return self._settings.digest(data)
 
 
-def load_processor(files: ModelFiles) -> ImageProcessor:
-    """Raises StartupError, which names the file."""
-    return ImageProcessor(files, read_processor_settings(files))
+def load_processor(files: ModelFiles) -> ImageProcessor | None:
+    """Return None if no file has the settings. Raises StartupError, which names the file."""
+    settings = read_processor_settings(files)
+    return ImageProcessor(files, settings) if settings.image else None

@@ -17,7 +17,7 @@ PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_co
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSettings:
-    """`image`: keys of the image processor; a key that is absent has transformers' default."""
+    """`image`: keys of the image processor, none without a file; a key that is absent has transformers' default."""
 
     image: dict[str, Any]
 
@@ -31,6 +31,6 @@ def read_processor_settings(files: ModelFiles) -> ProcessorSettings:
     """Read the settings from the same file as transformers does. Raises StartupError."""
     processor = read_optional_json(files.root / PROCESSOR_FILE)
     image = processor.get("image_processor") or read_optional_json(files.root / IMAGE_PROCESSOR_FILE)
-    if not isinstance(image, dict) or not image:
-        raise StartupError(f"{files.root}: no {IMAGE_PROCESSOR_FILE}, with which the model reads images: add the file.")
+    if not isinstance(image, dict):
+        raise StartupError(f"{files.root}: image_processor in {PROCESSOR_FILE} must be an object, got {image!r:.60}.")
     return ProcessorSettings(image)

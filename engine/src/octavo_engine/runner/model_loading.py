@@ -166,7 +166,8 @@ def load_checkpoint(
 
 
 def load_images(device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
-    """Load the image processor of a model that takes images; None if a package for it is missing, as text needs none.
+    """Load the image processor of a model that takes images; None if a package or its file is missing, as text needs
+    neither.
 
     Raises StartupError.
     """
@@ -178,7 +179,8 @@ def load_images(device: Device, files: ModelFiles, model: Model) -> ImageEncoder
         missing = f"no module {error.name!r}: pip install 'octavo-engine[vision]'"
         _LOGGER.warning("requests with images are refused, as a package is not installed (%s)", missing)
         return None
-    return ImageEncoder(load_processor(files), model.config.vision.image_token_id, device)
+    processor = load_processor(files)
+    return None if processor is None else ImageEncoder(processor, model.config.vision.image_token_id, device)
 
 
 def load_draft(
