@@ -1,7 +1,11 @@
 """Weights and limits of tenants, from the file of a router or a server to the engine."""
 
+import asyncio
+from contextlib import asynccontextmanager
+
 import pytest
 from octavo_server import api_keys
+from octavo_testing.fleets import until
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -77,3 +81,86 @@ async def test_a_router_sends_what_its_file_has(files, of_server):
                 await routed.http.post("/v1/completions", json=BODIES["/v1/completions"], headers=bearer(key))
             assert [request.weight for request in engine.requests] == [0.5, 2.0]
             assert [request.params.max_tokens for request in engine.requests] == [3, 9]
+
+
+@asynccontextmanager
+async def entry(kind, files, engine):
+    """Yield the HTTP client of a server with the file, or of a router with the file before a server without it."""
+    if kind == "server":
+        async with serving(engine, **of_files(files)) as served:
+            yield served
+    else:
+        async with (
+            serving(engine, router_secret=("s3cret",)) as served,
+            routing(served.url, router_secret=("s3cret",), **of_files(files)) as routed,
+        ):
+            await routed.routable(MODEL, 1)
+            yield routed
+
+
+@pytest.fixture(params=["server", "router"])
+async def limited(request, files):
+    """A client and an engine; alice has 3 requests and 40 tokens a minute, and two requests at once."""
+    (files / "tenants.yaml").write_text(
+        "tenants: {alice: {requestsPerMinute: 3, tokensPerMinute: 40, concurrentRequests: 2}}"
+    )
+    engine = ScriptedClient(write_byte_model(files))
+    async with entry(request.param, files, engine) as started:
+        yield started.http, engine
+
+
+def left(answer, what):
+    return answer.status_code, *(answer.headers.get(f"x-ratelimit-{name}-{what}") for name in ("limit", "remaining"))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_requests_beyond_the_limit_get_a_429_and_other_keys_lose_nothing(limited, is_stream):
+    http, engine = limited
+    body = {"prompt": "hi", "max_tokens": 1, "stream": is_stream}
+
+    async def complete(key, **fields):
+        return await http.post("/v1/completions", json=body | fields, headers=bearer(key))
+
+    assert (await complete("sk-a", n=-1)).status_code == 400
+    assert (await http.post("/tokenize", json={"prompt": "hi"}, headers=bearer("sk-a"))).status_code == 200
+    got = [left(await complete("sk-a"), "requests") for _ in range(4)]
+    assert got == [(200, "3", "2"), (200, "3", "1"), (200, "3", "0"), (429, "3", "0")]
+    refused = await complete("sk-a")
+    error = refused.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("RateLimitError", "rate_limit_exceeded", None)
+    assert "'alice' used 3 requests" in error["message"]
+    assert refused.headers["retry-after"] in ("59", "60")
+    assert refused.headers["x-ratelimit-reset-requests"].removesuffix("s") in ("59", "60")
+    for _ in range(5):
+        assert left(await complete("sk-b"), "requests") == (200, None, None)
+    assert len(engine.requests) == 8
+
+
+async def test_tokens_beyond_the_limit_get_a_429(limited):
+    http, _ = limited
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": "a" * 50}]}
+    sent = {"json": body, "headers": bearer("sk-a")}
+    assert left(await http.post("/v1/chat/completions", **sent), "tokens") == (200, "40", "0")
+    assert left(await http.post("/v1/chat/completions", **sent), "tokens") == (429, "40", "0")
+    refused = await http.post("/v1/messages", json=body | {"model": MODEL}, headers=bearer("sk-a"))
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+async def test_requests_in_progress_beyond_the_limit_get_a_429(limited):
+    http, engine = limited
+    engine.hold_at = 0
+
+    def complete():
+        return asyncio.create_task(http.post("/v1/completions", json={"prompt": "hi"}, headers=bearer("sk-a")))
+
+    held = [complete(), complete()]
+    await until(lambda: len(engine.running) == 2)
+    refused = await complete()
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "has 2 requests in progress" in refused.json()["error"]["message"]
+    held[0].cancel()
+    await until(lambda: len(engine.running) == 1)
+    last = complete()
+    await until(lambda: len(engine.running) == 2)
+    engine.resumed.set()
+    assert [(await task).status_code for task in (held[1], last)] == [200, 200]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo_engine.wire.records import Timing
     from octavo_engine.wire.sampling import SamplingParams
 
+    from octavo_server.rate_limits import OwnRequest
     from octavo_server.tenants_file import TenantLimits
 
 
@@ -51,6 +52,7 @@ class RequestUsage:
     path: str
     arrival_s: float
     sink: UsageSink
+    admitted: "OwnRequest | None" = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated: int = 0
@@ -59,8 +61,10 @@ class RequestUsage:
     has_begun: bool = False
 
     def begin(self, num_prompt_tokens: int) -> None:
-        self.num_prompt_tokens, self.has_begun = num_prompt_tokens, True
+        """Raises RateLimited."""
+        self.num_prompt_tokens = num_prompt_tokens
         self.sink.begin_request(self)
+        self.has_begun = True
 
     def add_first_output(self, num_cached_tokens: int, now: float) -> None:
         """Record the first output of a prompt."""

@@ -31,6 +31,9 @@ class TenantLimits(_Part):
     """Limits of a tenant. `weight`: its part of an engine beside others. None: no limit."""
 
     weight: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] = 1.0
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
     max_tokens: Limit | None = None
 
     @classmethod

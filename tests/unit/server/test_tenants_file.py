@@ -9,10 +9,10 @@ from octavo_server.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
 from octavo_testing.clock import Clock
 
 FILE = """
-default: {weight: 2, maxTokens: 9}
+default: {weight: 2, requestsPerMinute: 60, tokensPerMinute: 1000}
 tenants:
-  alice: {maxTokens: null}
-  bob: {weight: 1000000000}
+  alice: {weight: 0.5, requestsPerMinute: null, maxTokens: 7}
+  bob: {concurrentRequests: 1000000000}
 """
 
 
@@ -45,9 +45,10 @@ def test_without_a_file_no_tenant_has_limits():
 
 
 def test_what_a_tenant_does_not_set_is_the_default(follow):
-    assert follow("alice") == limits_of(weight=2.0)
-    assert follow("bob") == limits_of(weight=1e9, max_tokens=9)
-    assert follow("") == follow("carol") == limits_of(weight=2.0, max_tokens=9)
+    default = {"weight": 2.0, "requests_per_minute": 60, "tokens_per_minute": 1000}
+    assert follow("alice") == limits_of(**default | {"weight": 0.5, "requests_per_minute": None, "max_tokens": 7})
+    assert follow("bob") == limits_of(**default, concurrent_requests=10**9)
+    assert follow("") == follow("carol") == limits_of(**default)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", ".nan", ".inf", "1000000001", "'1'", "true", "[1]", "null"])
@@ -57,7 +58,7 @@ def test_a_weight_is_a_number_of_a_bounded_size(path, value):
         TenantsFile(path)
 
 
-@pytest.mark.parametrize("field", ["maxTokens"])
+@pytest.mark.parametrize("field", ["requestsPerMinute", "tokensPerMinute", "concurrentRequests", "maxTokens"])
 @pytest.mark.parametrize("value", ["0", "-1", ".nan", "1000000001", "1.5", "'1'", "true", "{}"])
 def test_a_limit_is_a_whole_number_of_a_bounded_size(path, field, value):
     path.write_text(f"default: {{{field}: {value}}}")

@@ -34,6 +34,7 @@ from octavo_server.openai.embedding import VectorFields
 from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
+from octavo_server.rate_limits import RateLimits
 from octavo_server.request_metrics import RequestUsage
 from octavo_server.tenants_file import TenantsFile
 from octavo_server.watchdog import EngineSnapshot, StallDetector
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from octavo_server.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
+
+THIS_SERVER = "this server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ApiContext:
     tenants: TenantsFile = field(init=False)
     longest_token: int = field(init=False)
     max_output_tokens: int | None = field(init=False)
+    rate_limits: RateLimits = field(default_factory=RateLimits)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -195,9 +199,14 @@ class ApiContext:
         )
 
     def begin_request(self, usage: RequestUsage) -> None:
+        self.rate_limits.record_report(THIS_SERVER, 0, self.kv.tenant_loads())
+        usage.admitted = self.rate_limits.admit(usage.tenant, usage.limits, usage.num_prompt_tokens)
+        usage.admitted.record_sent(THIS_SERVER)
         self.kv.add_request(usage.tenant, usage.num_prompt_tokens)
 
     def end_request(self, usage: RequestUsage) -> None:
+        assert usage.admitted is not None
+        usage.admitted.end()
         self.kv.end_request(usage.tenant)
         self.telemetry.tenants.add_request(usage.tenant, usage.finish)
         if self.usage_log is not None:

@@ -2,7 +2,7 @@
 
 The client's own `x-request-id` is used if it can't forge a log line; every other request gets a new id. A body's
 `request_id`, which replaces both, must pass the same test.
-`RequestIdMiddleware` stores the id for the inner layers and adds it to the response.
+`RequestIdMiddleware` stores the id for the inner layers and adds it to the response, with the headers of rate limits.
 """
 
 import random
@@ -55,7 +55,9 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(id_headers(scope["path"], request_id))
+                admitted = getattr(scope["state"].get("usage"), "admitted", None)
+                limits = {} if admitted is None else admitted.headers
+                MutableHeaders(scope=message).update({**id_headers(scope["path"], request_id), **limits})
             await send(message)
 
         await self._app(scope, receive, send_with_id)

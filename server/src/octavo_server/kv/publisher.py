@@ -14,7 +14,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -223,6 +223,10 @@ class KVPublisher:
     def end_request(self, tenant: str) -> None:
         self._tenants.end_request(tenant)
         self._schedule_tenants()
+
+    def tenant_loads(self) -> "Mapping[str, TenantLoad]":
+        self._tenants.expire()
+        return self._tenants.loads
 
     def _schedule_tenants(self) -> None:
         """Publish changes of tenants' work at once, or `TENANTS_EVERY_S` after the latest ones."""

@@ -56,6 +56,14 @@ class Forbidden(OctavoError):
     """The API key is valid, but has no right to use this route."""
 
 
+class RateLimited(Overloaded):
+    """The API key has used up one of its limits. `headers`: what is left of each."""
+
+    def __init__(self, message: str, retry_after_s: float, headers: dict[str, str]) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.headers = headers
+
+
 class NotStored(OctavoError):
     def __init__(self, response_id: str) -> None:
         super().__init__(
@@ -189,6 +197,7 @@ _TABLE: tuple[Condition, ...] = (
     Condition(RequestTimeout, 408, "RequestTimeoutError"),
     Condition(Conflict, 409, "ConflictError"),
     Condition(RequestTooLarge, 413, "RequestTooLargeError", "request_too_large"),
+    Condition(RateLimited, 429, "RateLimitError", "rate_limit_error", code="rate_limit_exceeded"),
     Condition(Overloaded, 429, "RateLimitError", "rate_limit_error"),
     Condition(Unavailable, 503, "ServiceUnavailableError", "overloaded_error"),
     Condition(EngineDead, 503, "ServiceUnavailableError", "overloaded_error"),
@@ -268,5 +277,6 @@ def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, RequestTimeout):
         return {"Connection": "close"}
     if isinstance(error, (Overloaded, Unavailable)):
-        return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+        own = error.headers if isinstance(error, RateLimited) else {}
+        return {"Retry-After": str(max(1, round(error.retry_after_s))), **own}
     return {}

@@ -21,6 +21,7 @@ from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.http.server import DrainingServer
 from octavo_server.json_responses import error_reply
+from octavo_server.rate_limits import RateLimits
 from octavo_server.router import routes
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.balance.balancer import Balancer
@@ -72,6 +73,7 @@ class Router:
         self.settings = settings
         self._secret = OutgoingSecret(settings.router_secret, settings.router_secret_file)
         self.tenants = TenantsFile(settings.tenants_file)
+        self.rate_limits = RateLimits()
         self.in_flight = InFlight()
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=settings.drain_timeout)
         self.index = PrefixIndex(max_entries=settings.max_index_entries)
@@ -94,6 +96,8 @@ class Router:
         reporter = self._reporter()
         self.fleet.on_change += [self._on_replica_change, reporter.count_faults]
         self.fleet.on_load_update.append(self.picker.record_load)
+        if self.tenants.is_given:
+            self.fleet.on_load_update.append(self._record_tenants)
         self.workers = Workers(reporter, self.group.folder, self.group.number)
         self.feed = StateFeed(self.workers.state)
         self.workers.on_notify = self.feed.notify
@@ -143,6 +147,7 @@ class Router:
             cors=self.settings.cors,
             secret=self._secret,
             tenants=self.tenants,
+            rate_limits=self.rate_limits,
             retry_budget=RetryBudget(),
             budget=BodyBudget(self.settings.max_body_memory),
         )
@@ -186,6 +191,10 @@ class Router:
             self.balancer.forget(replica.name)
         self.queue.wake()
         self.feed.notify()
+
+    def _record_tenants(self, replica: Replica) -> None:
+        if replica.is_exact and replica.hello is not None and replica.hello.tenant_window_s:
+            self.rate_limits.record_report(replica.name, replica.hello.epoch, replica.tenants)
 
     def _on_queue_change(self, model: str) -> None:
         """Report at once that the first request for a model is held, which starts a replica, or that the last one left.

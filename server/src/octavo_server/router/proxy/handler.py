@@ -29,7 +29,8 @@ from octavo_server.http.router_secret import (
     WEIGHT_HEADER,
     OutgoingSecret,
 )
-from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTimeout, describe
+from octavo_server.openai.errors import MalformedRequest, RateLimited, ReplicaLost, ReplicaTimeout, describe
+from octavo_server.rate_limits import RateLimits
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import CLIENT_LEFT, RequestObserver, RouterTelemetry
@@ -37,11 +38,11 @@ from octavo_server.router.prompts.prompt import Prompt, RouteKind
 from octavo_server.router.prompts.prompt_source import PromptSource, RequestFields
 from octavo_server.router.proxy.downstream import ClientLeft, Downstream
 from octavo_server.router.proxy.relay import cached_tokens, client_headers, relay
-from octavo_server.router.proxy.request import DIALECTS, KINDS, ProxyRequest
+from octavo_server.router.proxy.request import DIALECTS, KINDS, UNCOUNTED, ProxyRequest
 from octavo_server.router.proxy.retries import Retries, RetryBudget, retry_reason
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
-from octavo_server.tenants_file import TenantLimits, TenantsFile
+from octavo_server.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.lease import Lease
@@ -50,12 +51,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MALFORMED = "The request body is not a JSON object with a `model` that is a string: correct it."
-NO_PROMPT = Prompt(num_tokens=1, affinity=0)
+NO_PROMPT = Prompt(num_tokens=1, affinity=0, max_tokens=0)
 #: Class of an error -> value of the metric label `reason`; the first match counts.
 REASONS = (
     (ClientLeft, "client left"),
     (ReplicaLost, "replica lost"),
     (ReplicaTimeout, "replica silent"),
+    (RateLimited, "rate limited"),
     (Overloaded, "overloaded"),
     (Unavailable, "unavailable"),
 )
@@ -78,6 +80,7 @@ class ProxyHandler:
     cors: CorsPolicy
     secret: OutgoingSecret
     tenants: TenantsFile
+    rate_limits: RateLimits
     budget: BodyBudget
     retry_budget: RetryBudget
 
@@ -115,13 +118,17 @@ class ProxyHandler:
                     hold_s=hold_s,
                 ) as lease:
                     hold_s -= lease.waited_s
+                    request.admitted.record_sent(lease.replica.name)
                     request.observer.record_decision(request.prompt, lease.decision, lease.decision_s)
                     response = await lease.send(request.encode_for(lease.host), limits.first_byte_timeout)
+                    if response.status >= 400:
+                        request.admitted.forget()
                     if not await retries.should_retry_response(lease, response):
                         await self._relay(request, lease, response, downstream)
                         return
                     reason = f"status {response.status}"
             except ReplicaLost as error:
+                request.admitted.forget()
                 if downstream.has_started or not retries.should_retry_error(lease.replica, error):
                     raise
                 reason = retry_reason(error)
@@ -137,6 +144,7 @@ class ProxyHandler:
         self.balancer.record_first_byte(lease)
         request.observer.record_first_byte(cached_tokens(response), status=response.status)
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
+        headers += [(name.encode(), value.encode()) for name, value in request.admitted.headers.items()]
         await relay(response, headers, downstream)
 
     async def _serve(self, downstream: Downstream, observer: RequestObserver, receive: Receive) -> None:
@@ -156,23 +164,26 @@ class ProxyHandler:
         kind = KINDS.get(scope["path"])
         downstream.dialect = DIALECTS.get(kind, "chunks")
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
-        limits = self.tenants.limits(tenant)
+        limits = NO_LIMITS if scope["path"] in UNCOUNTED else self.tenants.limits(tenant)
         without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
-        request = ProxyRequest(
-            target=downstream.target,
-            headers=downstream.headers,
-            body=raw,
-            model=model,
-            tenant=tenant,
-            weight=limits.weight,
-            prompt=prompt,
-            observer=observer,
-            without=without,
-            extra=extra,
-            reservation=reservation,
-        )
-        del raw
-        await self.handle(request, downstream)
+        num_tokens = prompt.num_tokens + prompt.num_outputs * prompt.expected_output_tokens
+        with self.rate_limits.admit(tenant, limits, num_tokens) as admitted:
+            request = ProxyRequest(
+                target=downstream.target,
+                headers=downstream.headers,
+                body=raw,
+                model=model,
+                tenant=tenant,
+                weight=limits.weight,
+                admitted=admitted,
+                prompt=prompt,
+                observer=observer,
+                without=without,
+                extra=extra,
+                reservation=reservation,
+            )
+            del raw
+            await self.handle(request, downstream)
 
     async def _read(
         self, kind: RouteKind | None, raw: bytes, tenant: str, downstream: Downstream, observer: RequestObserver

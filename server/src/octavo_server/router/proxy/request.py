@@ -9,6 +9,7 @@ from octavo_server.http.body import BodyReservation
 from octavo_server.router.upstream.headers import Headers, request_head
 
 if TYPE_CHECKING:
+    from octavo_server.rate_limits import OwnRequest
     from octavo_server.router.observe.request_observer import RequestObserver
     from octavo_server.router.prompts.prompt import Prompt, RouteKind
     from octavo_server.router.proxy.sse import Dialect
@@ -24,11 +25,16 @@ KINDS: "Mapping[str, RouteKind]" = {
 }
 #: Kind of the prompt -> form of a stream's frames; "chunks" for others.
 DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messages": "messages"}
-#: Routes whose requests are routed by model alone.
-OTHERS = frozenset(
+#: Routes whose requests no engine computes, so limits of tenants don't count them.
+UNCOUNTED = frozenset(
     {"/tokenize", "/detokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/responses/render"}
-    | {"/v1/responses/input_tokens", "/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
-    | {RENDER, COUNT_TOKENS, "/v1/chat/completions/batch"}
+    | {"/v1/responses/input_tokens", RENDER, COUNT_TOKENS}
+)
+#: Routes whose requests are routed by model alone.
+OTHERS = (
+    UNCOUNTED
+    | {"/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
+    | {"/v1/chat/completions/batch"}
 )
 
 
@@ -44,6 +50,7 @@ class ProxyRequest:
     model: str
     tenant: str
     weight: float
+    admitted: "OwnRequest"
     prompt: "Prompt"
     observer: "RequestObserver"
     without: Collection[bytes]

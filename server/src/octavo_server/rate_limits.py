@@ -1,0 +1,262 @@
+"""`RateLimits` decides whether a tenant may send one more request. It has a clock, but does no I/O.
+
+What a tenant uses is the sum of the work of the last minute that replicas report (`TenantLoad`), and of the requests of
+this process that no report includes yet. So processes with the same replicas share a limit without knowing each
+other, and one that starts knows what was used before. The report of a replica that restarted or left counts for a
+minute. A replica without reports counts with the requests that this process sent it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from math import ceil, exp
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from octavo_server.openai.errors import RateLimited
+from octavo_server.tenants_file import TenantLimits
+
+if TYPE_CHECKING:
+    from octavo_server.kv.frames import TenantLoad
+
+WINDOW_S = 60.0
+#: A report includes each request that was sent so long before, and the end of each that ended `END_S` before.
+REPORT_S, END_S = 2.0, 0.25
+#: Time without a report after which a replica's requests in progress no longer count.
+SILENCE_S = 2.0
+#: Time after a second of the window has begun in which all reports without it have arrived.
+LATE_S = 2.0
+BUSY_RETRY_S = 1.0
+LEAST_PART = 0.25  # of a process, of the free places of a tenant
+UNSENT = ""  # in place of a replica's name
+
+
+class TenantUse(NamedTuple):
+    """`requests`, `tokens`: of the last minute. `own`, `others`: requests in progress, of this process and of others.
+    `unreported`: requests of this process that no report includes yet."""
+
+    requests: int
+    tokens: int
+    own: int
+    others: int
+    unreported: int
+
+
+class _Report(NamedTuple):
+    epoch: int
+    loads: "Mapping[str, TenantLoad]"
+    at_s: float
+
+
+class _Place:
+    """One tenant's requests of this process at one replica.
+
+    A report includes the oldest unreported requests, as many as it has more than the report before, and likewise ends.
+    """
+
+    def __init__(self) -> None:
+        self.unreported: deque[OwnRequest] = deque()
+        self.tokens = 0  # of the unreported requests
+        self.running = 0
+        self.ends: deque[float] = deque()  # times of the unreported ends
+        self.requests = self.unfinished = 0  # of the latest report
+
+    @property
+    def num_reported(self) -> int:
+        """This process's requests among those that the latest report has as unfinished, at most."""
+        return self.running + len(self.ends)
+
+    def discard(self, request: "OwnRequest") -> None:
+        if request in self.unreported:
+            self.unreported.remove(request)
+            self.tokens -= request.tokens
+
+    def record_report(self, requests: int, unfinished: int) -> None:
+        num_new = requests - self.requests
+        num_ended = num_new - (unfinished - self.unfinished)
+        self.requests, self.unfinished = requests, unfinished
+        for _ in range(min(num_new, len(self.unreported))):
+            self.discard(self.unreported[0])
+        for _ in range(min(num_ended, len(self.ends))):
+            self.ends.popleft()
+
+    def expire(self, sent_before_s: float, ended_before_s: float) -> None:
+        while self.unreported and self.unreported[0].sent_s <= sent_before_s:
+            self.discard(self.unreported[0])
+        while self.ends and self.ends[0] <= ended_before_s:
+            self.ends.popleft()
+
+
+class OwnRequest:
+    """A request of this process, from its admission to its end. `headers`: of its response. `tokens`: as estimated."""
+
+    __slots__ = ("_limits", "_place", "headers", "sent_s", "tenant", "tokens")
+
+    def __init__(self, limits: "RateLimits", tenant: str, tokens: int) -> None:
+        self._limits = limits
+        self._place: _Place | None = None  # None if its tenant has no limits
+        self.headers: dict[str, str] = {}
+        self.tenant = tenant
+        self.tokens = tokens
+
+    def record_sent(self, replica: str) -> None:
+        if self._place is not None:
+            self.forget()
+            self._place.running -= 1
+            self.enter(replica)
+
+    def enter(self, replica: str) -> None:
+        self._place, self.sent_s = self._limits.enter(self, replica)
+
+    def forget(self) -> None:
+        """Count nothing for the request, as the replica refused it or failed."""
+        if self._place is not None:
+            self._place.discard(self)
+
+    def __enter__(self) -> "OwnRequest":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            self._limits.leave(self, place)
+
+
+class RateLimits:
+    """Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._places: dict[str, dict[str, _Place]] = {}  # by tenant and replica
+        self._sent: dict[str, deque[list[int]]] = {}  # by tenant: second, requests sent in it, their tokens
+        self._lately: dict[str, tuple[float, float, float]] = {}  # by tenant: mean `own` and `others` of a second, time
+        self._reports: dict[str, _Report] = {}  # by replica
+        self._departed: list[_Report] = []
+        self._forget_at_s = clock()
+
+    def record_report(self, replica: str, epoch: int, loads: "Mapping[str, TenantLoad]") -> None:
+        """Record that `loads`, which may change later, holds the replica's present work."""
+        before = self._reports.get(replica)
+        if before is not None and before.epoch != epoch:
+            self._departed.append(before)
+        self._reports[replica] = _Report(epoch, loads, self._clock())
+
+    def admit(self, tenant: str, limits: TenantLimits, tokens: int) -> OwnRequest:
+        """Admit a request. Raises RateLimited beyond a limit; the request then counts for nothing."""
+        request = OwnRequest(self, tenant, tokens)
+        if limits.requests_per_minute or limits.tokens_per_minute or limits.concurrent_requests:
+            request.headers = self._check(tenant, limits, tokens)
+            request.enter(UNSENT)
+        return request
+
+    def usage(self, tenant: str) -> TenantUse:
+        now, places = self._clock(), self._places.get(tenant, {})
+        self._forget_reports(now)
+        requests = tokens = own = others = unreported = 0
+        for load in [report.loads[tenant] for report in self._departed if tenant in report.loads]:
+            requests, tokens = requests + load.requests, tokens + load.tokens
+        for name, report in self._reports.items():
+            reported, place = report.loads.get(tenant), places.get(name)
+            if place is not None:
+                place.record_report(*((reported.requests, reported.unfinished) if reported is not None else (0, 0)))
+                place.expire(report.at_s - REPORT_S, report.at_s - END_S)
+            if reported is not None:
+                requests, tokens = requests + reported.requests, tokens + reported.tokens
+                if now - report.at_s < SILENCE_S:
+                    others += max(reported.unfinished - (0 if place is None else place.num_reported), 0)
+        for name, place in [*places.items()]:
+            place.expire(now - WINDOW_S, now - SILENCE_S)
+            if not (place.running or place.unreported or place.ends):
+                del places[name]
+            own, unreported, tokens = own + place.running, unreported + len(place.unreported), tokens + place.tokens
+        return TenantUse(requests + unreported, tokens, own, others, unreported)
+
+    def _forget_reports(self, now: float) -> None:
+        if now >= self._forget_at_s:
+            self._forget_at_s = now + 1
+            self._reports = {name: report for name, report in self._reports.items() if now - report.at_s < WINDOW_S}
+            self._departed = [report for report in self._departed if now - report.at_s < WINDOW_S]
+
+    def enter(self, request: OwnRequest, replica: str) -> tuple[_Place, float]:
+        """Count a request at a replica, or as unsent. Return its place and the time."""
+        now, places = self._clock(), self._places.setdefault(request.tenant, {})
+        place = places.get(replica)
+        if place is None:
+            report = self._reports.get(replica)
+            load = None if report is None else report.loads.get(request.tenant)
+            place = places[replica] = _Place()
+            if load is not None:
+                place.record_report(load.requests, load.unfinished)
+        place.unreported.append(request)
+        place.tokens += request.tokens
+        place.running += 1
+        if replica != UNSENT:
+            sent = self._sent.setdefault(request.tenant, deque())
+            while sent and sent[0][0] + LATE_S + WINDOW_S <= now:
+                sent.popleft()
+            if not sent or sent[-1][0] != int(now):
+                sent.append([int(now), 0, 0])
+            sent[-1][1] += 1
+            sent[-1][2] += request.tokens
+        return place, now
+
+    def leave(self, request: OwnRequest, place: _Place) -> None:
+        places = self._places[request.tenant]
+        place.running -= 1
+        place.ends.append(self._clock())
+        if place is places.get(UNSENT):
+            place.discard(request)
+
+    def _check(self, tenant: str, limits: TenantLimits, tokens: int) -> dict[str, str]:
+        """Return headers for the response. Raises RateLimited."""
+        used, headers, refusals = self.usage(tenant), dict[str, str](), list[tuple[float, str]]()
+        per_minute = (
+            (1, "requests", used.requests, limits.requests_per_minute, "requestsPerMinute"),
+            (2, "tokens", used.tokens, limits.tokens_per_minute, "tokensPerMinute"),
+        )
+        for column, what, num, limit, field in per_minute:
+            if limit is not None:
+                wait_s = self._wait_s(tenant, column, max(num - limit + 1, 1))
+                left = 0 if num >= limit else max(limit - num - (1, tokens)[column - 1], 0)
+                values = {"limit": limit, "remaining": left, "reset": f"{ceil(wait_s)}s"}
+                headers |= {f"x-ratelimit-{name}-{what}": str(value) for name, value in values.items()}
+                if num >= limit:
+                    refusals.append((wait_s, f"used {num} {what} in the last minute; its limit is {limit} ({field})"))
+        if limits.concurrent_requests is not None and not self._has_place(tenant, limits.concurrent_requests, used):
+            most = f"its limit is {limits.concurrent_requests} (concurrentRequests)"
+            refusals.append((BUSY_RETRY_S, f"has {used.own + used.others} requests in progress; {most}"))
+        if refusals:
+            wait_s, why = max(refusals)
+            raise RateLimited(
+                f"The API key {tenant!r} {why}: send the request again in {ceil(wait_s)} s.", ceil(wait_s), headers
+            )
+        return headers
+
+    def _has_place(self, tenant: str, limit: int, used: TenantUse) -> bool:
+        """Return whether the tenant may have one more request in progress.
+
+        Between two reports, a process fills only its part of the free places, which is its part of the requests in
+        progress lately: else all processes that see a free place would fill it.
+        """
+        now = self._clock()
+        own, others, at_s = self._lately.get(tenant, (0.0, 0.0, now))
+        weight = 1 - exp(at_s - now)
+        own, others = own + weight * (used.own - own), others + weight * (used.others - others)
+        self._lately[tenant] = own, others, now
+        free = limit - used.own - used.others
+        part = max(own / (own + others), LEAST_PART) if others > 0.5 else 1.0
+        return free > 0 and used.unreported < max((free + used.unreported) * part, 1)
+
+    def _wait_s(self, tenant: str, column: int, excess: int) -> float:
+        """Estimate the time until so much of the last minute's use is over, from the requests of this process."""
+        for row in self._sent.get(tenant, ()):
+            wait_s = row[0] + LATE_S + WINDOW_S - self._clock()
+            excess -= row[column] if wait_s > 0 else 0
+            if excess <= 0:
+                return min(wait_s, WINDOW_S)
+        return WINDOW_S
