@@ -98,7 +98,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.steps_ahead is not None:
             config["steps_ahead"] = self.steps_ahead
         scheduler = Scheduler(sim_config(debug_invariants=False, **config), kv_events=True, kv_tokens=True)
-        self.sim = Simulation(scheduler=scheduler, costs=costs, proposer=proposer)
+        self.prepare(Simulation(scheduler=scheduler, costs=costs, proposer=proposer))
+
+    def prepare(self, sim: Simulation) -> None:
+        self.sim = sim
         self.listener = KVSet()
         self.usage: dict[str, TenantUsage] = {}
         self.full_hashes: dict[bytes, bytes] = {}  # full hashes by short hashes
@@ -106,13 +109,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(family=st.integers(0, 1), length=st.integers(1, 20), fields=requests, data=st.data())
     def add(self, family: int, length: int, fields: dict[str, object], data: st.DataObject) -> None:
-        fields = fields | {"images": tuple(_image(*each) for each in fields["images"] if sum(each[:2]) <= length)}
         min_tokens = data.draw(st.sampled_from([0, 0, fields["max_tokens"]]))
+        self.add_request(family, length, fields | {"min_tokens": min_tokens})
+
+    def add_request(self, family: int, length: int, fields: dict[str, object]) -> None:
         size = self.sim.config.block_size
+        fields = fields | {"images": tuple(_image(*each) for each in fields["images"] if sum(each[:2]) <= length)}
         spans = [(image.start, image.end, image.digest) for image in fields["images"]]
         self.image_extras |= {image_extra(spans, first, first + size) for first in range(0, length, size)}
         try:
-            self.sim.add(f"r{len(self.sim.requests)}", [family] * length, min_tokens=min_tokens, **fields)
+            self.sim.add(f"r{len(self.sim.requests)}", [family] * length, **fields)
         except InvalidRequest:
             config = self.sim.config
             fits = length < min(config.max_model_len, config.num_blocks * config.block_size)

@@ -5,14 +5,14 @@ There is no model. `TimedSteps` runs requests that arrive at given times.
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.costs import CostMeter, moving_average
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqResult, StepCosts, StepPlan, StepResult
-from octavo_engine.wire.records import EngineRequest
+from octavo_engine.wire.records import EngineRequest, ImageInput
 from octavo_engine.wire.sampling import SamplingParams
 
 
@@ -21,15 +21,17 @@ class Arrival:
     at_s: float
     prompt: list[int]
     max_tokens: int
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass
 class TimedStep:
-    """`chunks`: the prompt tokens that the step computes, by the number of the request."""
+    """`chunks`: prompt tokens that the step computes, by the number of the request. `encode_s`: a part of `seconds`."""
 
     seconds: float
     chunks: dict[int, int]
     num_seqs: int
+    encode_s: float = 0.0
 
 
 @dataclass
@@ -53,6 +55,7 @@ class TimedSteps:
     def __post_init__(self) -> None:
         self._meter = CostMeter()
         self._random = random.Random(0)
+        self._image_token_s = 0.0
 
     def run(self, arrivals: Iterable[Arrival]) -> None:
         """Run all requests, in the order of their arrival, to their end."""
@@ -67,21 +70,26 @@ class TimedSteps:
     def _add(self, arrival: Arrival) -> None:
         params = SamplingParams(temperature=0, max_tokens=arrival.max_tokens, ignore_eos=True)
         request = EngineRequest(
-            request_id=str(len(self.requests)), prompt_token_ids=arrival.prompt, params=params, arrival_s=arrival.at_s
+            request_id=str(len(self.requests)),
+            prompt_token_ids=arrival.prompt,
+            params=params,
+            arrival_s=arrival.at_s,
+            images=arrival.images,
         )
         self.scheduler.add(request, self.now)
         self.requests.append(TimedRequest(prompt_s=-arrival.at_s))
 
     def _step(self) -> None:
         waits = [r for r in self.requests if not r.first_token_s]
-        plan = self.scheduler.step(self.now, self._meter.current())
-        seconds = self._seconds(plan)
+        costs = replace(self._meter.current(), image_token_s=self._image_token_s)
+        plan = self.scheduler.step(self.now, costs)
+        seconds, encode_s = self._seconds(plan), self._encode(plan)
         requests = {step.seq_id: int(self.scheduler._state.seqs[step.seq_id].request_id) for step in plan.seqs}
         chunks = {requests[step.seq_id]: step.num_tokens for step in plan.seqs if step.num_tokens > 1}
-        self.steps.append(TimedStep(seconds, chunks, len(plan.seqs)))
+        self.steps.append(TimedStep(seconds + encode_s, chunks, len(plan.seqs), encode_s))
         rows = np.array([step.num_tokens for step in plan.seqs])
         self._meter.record_forward(rows, np.array([step.start for step in plan.seqs]), seconds)
-        self.now += seconds
+        self.now += seconds + encode_s
         results = [SeqResult(seq_id=step.seq_id, token_ids=[5] if step.sample else []) for step in plan.seqs]
         for request in waits:
             request.steps_to_first += 1
@@ -90,6 +98,15 @@ class TimedSteps:
             if not request.first_token_s:
                 request.first_token_s = self.now
                 request.prompt_s += self.now
+
+    def _encode(self, plan: StepPlan) -> float:
+        """Return the seconds of the images that the step encodes, and measure them."""
+        seqs = self.scheduler._state.seqs
+        num_tokens = sum(seqs[seq_id].group.request.images[index].length for seq_id, index in plan.encode)
+        seconds = num_tokens * self.machine.image_token_s * max(0.5, self._random.gauss(1.0, self.noise))
+        if num_tokens:
+            self._image_token_s = moving_average(self._image_token_s, seconds / num_tokens)
+        return seconds
 
     def _seconds(self, plan: StepPlan) -> float:
         machine = self.machine

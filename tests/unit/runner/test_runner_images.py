@@ -1,6 +1,7 @@
 """`ImageEncoder` with a stand-in for the tower: which images a step encodes, where their rows go, and errors."""
 
 import gc
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.wire.errors import StartupError
-from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.plan import ImageKey, NewSeq, SeqStep, StepCosts, StepPlan
 from octavo_engine.wire.records import ImageInput
 from octavo_testing.runner_rig import Rig, new, step
 from octavo_testing.tiny_vision import make_tiny_vision
@@ -53,11 +54,12 @@ class Tower:
 
 
 class Bench:
-    """An encoder with the sequences of a batch."""
+    """An encoder with the sequences of a batch. Its plans encode an image when a step has the first token of it."""
 
     def __init__(self) -> None:
         self.encoder, self.tower, self.rig = ImageEncoder(Processor(), IMAGE, CpuDevice()), Tower(), Rig()
         self.held: list[PreparedImage] = []
+        self.planned: set[bytes] = set()
         self.errors: dict[int, Any] = {}
 
     def add(self, seq_id: int, token_ids: list[int], *images: ImageInput) -> NewSeq:
@@ -68,9 +70,16 @@ class Bench:
         self.rig.batch._tables[:] = np.arange(self.rig.batch._tables.size).reshape(self.rig.batch._tables.shape)
         return added
 
-    def embed(self, *steps: SeqStep) -> list[int] | None:
+    def embed(self, *steps: SeqStep, dropped: tuple[ImageKey, ...] = ()) -> list[int] | None:
         """Run the encoder for a step; return the first value of each row, -1 for the embedding of a token."""
-        plan = StepPlan(step_id=1, seqs=list(steps))
+        plan = StepPlan(step_id=1, seqs=list(steps), dropped_images=list(dropped))
+        self.planned -= {digest for _, digest in dropped}
+        for each in steps:
+            for index, image in enumerate(self.rig.batch.seqs[each.seq_id].images):
+                is_needed = image.start < each.start + each.num_tokens and each.start < image.end
+                if is_needed and image.digest not in self.planned:
+                    plan.encode.append((each.seq_id, index))
+                    self.planned.add(image.digest)
         self.errors = self.encoder.encode(plan, self.rig.batch.seqs, self.tower)
         inputs = self.rig.batch.inputs(plan)
         assert isinstance(inputs, StepInputs)
@@ -79,7 +88,11 @@ class Bench:
 
 
 def picture(start: int, pixels: bytes, length: int | None = None) -> ImageInput:
-    return ImageInput(start=start, length=length or len(pixels), digest=pixels.ljust(32, b"."), data=pixels)
+    return ImageInput(start=start, length=length or len(pixels), digest=key(pixels)[1], data=pixels)
+
+
+def key(pixels: bytes) -> ImageKey:
+    return "", pixels.ljust(32, b".")
 
 
 @pytest.fixture
@@ -118,13 +131,55 @@ def test_sequences_with_one_image_share_its_rows(bench: Bench) -> None:
     assert bench.tower.calls == 1
 
 
-def test_rows_are_dropped_with_the_last_sequence_that_has_the_image(bench: Bench) -> None:
+def test_rows_are_kept_until_a_plan_drops_them(bench: Bench) -> None:
     bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
     bench.embed(step(1, 0, 2))
     bench.rig.batch.drop([1])
     bench.add(2, [IMAGE, 5], picture(0, b"\x0b"))
     bench.embed(step(2, 0, 2))
-    assert list(bench.encoder._rows) == [b"\x0b".ljust(32, b".")]
+    assert list(bench.encoder._rows) == [key(b"\x0a"), key(b"\x0b")]
+    bench.add(3, [IMAGE, 5], picture(0, b"\x0a"))
+    assert bench.embed(step(3, 0, 2), dropped=(key(b"\x0b"),)) == [10, -1]
+    assert list(bench.encoder._rows) == [key(b"\x0a")]
+    assert bench.tower.calls == 2
+
+
+def test_an_image_that_is_dropped_and_encoded_in_one_step_has_rows(bench: Bench) -> None:
+    bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
+    bench.embed(step(1, 0, 2))
+    assert bench.embed(step(1, 0, 2), dropped=(key(b"\x0a"),)) == [10, -1]
+    assert bench.tower.calls == 2
+
+
+def test_requests_with_different_salts_have_their_own_rows(bench: Bench) -> None:
+    bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
+    bench.add(2, [IMAGE, 5], picture(0, b"\x0a"))
+    bench.rig.batch.seqs[2].cache_salt = "s"
+    bench.embed(step(1, 0, 2))
+    with pytest.raises(KeyError):
+        bench.embed(step(2, 0, 2))
+
+
+def test_a_step_with_a_token_of_an_image_without_rows_fails(bench: Bench) -> None:
+    bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
+    bench.planned.add(key(b"\x0a")[1])
+    with pytest.raises(KeyError):
+        bench.embed(step(1, 0, 2))
+
+
+def test_the_cost_of_a_token_is_measured_and_seconds_are_taken_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([10.0, 12.0, 20.0, 23.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    bench.add(1, [IMAGE, IMAGE, IMAGE, IMAGE], picture(0, b"\x0a\x0b"), picture(2, b"\x0c\x0d"))
+    bench.embed(step(1, 0, 2))
+    costs = StepCosts(step_s=7.0)
+    assert bench.encoder.add_costs(costs) == StepCosts(step_s=7.0, image_token_s=1.0)
+    bench.embed(step(1, 2, 2))
+    assert bench.encoder.add_costs(costs).image_token_s == pytest.approx(1.1)
+    assert bench.encoder.take_seconds() == 5.0
+    assert bench.encoder.take_seconds() == 0.0
 
 
 @pytest.mark.parametrize("fault", ["raises", "poison", "rows"])
@@ -149,7 +204,7 @@ def test_an_image_that_failed_is_encoded_when_it_is_asked_again(bench: Bench) ->
     bench.rig.batch.drop([1])
     bench.tower.raises = -1
     bench.add(2, [IMAGE, 5], picture(0, b"B"))
-    assert bench.embed(step(2, 0, 2)) == [66, -1]
+    assert bench.embed(step(2, 0, 2), dropped=(key(b"B"),)) == [66, -1]
     assert not bench.errors
 
 
@@ -176,7 +231,10 @@ def test_the_time_of_encoding_does_not_count_as_a_cost_of_steps() -> None:
     """The encoder runs before the timer of the step starts; the recorded calls of the device would show it."""
     rig, seen = Rig(), list[str]()
     rig.runner._images = SimpleNamespace(  # type: ignore[assignment]
-        encode=lambda *_: seen.append("encode") or {}, embed=lambda *_: seen.append("embed")
+        encode=lambda *_: seen.append("encode") or {},
+        embed=lambda *_: seen.append("embed"),
+        add_costs=lambda costs: costs,
+        take_seconds=lambda: 0.0,
     )
     rig.model.tower = object()  # type: ignore[attr-defined]
     rig.device.timer = lambda: seen.append("timer") or type(rig.device).timer(rig.device)  # type: ignore[method-assign]

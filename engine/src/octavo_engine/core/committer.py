@@ -20,6 +20,7 @@ class Committer:
 
     def commit(self, result: StepResult) -> list[SeqOutput]:
         plan = self._state.in_flight.pop(result.step_id, None)
+        self._state.counters.encode_s += result.encode_s
         if plan is None:  # discarded because an earlier step failed
             return []
         if result.error is not None:
@@ -44,6 +45,7 @@ class Committer:
         if sampled is not None and sampled.error is not None:
             outputs += self._state.end_outputs(seq, seq.indices, "error", sampled.error)
             self._state.kv.unregister_exclusive_blocks(seq)
+            self._state.encoder.forget(seq)
             self._state.finish(seq)
             return
         if seq.pooling is not None and sampled is not None:
@@ -136,8 +138,9 @@ class Committer:
         plan lists them again.
         """
         state = self._state
-        for failed in [plan, *state.in_flight.values()]:
-            state.dropped += failed.dropped_seqs
+        failed = [plan, *state.in_flight.values()]
+        state.dropped += [seq_id for each in failed for seq_id in each.dropped_seqs]
+        state.encoder.forget_all(failed)
         outputs: list[SeqOutput] = []
         for seq in [state.seqs[s.seq_id] for s in plan.seqs if s.seq_id in state.seqs]:
             outputs += state.end_outputs(seq, seq.indices, "error", ErrorInfo(error))

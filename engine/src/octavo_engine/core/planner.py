@@ -13,6 +13,8 @@ another, are admitted before the running sequences are scheduled, and take back 
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
 step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
 
+A chunk ends before an image that must wait (`EncoderCache`); it may then have no tokens.
+
 With `steps_ahead`, a sequence whose newest token is sampled by a plan in flight gets its next decode step: the runner
 takes the token from its device. A sequence that this token brings to its length limit gets none.
 """
@@ -76,6 +78,7 @@ class Planner:
         self._costs = costs
         self._logprobs_left_s = self._config.max_step_ms / 1000
         self._kv.begin_step(plan)
+        state.encoder.begin_step(plan, costs)
         budget = self._config.max_num_batched_tokens
         self._num_misfits = 0
         if state.tenants.compete:
@@ -193,10 +196,18 @@ class Planner:
         """Schedule `want` tokens, or reserve the first prompt's share, which is scheduled last; return the tokens."""
         if self._shares is not None:
             todo = len(seq.token_ids) - seq.computed
-            if self._first is None and todo > 1:
+            is_first = self._first is None and todo > 1
+            want = self._encode_images(seq, 1 if is_first else want)
+            if not want:
+                return 0
+            if is_first:
                 self._first = seq
                 self._reserved = self._shares.reserve_first(seq.computed, todo, budget)
                 return self._reserved
+            if seq.group.request.images and self._first is not None:  # they may have taken time
+                want = self._shares.later(seq.computed, want, budget)
+                if not want:
+                    return 0
             self._shares.spend(seq.computed, want)
         return self._schedule(seq, want)
 
@@ -376,10 +387,16 @@ class Planner:
             self._state.count_cached(num_cached, seq)
 
     def _schedule(self, seq: Sequence, want: int) -> int:
-        """Add `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number."""
+        """Add up to `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number.
+
+        It is below `want` for prompt log-probabilities that take too long, and before an image that must wait, also 0.
+        """
         if seq.prompt_logprobs is not None and self._is_fair and self._costs.logprob_row_s:
             want = min(want, max(1, int(self._logprobs_left_s / self._costs.logprob_row_s)))
             self._logprobs_left_s -= want * self._costs.logprob_row_s
+        want = self._encode_images(seq, want)
+        if not want:
+            return 0
         start, num_tokens = seq.computed, min(want, seq.length - seq.computed)
         samples = start + num_tokens == seq.length
         self._announce(seq)
@@ -397,6 +414,17 @@ class Planner:
         self._kv.register_full(seq, min(start + num_tokens, len(seq.token_ids)))
         if samples and len(seq.indices) > 1:
             self._fork_outputs(seq)
+        return want
+
+    def _encode_images(self, seq: Sequence, want: int) -> int:
+        """Plan the encoding of images; return how many of `want` tokens come before one that must wait."""
+        if not seq.group.request.images:
+            return want
+        state, is_limited, encode = self._state, self._shares_step, self._plan.encode
+        want = state.encoder.encode(seq, want, state.running, is_limited=is_limited, shares=self._shares)
+        if encode and encode[-1][0] == seq.seq_id:
+            self._announce(seq)  # the first prompt may get no token yet
+        seq.drafts = seq.drafts[: max(want - (seq.length - seq.computed), 0)]
         return want
 
     def _fork_outputs(self, parent: Sequence) -> None:
@@ -435,6 +463,7 @@ class Planner:
                 grammar=request.grammar,
                 pooling=request.pooling,
                 images=tuple(image.span for image in request.images),
+                cache_salt=request.cache_salt,
             )
         )
 

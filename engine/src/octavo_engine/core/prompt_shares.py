@@ -21,7 +21,8 @@ MIN_SHARE_ALONE = 15.0
 class PromptShares:
     """The shares of one step. `max_step_s`: the limit on the step. `decodes`: the work beside prompts.
 
-    The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`.
+    The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`. Calls of `take`
+    come at any time.
     """
 
     def __init__(self, max_step_s: float, costs: StepCosts, decodes: list[SeqStep]) -> None:
@@ -51,12 +52,21 @@ class PromptShares:
     def spend(self, start: int, num_tokens: int) -> None:
         self._left_s -= self._costs.chunk_s(start, num_tokens)
 
+    def take(self, seconds: float) -> bool:
+        """Take time for other work than prompts from what is left of the step; return False if less is left."""
+        if seconds > self._left_s:
+            return False
+        self._left_s -= seconds
+        return True
+
     def first(self, start: int, todo: int, budget: int, *, alone: bool) -> int:
         """Return how many tokens the first prompt computes, at least one. `alone`: no other sequence is delayed."""
         left_s = max(self._left_s + self._reserved_s, self._least_first_s)
         if alone:
             left_s = max(left_s, MIN_SHARE_ALONE * self._rest_s)
-        return min(todo, self._within(start, left_s, budget))
+        num_tokens = min(todo, self._within(start, left_s, budget))
+        self._left_s = left_s - self._costs.chunk_s(start, num_tokens)
+        return num_tokens
 
     def _within(self, start: int, seconds: float, budget: int) -> int:
         if not self._costs.prefill_token_s:

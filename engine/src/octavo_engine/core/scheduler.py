@@ -103,6 +103,7 @@ class Scheduler:
         )
         seq.root_hash = scoped_root(self.config.hash_root, request.adapter, request.cache_salt)
         state.groups[request.request_id] = seq.group
+        state.encoder.make_fit(request.images)
         if deferred:
             state.defer(seq)
         else:
@@ -188,13 +189,17 @@ class Scheduler:
             seq.drafts = list(draft_token_ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Evict all cached blocks, on device and host; return False and do nothing while any block is in use."""
+        """Evict all cached blocks, on device and host, and the rows of images.
+
+        Return False and do nothing while any block is in use.
+        """
         state = self._state
         if state.kv.pool.num_in_use:
             return False
         for seq in state.waiting:
             state.kv.forget_private(seq)
         state.kv.forget_contents()
+        state.encoder.forget_all()
         return True
 
     def sequences(self) -> list[Sequence]:
@@ -250,6 +255,8 @@ class Scheduler:
             swapped_in_blocks=state.kv.num_swapped_in,
             dropped_blocks=state.kv.num_dropped,
             cow_copies=state.kv.num_copies,
+            encoded_images=state.encoder.num_encoded,
+            encoder_usage=state.encoder.usage,
         )
 
     def take_block_lives(self) -> list[BlockLife]:

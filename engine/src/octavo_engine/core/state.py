@@ -11,6 +11,7 @@ import bisect
 from operator import attrgetter
 
 from octavo_engine.core.block_metrics import BlockLifeSampler
+from octavo_engine.core.encoder_cache import EncoderCache
 from octavo_engine.core.events import KVDeltas
 from octavo_engine.core.kv import KVCache
 from octavo_engine.core.sequence import Key, Sequence, SequenceGroup, forked_sequence
@@ -33,6 +34,7 @@ class SchedulerState:
         every = config.block_lives_every
         self.lives = BlockLifeSampler(every, lambda: self.now) if every else None
         self.kv = KVCache(config, deltas, self.lives)
+        self.encoder = EncoderCache(config)
         self.groups: dict[str, SequenceGroup] = {}
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
@@ -199,6 +201,7 @@ class SchedulerState:
     def check(self) -> None:
         config, live = self.config, [*self.seqs.values()]
         self.kv.check(live)
+        self.encoder.check()
         assert not self._is_by_key or [s.key for s in self.running] == sorted(s.key for s in self.running)
         for tenant in self.tenants.active.values():
             assert [s.key for s in tenant.waiting] == sorted((s.key for s in tenant.waiting), reverse=True)

@@ -93,6 +93,8 @@ def encode_plan(plan: StepPlan) -> dict[str, Any]:
         "out": [[*pair] for pair in plan.swap_out],
         "in": [[*pair] for pair in plan.swap_in],
         "copy": [[*pair] for pair in plan.copies],
+        "drop_images": [[salt, digest.hex()] for salt, digest in plan.dropped_images],
+        "encode": [[*image] for image in plan.encode],
     }
     return {"id": plan.step_id} | {name: part for name, part in parts.items() if part}
 

@@ -45,10 +45,10 @@ class CostMeter:
         equations += np.outer(sizes, np.append(sizes, 1.0))
 
     def record_swap(self, num_blocks: int, duration_s: float) -> None:
-        self._swap_block_s = _average(self._swap_block_s, duration_s / num_blocks)
+        self._swap_block_s = moving_average(self._swap_block_s, duration_s / num_blocks)
 
     def record_logprobs(self, num_rows: int, duration_s: float) -> None:
-        self._logprob_row_s = _average(self._logprob_row_s, duration_s / num_rows)
+        self._logprob_row_s = moving_average(self._logprob_row_s, duration_s / num_rows)
 
     def current(self) -> StepCosts:
         if not self._is_measured:
@@ -63,7 +63,8 @@ class CostMeter:
         )
 
 
-def _average(old: float, new: float) -> float:
+def moving_average(old: float, new: float) -> float:
+    """Return the average with a new value; `old`: 0 without an earlier one."""
     return old + _NEWEST_WEIGHT * (new - old) if old else new
 
 

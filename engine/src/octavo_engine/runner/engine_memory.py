@@ -46,6 +46,7 @@ class EngineMemory:
             if self._drafter is not None:
                 self._drafter.model.replace(None)
         else:
+            self._runner.release_rows()
             self._runner.model.renew_graphs()
             self._backend.release()
             self._runner.host = None

@@ -1,16 +1,17 @@
 """Images of prompts: `ImagePreparer` decodes them beside the steps, `ImageEncoder` computes their rows within a step.
 
-The rows of an image take the place of the embeddings of its tokens. Rows are kept while a sequence of the batch has the
-image, pixels while their holder keeps the result of `prepare`. An image that cannot be encoded ends the sequences that
-have it, also those that read its blocks, and no others of the step.
+The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
+rows are dropped; pixels are kept while their holder keeps the result of `prepare`. An image that cannot be encoded ends
+the sequences that have it, also those that read its blocks, and no others of the step.
 """
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import StepInputs, Tower
+from octavo_engine.runner.costs import moving_average
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.errors import EngineDead
-from octavo_engine.wire.plan import SeqId, SeqStep, StepPlan
+from octavo_engine.wire.plan import ImageKey, SeqId, SeqStep, StepCosts, StepPlan
 from octavo_engine.wire.records import ErrorInfo, ImageInput, ImageSpan
 
 _LOGGER = logging.getLogger(__name__)
@@ -86,9 +88,10 @@ class ImageEncoder:
         self.preparer = ImagePreparer(processor)
         self._image_token_id = image_token_id
         self._device = device
-        self._rows: dict[bytes, Tensor] = {}
-        self._errors: dict[bytes, ErrorInfo] = {}
-        self._failed: dict[bytes, set[SeqId]] = {}  # sequences that an error ends
+        self._rows: dict[ImageKey, Tensor] = {}
+        self._errors: dict[ImageKey, ErrorInfo] = {}
+        self._failed: dict[ImageKey, set[SeqId]] = {}  # sequences that an error ends
+        self._token_s = self._seconds = 0.0
 
     def clear(self) -> None:
         self._rows.clear()
@@ -96,20 +99,35 @@ class ImageEncoder:
         self._failed.clear()
 
     def encode(self, plan: StepPlan, seqs: Mapping[SeqId, SeqState], tower: Tower) -> dict[SeqId, ErrorInfo]:
-        """Encode the images that the step computes first; return the errors of the sequences that end."""
-        self._forget(seqs)
-        for step in plan.seqs:
-            seq = seqs[step.seq_id]
-            for image in seq.images:
-                if _computes(step, image) and image.digest not in self._rows and image.digest not in self._errors:
-                    self._encode(image, self._places(seq, image), tower)
+        """Drop rows and encode images as planned; return the errors of the sequences that end."""
+        for key in plan.dropped_images:
+            self._rows.pop(key, None)
+        for key in [key for key, failed in self._failed.items() if failed.isdisjoint(seqs)]:
+            del self._errors[key], self._failed[key]
+        if plan.encode:
+            self._device.synchronize()
+            started = time.perf_counter()
+            for seq_id, index in plan.encode:
+                self._encode(seqs[seq_id], seqs[seq_id].images[index], tower)
+            seconds = time.perf_counter() - started
+            num_tokens = sum([seqs[seq_id].images[index].length for seq_id, index in plan.encode])
+            self._seconds += seconds
+            self._token_s = moving_average(self._token_s, seconds / num_tokens)
         found = dict[SeqId, ErrorInfo]()
         for seq_id in (step.seq_id for step in plan.seqs if self._errors):
-            for image in seqs[seq_id].images:
-                if image.digest in self._errors:
-                    found[seq_id] = self._errors[image.digest]
-                    self._failed[image.digest].add(seq_id)
+            for key in (_key(seqs[seq_id], image) for image in seqs[seq_id].images):
+                if key in self._errors:
+                    found[seq_id] = self._errors[key]
+                    self._failed[key].add(seq_id)
         return found
+
+    def add_costs(self, costs: StepCosts) -> StepCosts:
+        return replace(costs, image_token_s=self._token_s)
+
+    def take_seconds(self) -> float:
+        """Return the seconds of encoding since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def embed(
         self, inputs: StepInputs, seqs: Mapping[SeqId, SeqState], embed: Callable[[Tensor], Tensor]
@@ -122,8 +140,8 @@ class ImageEncoder:
         for step, first_row in zip(inputs.steps, inputs.first_row.tolist(), strict=True):
             seq = seqs[step.seq_id]
             for image in seq.images:
-                found = self._rows.get(image.digest)
-                if found is not None and _computes(step, image):
+                if _computes(step, image) and _key(seq, image) not in self._errors:
+                    found = self._rows[_key(seq, image)]
                     at = self._places(seq, image) - step.start
                     first, end = np.searchsorted(at, (0, step.num_tokens)).tolist()
                     rows.append(found[first:end])
@@ -139,22 +157,17 @@ class ImageEncoder:
         """Return the positions of the image's tokens, each of which has a row."""
         return image.start + np.flatnonzero(seq.token_ids[image.start : image.end] == self._image_token_id)
 
-    def _forget(self, seqs: Mapping[SeqId, SeqState]) -> None:
-        """Drop rows that no sequence has, and errors whose sequences have ended; before, others read their blocks."""
-        if self._rows:
-            for digest in self._rows.keys() - {image.digest for seq in seqs.values() for image in seq.images}:
-                del self._rows[digest]
-        for digest in [digest for digest, failed in self._failed.items() if failed.isdisjoint(seqs)]:
-            del self._errors[digest], self._failed[digest]
-
-    def _encode(self, image: ImageSpan, places: npt.NDArray[np.int64], tower: Tower) -> None:
+    def _encode(self, seq: SeqState, image: ImageSpan, tower: Tower) -> None:
+        key, places = _key(seq, image), self._places(seq, image)
+        self._errors.pop(key, None)
+        self._failed.pop(key, None)
         try:
             rows = tower.encode(self._inputs(self.preparer.arrays(image.digest)))
             if len(rows) != len(places):
                 raise ValueError(f"the image has {len(rows)} rows, but {len(places)} tokens")
             if not rows.isfinite().all():
                 raise ValueError("rows of the image are not finite")
-            self._rows[image.digest] = rows
+            self._rows[key] = rows
         except EngineDead:
             raise
         except Exception as error:
@@ -162,8 +175,8 @@ class ImageEncoder:
                 raise
             _LOGGER.exception("an image could not be encoded")
             where = f"the image at tokens {image.start} to {image.end - 1} of the prompt"
-            self._errors[image.digest] = ErrorInfo(f"Encoding failed for {where}: {type(error).__name__}: {error}")
-            self._failed[image.digest] = set()
+            self._errors[key] = ErrorInfo(f"Encoding failed for {where}: {type(error).__name__}: {error}")
+            self._failed[key] = set()
 
     def _inputs(self, arrays: Arrays) -> dict[str, Tensor]:
         """Move an image's arrays to the device, where pixels, [..., channels, height, width], are normalised."""
@@ -174,9 +187,15 @@ class ImageEncoder:
             for values in (processor.mean, processor.std)
         )
         return {
-            name: (tensor.float() * processor.rescale_factor - mean) / std if tensor.dtype == torch.uint8 else tensor
+            name: tensor.float().mul_(processor.rescale_factor).sub_(mean).div_(std)
+            if tensor.dtype == torch.uint8
+            else tensor
             for name, tensor in tensors.items()
         }
+
+
+def _key(seq: SeqState, image: ImageSpan) -> ImageKey:
+    return seq.cache_salt, image.digest
 
 
 def _computes(step: SeqStep, image: ImageSpan) -> bool:

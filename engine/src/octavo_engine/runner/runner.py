@@ -1,10 +1,10 @@
 """`Runner`: runs one `StepPlan`. It makes no decisions.
 
-Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, drafts of a draft model,
-forward, sampling, prompt log-probabilities. Only rows that are sampled or need log-probabilities go through the model's
-head, a bounded number of logits at a time. An exception becomes an error result for the whole step; the batch arrays
-stay consistent, as they are changed before any computation, and tokens are appended after all computations succeeded.
-Only a lost device raises EngineDead. Work is measured until the device has finished it.
+Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, drafts of a draft model, rows
+of images, forward, sampling, prompt log-probabilities. Only rows that are sampled or need log-probabilities go through
+the model's head, a bounded number of logits at a time. An exception becomes an error result for the whole step; the
+batch arrays stay consistent, as they are changed before any computation, and tokens are appended after all computations
+succeeded. Only a lost device raises EngineDead. Work is measured until the device has finished it.
 """
 
 import logging
@@ -94,9 +94,13 @@ class Runner:
         """Replace the model. Without one, the adapters release their memory; the next is set once they are reloaded."""
         if model is None and self._adapters is not None:
             self._adapters.release()
+        self.release_rows()
+        self.model.replace(model)
+
+    def release_rows(self) -> None:
+        """Free the rows of images."""
         if self._images is not None:
             self._images.clear()
-        self.model.replace(model)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan. Raises EngineDead if the device is lost, and with several ranks for every error."""
@@ -117,7 +121,7 @@ class Runner:
         results = self._attempt(plan, collect)
         if isinstance(results, StepResult):
             return results
-        return StepResult(step_id=plan.step_id, seqs=results, costs=self._current_costs())
+        return self._result(plan, seqs=results)
 
     @torch.inference_mode()
     def _attempt(self, plan: StepPlan, work: Callable[[], T]) -> T | StepResult:
@@ -134,7 +138,7 @@ class Runner:
             if self._group.size > 1:  # the ranks are no longer in step
                 raise EngineDead(f"rank {self._group.rank} of {self._group.size}: a step failed: {message}") from error
         self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
-        return StepResult(step_id=plan.step_id, costs=self._current_costs(), error=message)
+        return self._result(plan, error=message)
 
     @torch.inference_mode()
     def warm_up(self, plans: list[StepPlan]) -> None:
@@ -153,7 +157,13 @@ class Runner:
 
     def _current_costs(self) -> StepCosts:
         costs = self._costs.current()
+        costs = costs if self._images is None else self._images.add_costs(costs)
         return costs if self._drafter is None else self._drafter.add_costs(costs)
+
+    def _result(self, plan: StepPlan, seqs: list[SeqResult] | None = None, error: str | None = None) -> StepResult:
+        encode_s = 0.0 if self._images is None else self._images.take_seconds()
+        costs = self._current_costs()
+        return StepResult(step_id=plan.step_id, seqs=seqs or [], costs=costs, encode_s=encode_s, error=error)
 
     def _start(self, plan: StepPlan) -> Callable[[], list[SeqResult]]:
         self._batch.drop(plan.dropped_seqs)

@@ -1,7 +1,7 @@
 """The scheduler's decisions (`StepPlan`) and the runner's results (`StepResult`) as plain, serialisable data.
 
-The order of work within one step, on which the scheduler relies: `swap_out`, `swap_in`, `copies`, then the forward pass
-(so that a block freed by a swap-out may be written in the same step), then sampling.
+The order of work within one step, on which the scheduler relies: `swap_out`, `swap_in`, `copies`, `dropped_images`,
+`encode`, then the forward pass (so that a block freed by a swap-out may be written in the same step), then sampling.
 
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
 [start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them, or takes the
@@ -19,6 +19,8 @@ from octavo_engine.wire.sampling import SamplingParams
 
 BlockId = int
 SeqId = int
+#: Names the rows of an image: the cache salt of its request, and its digest.
+ImageKey = tuple[str, bytes]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class NewSeq:
     grammar: str | None = None
     pooling: PoolingParams | None = None
     images: tuple[ImageSpan, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class SeqStep:
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """The work of one step. Pairs are (source block, destination block)."""
+    """The work of one step. Pairs of blocks are (source block, destination block)."""
 
     step_id: int
     seqs: list[SeqStep] = field(default_factory=list)
@@ -76,6 +79,8 @@ class StepPlan:
     swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> host
     swap_in: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # host -> device
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> device, copy-on-write
+    dropped_images: list[ImageKey] = field(default_factory=list)  # whose rows are dropped
+    encode: list[tuple[SeqId, int]] = field(default_factory=list)  # images of sequences of the step, by their number
 
     @property
     def num_tokens(self) -> int:
@@ -83,7 +88,8 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.seqs or self.dropped_seqs or self.swap_out or self.swap_in or self.copies)
+        moves = self.swap_out or self.swap_in or self.copies
+        return not (self.seqs or self.dropped_seqs or self.dropped_images or moves)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +124,7 @@ class StepCosts:
     logprob_row_s: float = 0.0  # seconds of a prompt token's log-probabilities, besides `chunk_s`
     draft_token_s: float = 0.0
     draft_step_s: float = 0.0
+    image_token_s: float = 0.0  # seconds to encode an image, per token; not a part of the step's other times
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
         """Return the seconds that tokens [start, start + num_tokens) of one sequence add to a step."""
@@ -140,4 +147,5 @@ class StepResult:
     step_id: int
     seqs: list[SeqResult] = field(default_factory=list)
     costs: StepCosts = field(default_factory=StepCosts)
+    encode_s: float = 0.0  # seconds of encoding images since the result before
     error: str | None = None  # the whole step failed: every sequence in it ends with "error"

@@ -177,6 +177,9 @@ class EngineStats:
     draft_tokens: int = 0
     accepted_draft_tokens: list[int] = field(default_factory=list)  # by position in the draft
     step_s: float = 0.0  # duration of the latest step
+    encoded_images: int = 0
+    encode_s: float = 0.0  # seconds of encoding them
+    encoder_usage: float = 0.0  # share of the encoder cache that holds images, 0 to 1
     running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
     waiting_adapters: list[str] = field(default_factory=list)
     tenants: dict[str, TenantUsage] = field(default_factory=dict)  # by name, in messages that end a step

@@ -1,0 +1,140 @@
+"""`EncoderCache`: decides which images a step encodes, and which ones it drops to make room.
+
+The rows of an image take the place of the embeddings of its tokens, so a chunk may have tokens of an image only if the
+runner has its rows. A chunk ends before an image that must wait for room or time. The rows that were not used for the
+longest time are dropped first, but none that a running sequence needs for its next tokens. An image that waits is not
+overtaken in its step, and what it waits for is held by sequences that advance, so none waits forever.
+
+The first image of a step is always encoded; others take their time from the prompts of a step that is limited by time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from octavo_engine.core.prompt_shares import PromptShares
+from octavo_engine.core.sequence import Sequence
+from octavo_engine.settings.records import SchedulerConfig
+from octavo_engine.wire.plan import ImageKey, StepCosts, StepPlan
+from octavo_engine.wire.records import ImageSpan
+
+
+class EncoderCache:
+    """The images whose rows the runner has once every issued plan has run, the least recently used one first.
+
+    `size` and `num_tokens` are in tokens, of which some images have a few more than rows.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.size = config.max_num_batched_tokens
+        self.num_tokens = self.num_encoded = 0
+        self._is_chunked = config.enable_chunked_prefill  # else all images of a prompt are needed at once
+        self._lengths: OrderedDict[ImageKey, int] = OrderedDict()
+        self._dropped: list[ImageKey] = []  # the next plan lists them
+        self._plan = StepPlan(step_id=-1)
+        self._costs = StepCosts()
+        self._used: set[ImageKey] = set()  # by this step
+        self._makes_wait = False  # an image waits already in this step
+
+    @property
+    def usage(self) -> float:
+        return self.num_tokens / self.size
+
+    def make_fit(self, images: Iterable[ImageSpan]) -> None:
+        """Grow to the size of the largest image of all requests so far."""
+        self.size = max([self.size, *(image.length for image in images)])
+
+    def begin_step(self, plan: StepPlan, costs: StepCosts) -> None:
+        self._plan, self._costs, self._makes_wait = plan, costs, False
+        self._used.clear()
+        plan.dropped_images, self._dropped = self._dropped, []
+
+    def encode(
+        self, seq: Sequence, want: int, running: list[Sequence], *, is_limited: bool, shares: PromptShares | None
+    ) -> int:
+        """Plan the encoding of images; return how many of the next `want` tokens come before one that must wait.
+
+        `is_limited`: by time. `shares`: those of the step's prompts, once its decodes are planned.
+        """
+        first, end = seq.computed, seq.computed + want
+        needed = [
+            (index, image)
+            for index, image in enumerate(seq.group.request.images)
+            if image.start < end and first < image.end
+        ]
+        for part in [[each] for each in needed] if self._is_chunked else [needed]:
+            absent = {key: index for index, image in part if (key := image_key(seq, image)) not in self._lengths}
+            num_tokens = sum([seq.group.request.images[index].length for index in absent.values()])
+            self._used.update(image_key(seq, image) for _, image in part)
+            if absent and not (self._has_time(num_tokens, is_limited, shares) and self._make_room(num_tokens, running)):
+                self._makes_wait = True
+                return max(part[0][1].start - first, 0) if self._is_chunked else 0
+            for key, index in absent.items():
+                self._lengths[key] = seq.group.request.images[index].length
+                self._plan.encode.append((seq.seq_id, index))
+            self.num_tokens += num_tokens
+            self.num_encoded += len(absent)
+            for _, image in part:
+                self._lengths.move_to_end(image_key(seq, image))
+        return want
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop the images of a sequence that has failed: one of them may have no rows."""
+        for key in {image_key(seq, image) for image in seq.group.request.images}.intersection(self._lengths):
+            self._drop(key, self._dropped)
+
+    def forget_all(self, plans: Iterable[StepPlan] = ()) -> None:
+        """Drop all images, and those that `plans`, which have failed, may have left to drop."""
+        self._dropped += [key for plan in plans for key in plan.dropped_images]
+        for key in [*self._lengths]:
+            self._drop(key, self._dropped)
+
+    def check(self) -> None:
+        assert self.num_tokens == sum(self._lengths.values()) <= self.size
+
+    def _has_time(self, num_tokens: int, is_limited: bool, shares: PromptShares | None) -> bool:
+        if self._makes_wait:
+            return False
+        if not (self._plan.encode and is_limited):
+            return True
+        seconds = num_tokens * self._costs.image_token_s
+        return seconds > 0 and shares is not None and shares.take(seconds)
+
+    def _make_room(self, num_tokens: int, running: list[Sequence]) -> bool:
+        """Drop images until so many tokens fit; return False, and drop none, if they do not."""
+        lacking = self.num_tokens + num_tokens - self.size
+        if lacking <= 0:
+            return True
+        kept, victims = self._used | self._needed_next(running), list[ImageKey]()
+        for key, length in self._lengths.items():
+            if lacking > 0 and key not in kept:
+                victims.append(key)
+                lacking -= length
+        if lacking > 0:
+            return False
+        for key in victims:
+            self._drop(key, self._plan.dropped_images)
+        return True
+
+    def _needed_next(self, running: list[Sequence]) -> set[ImageKey]:
+        """Return the images of each sequence from its next token up to the first image without rows.
+
+        Those after it are not kept: a sequence must not hold the room that it waits for. Without chunks none is kept.
+        """
+        found = set[ImageKey]()
+        for seq in running if self._is_chunked else ():
+            for image in seq.group.request.images:
+                if seq.computed < image.end:
+                    key = image_key(seq, image)
+                    if key not in self._lengths:
+                        break
+                    found.add(key)
+        return found
+
+    def _drop(self, key: ImageKey, dropped: list[ImageKey]) -> None:
+        self.num_tokens -= self._lengths.pop(key)
+        dropped.append(key)
+
+
+def image_key(seq: Sequence, image: ImageSpan) -> ImageKey:
+    """Return the key of an image's rows, which requests with other salts do not share."""
+    return seq.group.request.cache_salt, image.digest
