@@ -211,6 +211,9 @@ OWN_METRICS: tuple[Metric, ...] = (
     _own("dropped_blocks", "counter", "KV blocks evicted from host memory or, without swap space, from the device."),
     _own("recomputed_tokens", "counter", "Tokens computed again after a preemption, because their KV was dropped."),
     _own("cow_copies", "counter", "KV blocks copied before a write because they were shared."),
+    _own("encoded_images", "counter", "Images that the model has encoded to rows of embeddings."),
+    _own("image_encoding_seconds", "counter", "Seconds of encoding images."),
+    _own("encoder_cache_usage_perc", "gauge", "Share of the cache of encoded images that is in use, 0 to 1."),
     _own(
         "tenant_tokens",
         "counter",
