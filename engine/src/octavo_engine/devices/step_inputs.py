@@ -56,6 +56,9 @@ class Tower(Protocol):
         """The most memory that the encoding of one image takes, estimated."""
         ...
 
+    @property
+    def row_bytes(self) -> int: ...
+
     def named_shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:

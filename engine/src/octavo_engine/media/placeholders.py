@@ -147,6 +147,15 @@ class PatchGrid:
         return scaled
 
 
+def most_tokens(rule: ImageTokens) -> int:
+    """Return the number of tokens of the largest image: of images with many pixels, in each shape up to 16 to 1."""
+    shapes = [(columns, rows) for columns in range(1, 17) for rows in range(1, 17)]
+    edges = [math.isqrt(MAX_PIXELS // (columns * rows)) for columns, rows in shapes]
+    return max(
+        rule.num_tokens(columns * edge, rows * edge) for (columns, rows), edge in zip(shapes, edges, strict=True)
+    )
+
+
 def _fit_longest(width: int, height: int, longest: int, *, rounds_to_even: bool) -> tuple[int, int]:
     ratio = width / height
     if width >= height:

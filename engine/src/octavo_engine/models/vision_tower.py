@@ -18,16 +18,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.models.transformers_decoder import without_progress_bar
 from octavo_engine.settings.records import VisionConfig
-from octavo_engine.sources.model_config import QWEN_FAMILIES
 from octavo_engine.wire.errors import StartupError, first_line
 
 #: Keys of a text part without layers; a padding token would have to be one of its few tokens.
 _NO_TEXT = {"num_hidden_layers": 0, "vocab_size": 8, "pad_token_id": None, "layer_types": None}
 _HEAD = "lm_head.weight"
 _TEXT_PARTS = ("language_model", "text_model")
-#: Tiles of the largest image that the processor of a family makes; 1 for other families.
-_TILES = {"idefics3": 17, "smolvlm": 17}
-_QWEN_TOKENS = 16_384  # of the largest image, by the settings of published models
 
 
 class VisionTower:
@@ -55,16 +51,30 @@ class VisionTower:
 
     @property
     def activation_bytes(self) -> int:
-        """The most memory that the encoding of one image takes, estimated: a layer's tensors of all its patches."""
+        """The most memory that the encoding of one image takes, estimated: its pixels, twice, and a layer's tensors.
+
+        These are four of the hidden size, as residuals, with the attention's other four or the MLP's two.
+        """
         vision = self._hf.vision_config
+        num_tokens = min(self.config.most_tokens, self.build.max_model_len)
+        edge = vision.patch_size if isinstance(vision.patch_size, int) else max(vision.patch_size)
         hidden = getattr(vision, "embed_dim", vision.hidden_size)
-        if self.config.family in QWEN_FAMILIES:
-            patches = min(self.build.max_model_len, _QWEN_TOKENS) * vision.spatial_merge_size**2
-        else:
-            patches = (vision.image_size // vision.patch_size) ** 2 * _TILES.get(self.config.family, 1)
-        row = 8 * hidden + 2 * getattr(vision, "intermediate_size", 4 * hidden)
-        pixels = 3 * vision.patch_size**2
-        return int(patches * (row * self.build.dtype.itemsize + pixels * 2 * torch.float32.itemsize))
+        row = 4 * hidden + max(4 * hidden, 2 * getattr(vision, "intermediate_size", 4 * hidden))
+        pixels = 2 * 3 * edge**2 * getattr(vision, "temporal_patch_size", 1)
+        patch_bytes = row * self.build.dtype.itemsize + pixels * torch.float32.itemsize
+        return int(num_tokens * self._patches_per_token * patch_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        num_parts = 1 + len(getattr(self._hf.vision_config, "deepstack_visual_indexes", None) or ())
+        return int(num_parts * self._hf.text_config.hidden_size * self.build.dtype.itemsize)
+
+    @property
+    def _patches_per_token(self) -> float:
+        """Number of patches that are merged to a token: the square of a factor that families name differently."""
+        names = ("scale_factor", "spatial_merge_size", "downsample_ratio")
+        found = [value for part in (self._hf, self._hf.vision_config) for n in names if (value := getattr(part, n, 0))]
+        return max(found[0], 1 / found[0]) ** 2 if found else 1.0
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes

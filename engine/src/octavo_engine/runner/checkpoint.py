@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from octavo_engine.devices.device import Device
+from octavo_engine.media.placeholders import make_image_tokens, most_tokens
+from octavo_engine.media.processor_settings import read_processor_settings
 from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.weight_formats import StoredTensors
 from octavo_engine.settings.config import EngineConfig
@@ -32,6 +34,10 @@ class Checkpoint:
 def read_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint:
     model_config = complete_config(load_served_model(config, files), config.model_impl)
     _check_vision(config, model_config)
+    if (vision := model_config.vision) is not None:
+        settings = read_processor_settings(files).image
+        most = most_tokens(make_image_tokens(vision.family, vision.hf, settings, "")) if settings else 0
+        model_config = replace(model_config, vision=replace(vision, most_tokens=most))
     return Checkpoint(files=files, config=model_config, stored=stored_tensors(files))
 
 

@@ -31,11 +31,12 @@ _WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one ki
 class ModelMemory:
     """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
     `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space. `adapters_bytes`: the part of
-    `weights_bytes` that is reserved for adapters."""
+    `weights_bytes` that is reserved for adapters. `images_bytes`: for the images of requests."""
 
     weights_bytes: int
     bytes_per_block: int
     adapters_bytes: int = 0
+    images_bytes: int = 0
     set_kv_bytes: int | None = None
     reserve_bytes: int = PROCESS_BYTES
 
@@ -149,12 +150,13 @@ def _utilization(config: EngineConfig, memory: MemoryInfo) -> float | None:
 
 
 def _taken_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
-    return model.reserve_bytes + model.weights_bytes + (0 if memory.is_gpu else _swap_bytes(config))
+    taken = model.reserve_bytes + model.weights_bytes + model.images_bytes
+    return taken + (0 if memory.is_gpu else _swap_bytes(config))
 
 
 def _free_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
-    """Return the free memory beside the weights and, on a GPU, the largest step, or on a CPU, the swap space."""
-    beside = model.reserve_bytes if memory.is_gpu else _swap_bytes(config)
+    """Return the free memory beside weights and images and, on a GPU, the largest step, or on a CPU, the swap space."""
+    beside = model.images_bytes + (model.reserve_bytes if memory.is_gpu else _swap_bytes(config))
     return max(0, memory.available_bytes - model.weights_bytes - beside)
 
 
@@ -189,6 +191,7 @@ def _no_room(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv_by
     limited = f"{size(memory.total_bytes)} of memory" + (f" times --gpu-memory-utilization {share:g}" if share else "")
     shared = f" for {memory.num_engines} engines" if memory.num_engines > 1 else ""
     swap = f", its swap space {size(_swap_bytes(config))}" if config.swap_space and not memory.is_gpu else ""
+    swap += f", its images {size(model.images_bytes)}" if model.images_bytes else ""
     other, remedy = ("largest step", ", lower --max-num-batched-tokens") if memory.is_gpu else ("processes", "")
     return (
         f"the model does not fit: of {limited}{shared}, its weights take {size(model.weights_bytes)}{swap} and its "
@@ -218,12 +221,13 @@ def _too_little_free(
     fits = _free_bytes(config, model, memory) // model.bytes_per_block * config.block_size
     swap = f", swap space {size(_swap_bytes(config))}" if config.swap_space else ""
     swap = f", largest step {size(model.reserve_bytes)}" if memory.is_gpu else swap
+    swap += f", images {size(model.images_bytes)}" if model.images_bytes else ""
     if model.set_kv_bytes is not None:
         kv, remedy = "KV cache", "lower --kv-cache-memory-bytes, --num-gpu-blocks-override or --swap-space"
     else:
         kv = f"KV cache of one request of {max_model_len} tokens"
         remedy = f"set --max-model-len to at most {fits}" if fits else "use a smaller model"
-    beside = model.reserve_bytes if memory.is_gpu else _swap_bytes(config)
+    beside = model.images_bytes + (model.reserve_bytes if memory.is_gpu else _swap_bytes(config))
     needed = model.weights_bytes + beside + num_blocks * model.bytes_per_block
     remedy = f"end other programs, or {remedy}" if needed <= memory.total_bytes else remedy
     return (

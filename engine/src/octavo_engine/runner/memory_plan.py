@@ -34,7 +34,7 @@ from octavo_engine.runner.kv_cache_size import (
 )
 from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, batched_tokens
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -167,15 +167,24 @@ def _model_memory(
         group=group,
     )
     adapters = adapters_bytes(config, device, model)
-    tower_bytes = 0 if model.tower is None else model.tower.activation_bytes
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
-        reserve_bytes=tower_bytes + device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
+        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
+        images_bytes=_images_bytes(config, device, model, longest),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
+
+
+def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:
+    """Return the memory of the encoding of the largest image and of a full `EncoderCache`."""
+    most_tokens = 0 if model.config.vision is None else model.config.vision.most_tokens
+    if model.tower is None or not most_tokens:
+        return 0
+    num_rows = max(batched_tokens(config, device.name), min(most_tokens, longest))
+    return model.tower.activation_bytes + num_rows * model.tower.row_bytes
 
 
 def _sum(config: EngineConfig, device: Device, target: ModelMemory, draft: ModelMemory) -> ModelMemory:

@@ -35,11 +35,13 @@ class ModelPooling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     """The part of a model that sees. `family`: the `model_type` of `config.json`, such as "smolvlm"; `hf`: that file,
-    with its parts for text and for images."""
+    with its parts for text and for images. `most_tokens`: of an image; 0 without settings of its processor, which images need.
+    """
 
     family: str
     image_token_id: int
     hf: dict[str, Any]
+    most_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
