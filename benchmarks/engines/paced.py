@@ -21,7 +21,6 @@ from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import SeqResult, StepPlan, StepResult
-from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 from octavo_server.cli import serve
 from octavo_server.cli.main import main
@@ -37,6 +36,8 @@ TEXT = (
 
 
 class PacedExecutor:
+    images = None  # it takes none
+
     def __init__(self, token_ids: list[int]) -> None:
         self._tokens = cycle(token_ids)
 
@@ -55,9 +56,6 @@ class PacedExecutor:
         future: Future[object] = Future()
         future.set_result(None)
         return future
-
-    def prepare_image(self, image: ImageInput) -> Future[object]:
-        raise AssertionError("the model takes no images")
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         raise StartupError(f"adapter {location}: an engine that computes nothing has no adapters.")

@@ -14,6 +14,7 @@ LIGHT_MODULES = {
     "octavo_engine.text": HEAVY + SERVING,
     "octavo_engine.media.placeholders": (*HEAVY, *SERVING, "numpy", "PIL"),
     "octavo_engine.media.processor_settings": (*HEAVY, *SERVING, "numpy", "PIL"),
+    "octavo_engine.media.processed_images": (*HEAVY, *SERVING, "PIL"),
     "octavo_engine.sources": HEAVY + SERVING,
     "octavo_engine.core": (*HEAVY, *SERVING, "numpy", "zmq"),
     "octavo_engine.settings": HEAVY + SERVING,

@@ -174,6 +174,10 @@ class EngineClient(Protocol):
         """Empty the prefix cache; return False if requests use blocks, which prevents it. Raises EngineDead."""
         ...
 
+    async def reset_mm_cache(self) -> None:
+        """Drop the processed images that no request needs. Raises EngineDead."""
+        ...
+
     async def sleep(self, level: int = 1) -> None:
         """Give memory back and abort running requests. Raises InvalidRequest, EngineDead."""
         ...

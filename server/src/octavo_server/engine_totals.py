@@ -156,6 +156,8 @@ def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[Me
         "encoded_images": s.encoded_images,
         "image_encoding_seconds": s.encode_s,
         "encoder_cache_usage_perc": s.encoder_usage,
+        "mm_cache_queries": s.mm_cache_queries,
+        "mm_cache_hits": s.mm_cache_hits,
         "spec_decode_num_drafts": s.drafts,
         "spec_decode_num_draft_tokens": s.draft_tokens,
         "spec_decode_num_accepted_tokens": sum(s.accepted_draft_tokens),
@@ -188,7 +190,7 @@ def sleep_states(sleeping: frozenset[MemoryTag]) -> dict[str, float]:
 
 
 #: Metrics of caches that this engine does not have; vLLM exposes them even without such a cache.
-ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
+ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits")
 
 
 def cache_labels(config: EngineConfig, ready: ReadyInfo) -> tuple[str, ...]:

@@ -129,6 +129,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         self.sim.step()
 
+    @precondition(lambda self: self.sim.preparing)
+    @rule(data=st.data())
+    def prepare_images(self, data: st.DataObject) -> None:
+        self.sim.prepare(data.draw(st.sampled_from([*self.sim.preparing])))
+
     @precondition(lambda self: self.sim.results)
     @rule()
     def commit(self) -> None:

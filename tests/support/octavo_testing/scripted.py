@@ -18,7 +18,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
-from octavo_engine.wire.records import ImageInput, TokenLogprobs
+from octavo_engine.wire.records import TokenLogprobs
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import MemoryTag
 
@@ -26,6 +26,7 @@ from octavo_testing.gate import ValveReader, pass_gate
 from octavo_testing.prompt_log import PROMPT_LOG, PromptLog
 
 if TYPE_CHECKING:
+    from octavo_engine.media.processed_images import ProcessedImages
     from octavo_engine.runner.executor import ReadAdapter
 
 EOS = 256
@@ -52,6 +53,8 @@ def scripted(*replies: str, eos: bool = True, **fields: Any) -> SamplingParams:
 
 class ScriptedExecutor:
     """Keeps the state of each sequence as a runner does; a plan that names an unknown sequence raises KeyError."""
+
+    images: "ProcessedImages | None" = None  # it takes none
 
     def __init__(self) -> None:
         self._valve = ValveReader(os.environ.get(VALVE))
@@ -80,10 +83,6 @@ class ScriptedExecutor:
     def prepare(self, grammar: str) -> Future[object]:
         """Return a completed future, unless a test has put another one into `preparing`."""
         return self.preparing.get(grammar) or _done()
-
-    def prepare_image(self, image: ImageInput) -> Future[object]:
-        """Return a completed future: a scripted model sees nothing."""
-        return _done()
 
     def prepare_adapter(self, location: str, advance: Callable[[int], None]) -> "Future[ReadAdapter]":
         """Return a completed future, unless a test has put another one into `preparing`."""

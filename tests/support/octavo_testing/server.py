@@ -188,6 +188,9 @@ class ScriptedClient:
     async def reset_prefix_cache(self) -> bool:
         return not self.running
 
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: a scripted model sees nothing."""
+
     async def sleep(self, level: int = 1) -> None:
         self.sleeping_tags |= set(tags_of_level(level))
 

@@ -95,16 +95,28 @@ class Simulation:
         self.received: dict[Output, Received] = {}
         self.forked_at: dict[Output, list[int]] = {}
         self.results: deque[StepResult] = deque()
+        self.preparing: dict[str, int] = {}  # requests that wait for their images, and the token after which these are
+        self.prepared: dict[str, int] = {}
 
     def add(self, request_id: str, prompt: list[int], **fields: object) -> None:
         request = sim_request(request_id, prompt, **fields)  # type: ignore[arg-type]
         self.scheduler.add(request, self.now)
+        self._note_unprepared()
         self.requests[request_id] = request
         for index in range(request.params.n):
             self.received[request_id, index] = Received()
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         self._receive(self.scheduler.abort(request_id, index))
+
+    def prepare(self, request_id: str) -> None:
+        """Prepare the images for which a request waits."""
+        first = self.preparing.pop(request_id)
+        self.prepared[request_id] = min(first, self.prepared.get(request_id, first))
+        assert not self.scheduler.prepared(request_id, self.now)
+
+    def _note_unprepared(self) -> None:
+        self.preparing |= {request.request_id: first for request, first in self.scheduler.unprepared}
 
     def fork(self, seq: Sequence) -> Output:
         child = self.seq(self.scheduler.fork(seq.seq_id))
@@ -130,6 +142,8 @@ class Simulation:
                 self.scheduler.propose(seq_id, drafts)
         plan = self.scheduler.step(self.now, self.costs)
         self._check_laws(plan, was_waiting)
+        self._check_images(plan)
+        self._note_unprepared()
         if not plan.is_empty:
             self.results.append(self.executor.run(plan))
         return plan
@@ -145,21 +159,27 @@ class Simulation:
         return outputs
 
     def tick(self) -> StepPlan:
+        self.prepare_all()
         plan = self.step()
         while self.results:
             self.commit()
         return plan
 
+    def prepare_all(self) -> None:
+        for request_id in [*self.preparing]:
+            self.prepare(request_id)
+
     def drain(self, *, depth: int = 1) -> None:
         """Run until no work is left, with `depth` plans in flight; fail after more steps than the work can take."""
         bound = self._max_steps()
         for _ in range(bound):
+            self.prepare_all()
             if not self.scheduler.has_work():
                 break
             while len(self.results) >= depth:
                 self.commit()
             plan = self.step()
-            if plan.is_empty:
+            if plan.is_empty and not self.preparing:
                 assert self.results, "nothing in flight, work to do, and an empty plan"
                 self.commit()
         while self.results:
@@ -218,7 +238,7 @@ class Simulation:
         for tenant in tenants:
             waited = [seq for seq in was_waiting if seq.group.tenant is tenant]
             admitted = [seq.key for seq in waited if seq.status == "running"]
-            overtaken = [seq.key for seq in waited if seq.status != "running"]
+            overtaken = [seq.key for seq in waited if seq.status not in ("running", "deferred")]
             assert not admitted or not overtaken or max(admitted) < min(overtaken), "a sequence was overtaken"
         preempted = [seq for seq in state.waiting if seq not in was_waiting and seq.status == "preempted"]
         if len(tenants) == 1:
@@ -232,10 +252,20 @@ class Simulation:
         assert stats.kv_used_slots <= stats.in_use_blocks * config.block_size
         assert stats.host_used_blocks <= stats.host_total_blocks
 
+    def _check_images(self, plan: StepPlan) -> None:
+        """Assert that the images are prepared of which the plan computes tokens."""
+        for step in plan.seqs:
+            request = self.seq(step.seq_id).group.request
+            for image in request.images:
+                if image.start < step.start + step.num_tokens and step.start < image.end:
+                    assert image.end > self.prepared[request.request_id], "an image is not prepared"
+        for request_id in self.scheduler.encoded:
+            del self.prepared[request_id]
+
     def _max_steps(self) -> int:
         """Bound the number of steps: in each step the first running sequence advances by a token or a whole chunk."""
         chunk = self.config.max_num_batched_tokens
         if self.config.enable_chunked_prefill and self.config.long_prefill_token_threshold:
             chunk = min(chunk, self.config.long_prefill_token_threshold)
         steps = sum(len(s.indices) * (s.limit - s.num_prompt + s.limit // chunk + 2) for s in self.live)
-        return 10 + 3 * steps
+        return 10 + 3 * steps + 2 * len(self.live)

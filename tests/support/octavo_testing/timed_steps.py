@@ -77,12 +77,16 @@ class TimedSteps:
             images=arrival.images,
         )
         self.scheduler.add(request, self.now)
+        self._prepare_images()
         self.requests.append(TimedRequest(prompt_s=-arrival.at_s))
 
     def _step(self) -> None:
         waits = [r for r in self.requests if not r.first_token_s]
         costs = replace(self._meter.current(), image_token_s=self._image_token_s)
         plan = self.scheduler.step(self.now, costs)
+        self._prepare_images()
+        if plan.is_empty:  # all sequences waited for images
+            return
         seconds, encode_s = self._seconds(plan), self._encode(plan)
         requests = {step.seq_id: int(self.scheduler._state.seqs[step.seq_id].request_id) for step in plan.seqs}
         chunks = {requests[step.seq_id]: step.num_tokens for step in plan.seqs if step.num_tokens > 1}
@@ -98,6 +102,11 @@ class TimedSteps:
             if not request.first_token_s:
                 request.first_token_s = self.now
                 request.prompt_s += self.now
+
+    def _prepare_images(self) -> None:
+        """Prepare the images that requests wait for, in no time."""
+        for request, _ in self.scheduler.unprepared:
+            assert not self.scheduler.prepared(request.request_id, self.now)
 
     def _encode(self, plan: StepPlan) -> float:
         """Return the seconds of the images that the step encodes, and measure them."""

@@ -193,6 +193,7 @@ def test_an_image_that_failed_is_encoded_when_it_is_asked_again() -> None:
     sim = Simulation()
     sim.add("bad", **prompt("a"))
     sim.add("good", **prompt("b"))
+    sim.prepare_all()
     assert encoded(sim, sim.step()) == "ab"
     fail(sim)
     sim.add("again", **prompt("a"))
@@ -208,6 +209,7 @@ def test_after_a_failed_step_all_rows_are_dropped_also_those_that_it_should_have
     sim.add("a", **prompt("a"))
     sim.drain()
     sim.add("b", **prompt("b"))
+    sim.prepare_all()
     assert dropped(sim.step()) == "a"
     sim.commit(error="the device is on fire")
     sim.add("c", **prompt("b"))

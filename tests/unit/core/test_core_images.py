@@ -25,10 +25,18 @@ def request(name: str, *images: ImageInput) -> EngineRequest:
     return asked
 
 
+def prepare(scheduler: Scheduler) -> None:
+    """Prepare the images that the scheduler waits for."""
+    for waiting, _ in scheduler.unprepared:
+        scheduler.prepared(waiting.request_id, 0.5)
+
+
 def run(scheduler: Scheduler, asked: EngineRequest) -> int:
     """Run a request to its end; return its number of cached tokens."""
     scheduler.add(asked, 0.0)
-    plan = scheduler.step(1.0)
+    prepare(scheduler)
+    while not (plan := scheduler.step(1.0)).seqs:
+        prepare(scheduler)
     result = StepResult(step_id=plan.step_id, seqs=[SeqResult(seq_id=plan.seqs[0].seq_id, token_ids=[7])])
     (output,) = scheduler.commit(result, 2.0)
     return output.num_cached_tokens
@@ -73,6 +81,7 @@ def test_a_plan_has_the_places_of_images_without_their_bytes() -> None:
     scheduler = Scheduler(sim_config())
     asked = request("r", image(2, 7, b"a"))
     scheduler.add(asked, 0.0)
+    prepare(scheduler)
     (new,) = scheduler.step(1.0).new_seqs
     assert new.images == (asked.images[0].span,)
     assert new.images[0].grid == (1, 7)
@@ -94,5 +103,5 @@ def test_a_trace_replays_images_without_their_bytes() -> None:
 
 def test_a_request_waits_for_its_images() -> None:
     scheduler = Scheduler(sim_config())
-    scheduler.add(request("r", image(2, 7, b"a")), 0.0, deferred=True)
+    scheduler.add(request("r", image(2, 7, b"a")), 0.0)
     assert scheduler.waiting_reason("r") == "images"

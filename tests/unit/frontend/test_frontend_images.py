@@ -128,8 +128,11 @@ def test_spans_reach_from_the_first_token_of_an_image_to_its_last(load: Load, na
         places += range(image.start, image.end)
     outside = [token_id for place, token_id in enumerate(prompt.token_ids) if place not in places]
     assert IMAGE_ID not in outside
-    request = frontend.build(prompt, frontend.resolve(SamplingParams()), request_id="r")
-    assert request.images == prompt.images
+    resolved = frontend.resolve(SamplingParams())
+    assert frontend.build(replace(prompt, cache_salt=""), resolved, request_id="r").images == prompt.images
+    salted = frontend.build(prompt, resolved, request_id="r").images
+    assert [image.data for image in salted] == [image.data for image in prompt.images]
+    assert not {image.digest for image in salted} & {image.digest for image in prompt.images}
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "llava", "llava_full", "qwen2_vl"])

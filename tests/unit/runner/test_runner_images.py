@@ -1,6 +1,5 @@
 """`ImageEncoder` with a stand-in for the tower: which images a step encodes, where their rows go, and errors."""
 
-import gc
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,27 +11,20 @@ import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import StepInputs
+from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.runner.checkpoint import read_checkpoint
-from octavo_engine.runner.image_encoder import Arrays, ImageEncoder, PreparedImage
+from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.plan import ImageKey, NewSeq, SeqStep, StepCosts, StepPlan
 from octavo_engine.wire.records import ImageInput
+from octavo_testing.media import InstantWorkers
 from octavo_testing.runner_rig import Rig, new, step
 from octavo_testing.tiny_vision import make_tiny_vision
 
 IMAGE = 40
-
-
-class Processor:
-    mean, std, rescale_factor = (0.5,), (0.5,), 1 / 255
-
-    def process(self, data: bytes) -> Arrays:
-        if not data:
-            raise ValueError("it is no picture")
-        return {"pixels": np.frombuffer(data, np.uint8).reshape(1, 1, -1)}
 
 
 class Tower:
@@ -57,13 +49,13 @@ class Bench:
     """An encoder with the sequences of a batch. Its plans encode an image when a step has the first token of it."""
 
     def __init__(self) -> None:
-        self.encoder, self.tower, self.rig = ImageEncoder(Processor(), IMAGE, CpuDevice()), Tower(), Rig()
-        self.held: list[PreparedImage] = []
+        self.images = ProcessedImages(InstantWorkers(), max_bytes=0)
+        self.encoder, self.tower, self.rig = ImageEncoder(self.images, IMAGE, CpuDevice()), Tower(), Rig()
         self.planned: set[bytes] = set()
         self.errors: dict[int, Any] = {}
 
     def add(self, seq_id: int, token_ids: list[int], *images: ImageInput) -> NewSeq:
-        self.held += [self.encoder.preparer.prepare(image).result() for image in images]
+        self.images.acquire(f"{seq_id}", images)
         added = new(seq_id, *token_ids)
         added.images = tuple(image.span for image in images)
         self.rig.batch.add(added)
@@ -206,25 +198,6 @@ def test_an_image_that_failed_is_encoded_when_it_is_asked_again(bench: Bench) ->
     bench.add(2, [IMAGE, 5], picture(0, b"B"))
     assert bench.embed(step(2, 0, 2), dropped=(key(b"B"),)) == [66, -1]
     assert not bench.errors
-
-
-def test_pixels_are_kept_as_long_as_a_result_is(bench: Bench) -> None:
-    image = picture(0, b"\x0a")
-    first = bench.encoder.preparer.prepare(image).result()
-    second = bench.encoder.preparer.prepare(image).result()
-    assert first is second
-    del first
-    gc.collect()
-    assert bench.encoder.preparer.arrays(image.digest)
-    del second
-    gc.collect()
-    with pytest.raises(KeyError):
-        bench.encoder.preparer.arrays(image.digest)
-
-
-def test_bytes_that_are_no_picture_fail_the_future(bench: Bench) -> None:
-    with pytest.raises(ValueError, match="it is no picture"):
-        bench.encoder.preparer.prepare(picture(0, b"", length=1)).result()
 
 
 def test_the_time_of_encoding_does_not_count_as_a_cost_of_steps() -> None:

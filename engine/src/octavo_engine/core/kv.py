@@ -83,12 +83,18 @@ class KVCache:
             self._leave_one_token(hit)
         return hit
 
-    def touch(self, seq: Sequence) -> None:
-        """Mark the cached blocks of a newly queued request as recently used, so that they are evicted later."""
+    def touch(self, seq: Sequence) -> int:
+        """Mark the cached blocks of a newly queued request as recently used, so that they are evicted later.
+
+        Return the number of their tokens, if the request has images.
+        """
         limit = self._readable_tokens(seq) // self.block_size
-        if self.pool.num_cached and limit:
-            self._hash_full_blocks(seq, limit)
-            self.pool.release(self.pool.share_prefix(seq.hashes[:limit]), spill=None)
+        if not limit or not (self.pool.num_cached or seq.group.request.images):
+            return 0
+        self._hash_full_blocks(seq, limit)
+        blocks = self.pool.share_prefix(seq.hashes[:limit])
+        self.pool.release(blocks, spill=None)
+        return len(blocks) * self.block_size
 
     def cancel(self, hit: Hit) -> None:
         self.pool.release(hit.on_device, spill=None)

@@ -295,7 +295,7 @@ class Planner:
             yield seq
             if end is None and self._num_misfits > num_misfits:
                 end = priority, counter + self._config.max_num_batched_tokens
-            if seq.status == "running" and tenant.waiting:
+            if seq.status in ("running", "deferred") and tenant.waiting:
                 heappush(heads, tenant.head)
 
     def _admit_less_served(self, budget: int) -> None:
@@ -320,7 +320,7 @@ class Planner:
         hit = self._kv.lookup(seq)
         blocks = self._kv.shortfall(seq, hit, alone=False) + tenants.num_growing
         self._kv.cancel(hit)
-        if places <= 0 and blocks <= 0:
+        if (places <= 0 and blocks <= 0) or seq.group.needs_images(hit.tokens):
             return True
         givers, firsts = tenants.givers(seq), {tenant.first for tenant in tenants.active.values()}
         later = [s for s in self._preemptible(state.running) if s.group.tenant in givers and s not in firsts]
@@ -347,7 +347,9 @@ class Planner:
             want = self._admit(seq, budget)
             if want:
                 budget -= self._place(seq, want, budget)
-            assert state.running or state.in_flight, f"nothing runs, yet {seq.request_id} isn't admitted"
+            assert state.running or state.in_flight or state.deferred, (
+                f"nothing runs, yet {seq.request_id} isn't admitted"
+            )
             if budget <= 0:
                 break
         if budget <= 0 and state.num_waiting:
@@ -358,6 +360,10 @@ class Planner:
         """Move the head of the queue to the running sequences; return its tokens in this step, or 0 if it must wait."""
         state = self._state
         hit = self._kv.lookup(seq)
+        if seq.group.needs_images(hit.tokens):
+            self._kv.cancel(hit)
+            state.defer_again(seq, hit.tokens)
+            return 0
         want = self._share_of(seq, hit.tokens, budget)
         if want == 0:
             self._kv.cancel(hit)
@@ -411,6 +417,8 @@ class Planner:
         seq.in_flight += 1
         seq.pending += samples
         seq.num_drafts, seq.drafts = len(seq.drafts), []
+        if seq.group.request.images:
+            self._state.end_images(seq.group)
         self._kv.register_full(seq, min(start + num_tokens, len(seq.token_ids)))
         if samples and len(seq.indices) > 1:
             self._fork_outputs(seq)

@@ -90,7 +90,8 @@ class Scheduler:
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
         """Queue a request. Raises InvalidRequest if it could never run.
 
-        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it.
+        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it. One with
+        images is deferred, unless the blocks of all of them are cached; see `unprepared`.
         """
         state = self._state
         if request.request_id in state.groups:
@@ -104,12 +105,23 @@ class Scheduler:
         seq.root_hash = scoped_root(self.config.hash_root, request.adapter, request.cache_salt)
         state.groups[request.request_id] = seq.group
         state.encoder.make_fit(request.images)
-        if deferred:
+        seq.group.images_from = state.kv.touch(seq)
+        state.unprepared = [seq.group] if any(image.end > seq.group.images_from for image in request.images) else []
+        if deferred or state.unprepared:
             state.defer(seq)
         else:
             state.enter(seq)
             state.enter_waiting(seq)
-        state.kv.touch(seq)
+
+    @property
+    def unprepared(self) -> list[tuple[EngineRequest, int]]:
+        """Requests that the latest `add` or `step` has deferred: images that end after this token must be prepared."""
+        return [(group.request, group.images_from) for group in self._state.unprepared]
+
+    @property
+    def encoded(self) -> list[str]:
+        """Requests that need their images no longer once the latest plan runs, unless `unprepared` has them again."""
+        return self._state.encoded
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
         """Queue a deferred request that has all it waited for, or end it with `error`. An unknown id is ignored."""
@@ -142,6 +154,7 @@ class Scheduler:
     def step(self, now: float, costs: StepCosts = NO_COSTS) -> StepPlan:
         """Plan the next step. The plan is empty if no sequence can run now; an empty plan must not be committed."""
         self._state.now = now
+        self._state.unprepared, self._state.encoded = [], []
         plan = self._planner.step(costs)
         self._check_invariants()
         return plan
@@ -196,7 +209,7 @@ class Scheduler:
         state = self._state
         if state.kv.pool.num_in_use:
             return False
-        for seq in state.waiting:
+        for seq in [*state.waiting, *state.deferred.values()]:
             state.kv.forget_private(seq)
         state.kv.forget_contents()
         state.encoder.forget_all()

@@ -1,7 +1,8 @@
 """`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
-reached once per index. One that waits for a grammar, images or an adapter starts as deferred -prepared-> waiting.
+reached once per index. One that waits for a grammar, images or an adapter starts as deferred -prepared-> waiting. A
+waiting or preempted one is deferred again if images of it are needed that are not prepared.
 `computed` counts the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be
 computed. The last `pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`,
 the next decode step of such a sequence may be planned; otherwise the sequence waits for its newest token.
@@ -29,14 +30,27 @@ class SequenceGroup:
     """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork.
 
     `num_cached`: prompt tokens found in the cache when the first of them ran; -1: none has run. `tenant` is set when a
-    sequence enters the queue.
+    sequence enters the queue. `images_from`: images that end after this token are prepared, or will be when the
+    sequences are no longer deferred.
     """
 
     request: EngineRequest
     next_index: int
     tenant: Tenant = field(init=False)
     num_cached: int = -1
+    images_from: int = 0
     live: list["Sequence"] = field(default_factory=list)
+
+    @property
+    def is_deferred(self) -> bool:
+        return any(seq.status == "deferred" for seq in self.live)
+
+    def needs_images(self, num_cached: int) -> bool:
+        """Return True if a sequence that computes all tokens from `num_cached` on must wait for images."""
+        images = self.request.images
+        return any(num_cached < image.end <= self.images_from for image in images) or (
+            bool(images) and self.is_deferred
+        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

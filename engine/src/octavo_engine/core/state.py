@@ -47,6 +47,8 @@ class SchedulerState:
         self.dropped: list[SeqId] = []  # the next plan lists them for the runner to drop
         self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
         self.now = 0.0
+        self.unprepared: list[SequenceGroup] = []  # deferred for their images by the latest `add` or `step`
+        self.encoded: list[str] = []  # requests of which the latest plan computes the last of the images
         self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
         self._next_seq_id = 0
         self._is_by_key = True  # the order of `running`
@@ -137,9 +139,25 @@ class SchedulerState:
     def undefer(self, seq: Sequence) -> None:
         """Move a deferred sequence into the queue, at the position of its key."""
         del self.deferred[seq.seq_id]
-        seq.status = "waiting"
+        seq.status = "waiting" if seq.num_cached < 0 else "preempted"
         self.enter(seq)
         self.enter_waiting(seq)
+
+    def defer_again(self, seq: Sequence, num_cached: int) -> None:
+        """Defer a sequence of the queue until the images after its `num_cached` tokens are prepared."""
+        if not seq.group.is_deferred:
+            seq.group.images_from = num_cached
+            self.unprepared.append(seq.group)
+        self.leave_waiting(seq)
+        self.tenants.leave(seq.group.tenant)
+        self.defer(seq)
+
+    def end_images(self, group: SequenceGroup) -> None:
+        """List a request as encoded once every sequence of it has computed the tokens of all images."""
+        end = group.request.images[-1].end
+        if group.images_from < end and all(seq.status == "running" and seq.computed >= end for seq in group.live):
+            group.images_from = end
+            self.encoded.append(group.request.request_id)
 
     def preempt(self, seq: Sequence, *, swap: bool) -> None:
         seq.saved = seq.computed
@@ -162,6 +180,7 @@ class SchedulerState:
             self.kv.release(seq)
             self._leave_running(seq)
         elif seq.status == "deferred":
+            self.kv.forget_private(seq)
             del self.deferred[seq.seq_id]
         else:
             self.kv.forget_private(seq)

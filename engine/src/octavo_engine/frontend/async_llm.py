@@ -166,6 +166,11 @@ class AsyncLLM:
         self._check_alive()
         return bool(await self._core.call("reset_prefix_cache"))
 
+    async def reset_mm_cache(self) -> None:
+        """Drop the processed images that no request needs. Raises EngineDead."""
+        self._check_alive()
+        await self._core.call("reset_mm_cache")
+
     async def sleep(self, level: int = 1) -> None:
         """Give back the KV cache (level 1), and the weights, too (level 2); running requests end with "abort".
 

@@ -35,6 +35,7 @@ from octavo_engine.text.messages import take_images
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.hashing import salted_digest
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, ImageInput
 from octavo_engine.wire.sampling import SamplingParams
@@ -248,7 +249,7 @@ class Frontend:
             adapter=prompt.adapter,
             grammar=resolved.grammar,
             pooling=resolved.pooling,
-            images=prompt.images,
+            images=tuple(replace(i, digest=salted_digest(i.digest, prompt.cache_salt)) for i in prompt.images),
         )
 
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:

@@ -89,8 +89,10 @@ class EngineCore:
                 raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: load it first.", param="adapter")
             now = self._clock()
             is_ready = self._adapters.is_ready(request.adapter)
-            is_deferred = request.grammar is not None or bool(request.images) or not is_ready
-            self._scheduler.add(request, now, deferred=is_deferred)
+            if request.images and self._executor.images is None:
+                raise InvalidRequest("this model takes no images: omit them.", param="images")
+            self._scheduler.add(request, now, deferred=request.grammar is not None or not is_ready)
+            self._start_images()
             if works := self._start_works(request, now):
                 self._pending.start(request.request_id, works)
             if request.start_by_s is not None:
@@ -180,6 +182,10 @@ class EngineCore:
                 done = self._scheduler.reset_prefix_cache()
                 self._publish_interim()  # before the answer: its receiver may then look at the published blocks
                 return done
+            case "reset_mm_cache":
+                if self._executor.images is not None:
+                    self._executor.images.reset()
+                return True
             case "sleep":
                 self._sleep(tags)
                 return True
@@ -194,6 +200,8 @@ class EngineCore:
     def stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.received, stats.step_s = self._num_received, self._step_s
+        if (images := self._executor.images) is not None:
+            stats.mm_cache_queries, stats.mm_cache_hits = images.num_queries, images.num_hits
         if self._adapters:
             seqs = [seq for seq in self._scheduler.sequences() if seq.group.request.adapter]
             stats.running_adapters = sorted({s.group.request.adapter for s in seqs if s.status == "running"})
@@ -223,9 +231,11 @@ class EngineCore:
             for seq_id, drafts in self._proposer.propose(self._scheduler.decoding(), self._costs):
                 self._scheduler.propose(seq_id, drafts)
         plan = self._scheduler.step(now, self._costs)
+        self._start_images()
         if not plan.is_empty:
             self._publish_interim(plan)
             self._in_flight.append((plan.step_id, self._submit(plan)))
+            self._release_images(self._scheduler.encoded)
 
     def _publish_interim(self, plan: StepPlan | None = None) -> None:
         """Publish the block changes and the queue now, before the planned step runs: a prefill may take a second."""
@@ -267,8 +277,8 @@ class EngineCore:
                 self._released.discard(tag)
 
     def _start_works(self, request: EngineRequest, now: float) -> list[Work]:
-        """Start the work that a request waits for."""
-        works = [image_work(self._executor.prepare_image(image), i) for i, image in enumerate(request.images, start=1)]
+        """Start the work that a request waits for, besides its images."""
+        works = []
         if request.grammar is not None:
             prepared = self._executor.prepare(request.grammar)
             works.append(grammar_work(prepared, now=now, timeout_s=self._grammar_timeout_s))
@@ -276,11 +286,25 @@ class EngineCore:
             works.append(Work(reading, error_info))
         return works
 
+    def _start_images(self) -> None:
+        """Let the requests wait for images that the scheduler has deferred for them."""
+        for request, first in self._scheduler.unprepared:
+            assert self._executor.images is not None, "requests with images are refused"
+            needed = {i: image for i, image in enumerate(request.images, start=1) if image.end > first}
+            futures = self._executor.images.acquire(request.request_id, [*needed.values()])
+            self._pending.start(request.request_id, [image_work(f, i) for i, f in zip(needed, futures, strict=True)])
+
+    def _release_images(self, request_ids: Iterable[str]) -> None:
+        if self._executor.images is not None:
+            for request_id in request_ids:
+                self._executor.images.release(request_id)
+
     def _forget_ended(self, request_ids: list[str]) -> None:
         """Release what was made for those requests that have ended."""
         for request_id in request_ids:
             if not self._scheduler.is_live(request_id):
                 self._pending.forget(request_id)
+                self._release_images([request_id])
                 self._adapters.release(request_id)
 
     def _submit(self, plan: StepPlan) -> "Future[StepResult]":

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo_engine.wire.errors import InvalidRequest, Unavailable
 from octavo_engine.wire.records import ErrorInfo
@@ -55,8 +55,11 @@ def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> W
 
 
 def image_work(future: "Future[object]", number: int) -> Work:
-    """Wait for a decoded image, the `number`th of its request."""
-    return Work(future, lambda error: ErrorInfo(f"Image {number} of the prompt: {error}", "invalid_request"))
+    """Wait for a processed image, the `number`th of its request."""
+    return Work(
+        future,
+        lambda error: replace(info := error_info(error), message=f"Image {number} of the prompt: {info.message}"),
+    )
 
 
 class PendingRequests:
@@ -69,8 +72,8 @@ class PendingRequests:
         self._done: deque[str] = deque()  # ids of requests of which some work is done; filled by other threads
 
     def start(self, request_id: str, works: Sequence[Work]) -> None:
-        """Let a request wait; if all of its work is done already, `pop_done` returns it at the next call."""
-        self._waiting[request_id] = works
+        """Let a request wait, also for works of earlier calls; if all are done, the next `pop_done` returns it."""
+        self._waiting[request_id] = [*self._waiting.get(request_id, ()), *works]
         for work in works:
             work.future.add_done_callback(lambda _: self._on_future_done(request_id))
 
@@ -93,7 +96,7 @@ class PendingRequests:
                 continue
             del self._waiting[request_id]
             if not errors:
-                self._held[request_id] = [work.future.result() for work in works]
+                self._held.setdefault(request_id, []).extend(work.future.result() for work in works)
             ended.append((request_id, errors[0] if errors else None))
         return ended
 

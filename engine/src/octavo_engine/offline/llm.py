@@ -252,7 +252,8 @@ class LLM(UnsupportedMethods):
         self._core.call("wake_up", tags_to_wake(tags))
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: processed images are not kept."""
+        """Drop the processed images that no request needs."""
+        self._core.call("reset_mm_cache")
 
     @property
     def stats(self) -> EngineStats:

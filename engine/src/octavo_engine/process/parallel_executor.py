@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
+from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.runner.adapters import PreparedAdapter
@@ -19,7 +20,6 @@ from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
-from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 
 
@@ -59,8 +59,9 @@ class ParallelExecutor:
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
         self._ranks.on_lost(call)
 
-    def prepare_image(self, image: ImageInput) -> "Future[object]":
-        return self._local.prepare_image(image)
+    @property
+    def images(self) -> ProcessedImages | None:
+        return self._local.images
 
     def prepare(self, grammar: str) -> "Future[object]":
         return self._local.prepare(grammar)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.runner.adapters import Adapters, PreparedAdapter
 from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.image_encoder import ImageEncoder
@@ -20,7 +21,6 @@ from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.progress import Advance, read_on_thread
 from octavo_engine.wire.errors import EngineDead, StartupError
 from octavo_engine.wire.plan import StepPlan, StepResult
-from octavo_engine.wire.records import ImageInput
 from octavo_engine.wire.sleep import MemoryTag
 
 
@@ -47,8 +47,9 @@ class Executor(Protocol):
         """Compile a grammar. Plans may use it when the future is done and as long as its result is kept."""
         ...
 
-    def prepare_image(self, image: ImageInput) -> "Future[object]":
-        """Decode an image. Plans may use it when the future is done and as long as its result is kept."""
+    @property
+    def images(self) -> ProcessedImages | None:
+        """The images of requests, which plans may use while it holds them; None if the model takes none."""
         ...
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
@@ -115,12 +116,9 @@ class LocalExecutor:
     def prepare(self, grammar: str) -> "Future[object]":
         return cast("Future[object]", self._grammars.submit(grammar))
 
-    def prepare_image(self, image: ImageInput) -> "Future[object]":
-        if self._images is not None:
-            return cast("Future[object]", self._images.preparer.prepare(image))
-        refused: Future[object] = Future()
-        refused.set_exception(ValueError("this model takes no images: omit it"))
-        return refused
+    @property
+    def images(self) -> ProcessedImages | None:
+        return None if self._images is None else self._images.processed
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
         if self._adapters is None:
@@ -155,6 +153,6 @@ class LocalExecutor:
         self._runner = self._memory = self._adapters = None
         self._grammars.shutdown()
         if self._images is not None:
-            self._images.preparer.shutdown()
+            self._images.processed.shutdown()
         if device is not None:
             device.release_unused_memory()

@@ -1,18 +1,14 @@
-"""Images of prompts: `ImagePreparer` decodes them beside the steps, `ImageEncoder` computes their rows within a step.
+"""`ImageEncoder`: computes the rows of images within a step, of arrays that `ProcessedImages` has.
 
 The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
-rows are dropped; pixels are kept while their holder keeps the result of `prepare`. An image that cannot be encoded ends
-the sequences that have it, also those that read its blocks, and no others of the step.
+rows are dropped. An image that cannot be encoded ends the sequences that have it, also those that read its blocks, and
+no others of the step.
 """
 
 import logging
-import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,70 +18,22 @@ from torch.nn import functional as F
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import StepInputs, Tower
+from octavo_engine.media.processed_images import ProcessedImages
+from octavo_engine.media.worker import Arrays
 from octavo_engine.runner.costs import moving_average
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import ImageKey, SeqId, SeqStep, StepCosts, StepPlan
-from octavo_engine.wire.records import ErrorInfo, ImageInput, ImageSpan
+from octavo_engine.wire.records import ErrorInfo, ImageSpan
 
 _LOGGER = logging.getLogger(__name__)
-#: The arrays that the tower takes for one image, such as its pixels, by the names of transformers.
-Arrays = dict[str, npt.NDArray[Any]]
-_NUM_THREADS = 2  # a large image does not delay the next one
-
-
-class PixelProcessor(Protocol):
-    """`process` raises ValueError for bytes that are no image. Its pixels are bytes, which the encoder normalises."""
-
-    @property
-    def mean(self) -> Iterable[float]: ...
-
-    @property
-    def std(self) -> Iterable[float]: ...
-
-    @property
-    def rescale_factor(self) -> float: ...
-
-    def process(self, data: bytes) -> Arrays: ...
-
-
-@dataclass(slots=True, weakref_slot=True)
-class PreparedImage:
-    arrays: Arrays
-
-
-class ImagePreparer:
-    """Processes images on its own threads. An image is available by its digest while any result for it is kept."""
-
-    def __init__(self, processor: PixelProcessor) -> None:
-        self.processor = processor
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="image")
-        self._lock = threading.Lock()
-        self._alive: weakref.WeakValueDictionary[bytes, PreparedImage] = weakref.WeakValueDictionary()
-
-    def prepare(self, image: ImageInput) -> "Future[PreparedImage]":
-        return self._threads.submit(self._prepare, image)
-
-    def arrays(self, digest: bytes) -> Arrays:
-        with self._lock:
-            return self._alive[digest].arrays
-
-    def shutdown(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _prepare(self, image: ImageInput) -> PreparedImage:
-        with self._lock:
-            found = self._alive.get(image.digest)
-        prepared = found or PreparedImage(self.processor.process(image.data))
-        with self._lock:
-            return self._alive.setdefault(image.digest, prepared)
 
 
 class ImageEncoder:
     """`encode` and `embed` are called in each step, in this order."""
 
-    def __init__(self, processor: PixelProcessor, image_token_id: int, device: Device) -> None:
-        self.preparer = ImagePreparer(processor)
+    def __init__(self, processed: ProcessedImages, image_token_id: int, device: Device) -> None:
+        self.processed = processed
         self._image_token_id = image_token_id
         self._device = device
         self._rows: dict[ImageKey, Tensor] = {}
@@ -162,7 +110,7 @@ class ImageEncoder:
         self._errors.pop(key, None)
         self._failed.pop(key, None)
         try:
-            rows = tower.encode(self._inputs(self.preparer.arrays(image.digest)))
+            rows = tower.encode(self._inputs(self.processed.arrays(image.digest)))
             if len(rows) != len(places):
                 raise ValueError(f"the image has {len(rows)} rows, but {len(places)} tokens")
             if not rows.isfinite().all():
@@ -181,13 +129,13 @@ class ImageEncoder:
     def _inputs(self, arrays: Arrays) -> dict[str, Tensor]:
         """Move an image's arrays to the device, where pixels, [..., channels, height, width], are normalised."""
         tensors = {name: torch.tensor(array, device=self._device.torch_device) for name, array in arrays.items()}
-        processor = self.preparer.processor
+        pixels = self.processed.normalisation
         mean, std = (
             torch.tensor([*values], device=self._device.torch_device)[:, None, None]
-            for values in (processor.mean, processor.std)
+            for values in (pixels.mean, pixels.std)
         )
         return {
-            name: tensor.float().mul_(processor.rescale_factor).sub_(mean).div_(std)
+            name: tensor.float().mul_(pixels.rescale_factor).sub_(mean).div_(std)
             if tensor.dtype == torch.uint8
             else tensor
             for name, tensor in tensors.items()

@@ -110,7 +110,7 @@ def load(
         with as_startup_error(config, plan):
             # Model
             check = check_nothing if other_ranks is None else other_ranks.check
-            model = load_checkpoint(device, target, plan, group, config.quantization, progress, check)
+            model = load_checkpoint(device, target, plan, group, config, progress, check)
             draft_model = None if draft is None else load_draft(device, draft, plan, progress, check)
 
             # Adapters

@@ -1,6 +1,7 @@
 """Loads the weights of models and adapters, and makes the runner of a loaded model with its KV cache."""
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,11 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
+from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cuda_device import is_out_of_memory
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import size
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.media.image_prompts import has_extra
+from octavo_engine.media.processed_images import ProcessedImages
+from octavo_engine.media.processor_settings import read_processor_settings
+from octavo_engine.media.worker import MediaWorkers, WorkerLimits
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.rank_group import Group
@@ -32,7 +38,7 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.settings.config import EngineConfig, adapters_in_memory, most_seqs, steps_ahead
-from octavo_engine.settings.records import ModelConfig, Quantization
+from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import download_dir, resolve_text_files
@@ -146,11 +152,15 @@ def load_checkpoint(
     checkpoint: Checkpoint,
     plan: MemoryPlan,
     group: Group | None = None,
-    quantization: Quantization | None = None,
+    config: EngineConfig | None = None,
     progress: Progress | None = None,
     check: Callable[[], None] = check_nothing,
 ) -> LoadedModel:
-    """Load a model that can be loaded again while its files hold the same weights. See `load_model`."""
+    """Load a model that can be loaded again while its files hold the same weights. See `load_model`.
+
+    `config`: None for a draft model, which takes no images.
+    """
+    quantization = None if config is None else config.quantization
     load = partial(load_model, device, checkpoint.files, checkpoint.config, plan, progress, group, check=check)
     model, fingerprint = load(), weights_fingerprint(checkpoint.files, quantization)
     log_expanded(checkpoint.stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
@@ -162,25 +172,22 @@ def load_checkpoint(
             raise StartupError(f"{root}: the weights have changed since the start: restart the engine to load them.")
         return load()
 
-    return LoadedModel(model, reload, fingerprint, load_images(device, checkpoint.files, model))
+    images = None if config is None else load_images(config, device, checkpoint.files, model)
+    return LoadedModel(model, reload, fingerprint, images)
 
 
-def load_images(device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
-    """Load the image processor of a model that takes images; None if a package or its file is missing, as text needs
-    neither.
+def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
+    """Start the workers of a model that takes images; None if a package or the settings of its image processor are
+    missing, as text needs neither.
 
     Raises StartupError.
     """
-    if model.config.vision is None:
+    if model.config.vision is None or not has_extra() or not read_processor_settings(files).image:
         return None
-    try:
-        from octavo_engine.media.processor import load_processor  # it needs optional packages, as the tower does
-    except ModuleNotFoundError as error:
-        missing = f"no module {error.name!r}: pip install 'octavo-engine[vision]'"
-        _LOGGER.warning("requests with images are refused, as a package is not installed (%s)", missing)
-        return None
-    processor = load_processor(files)
-    return None if processor is None else ImageEncoder(processor, model.config.vision.image_token_id, device)
+    cpus = read_limits().cpus or len(os.sched_getaffinity(0))
+    workers = MediaWorkers(files.root, config.media_workers or min(max(int(cpus / 4), 1), 4), WorkerLimits())
+    processed = ProcessedImages(workers, int(config.mm_processor_cache_gb * (1 << 30)))
+    return ImageEncoder(processed, model.config.vision.image_token_id, device)
 
 
 def load_draft(

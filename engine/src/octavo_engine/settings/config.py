@@ -174,6 +174,15 @@ class EngineConfig(Declared):
         unset="as many as fit",
     )
     swap_space: float = setting(0.0, "CPU memory in GiB for the KV blocks of preempted requests.", ge=0)
+    mm_processor_cache_gb: float = setting(
+        1.0,
+        "Memory in GiB for processed images, which wait for their encoding or are kept for further requests; 0: none "
+        "are kept.",
+        ge=0,
+    )
+    media_workers: int | None = setting(
+        None, "Number of processes that decode images.", ge=1, le=64, unset="one per 4 CPUs, 1 to 4"
+    )
     enable_sleep_mode: bool = setting(
         False, "Routes /sleep and /wake_up, which release and restore the memory of the KV cache and the weights."
     )

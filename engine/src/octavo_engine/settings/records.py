@@ -35,7 +35,8 @@ class ModelPooling:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
     """The part of a model that sees. `family`: the `model_type` of `config.json`, such as "smolvlm"; `hf`: that file,
-    with its parts for text and for images. `most_tokens`: of an image; 0 without settings of its processor, which images need.
+    with its parts for text and for images. `most_tokens`: of an image; 0 without settings of its processor, which
+    images need.
     """
 
     family: str

@@ -158,7 +158,7 @@ _TUNING = (
     *("model_loader_extra_config", "pt_load_map_location", "safetensors_load_strategy", "ignore_patterns"),
     *("lora_dtype", "lora_extra_vocab_size"),
     *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
-    *("mm_encoder_tp_mode", "mm_processor_cache_gb", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
+    *("mm_encoder_tp_mode", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
     *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
     *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port", "master_addr", "master_port"),
     "cpu_distributed_timeout_seconds",

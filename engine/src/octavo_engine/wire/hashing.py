@@ -67,6 +67,11 @@ def tenant_salt(tenant: str, cache_salt: str = "") -> str:
     return _digest(SALT_LABEL, tenant.encode(), cache_salt.encode()).hex()
 
 
+def salted_digest(digest: bytes, salt: str) -> bytes:
+    """Return an image's digest for requests with a salt, so that they share no cached result with others."""
+    return _digest(SALT_LABEL, digest, salt.encode()) if salt else digest
+
+
 def unnamed_tenant(key: str) -> str:
     """Return the tenant name of an API key without a name; it depends only on the key, so all replicas agree."""
     return "key-" + _digest(TENANT_LABEL, key.encode()).hex()[:UNNAMED_CHARS]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-CallName = Literal["probe", "debug_requests", "reset_prefix_cache", "sleep", "wake_up"]
+CallName = Literal["probe", "debug_requests", "reset_prefix_cache", "reset_mm_cache", "sleep", "wake_up"]
 AdapterCallName = Literal["load_adapter", "end_load", "unload_adapter"]
 SequenceState = Literal["deferred", "waiting", "running", "preempted"]
 

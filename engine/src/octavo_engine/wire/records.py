@@ -171,6 +171,8 @@ class EngineStats:
     dropped_blocks: int = 0  # LRU drops from the host tier (or from the device, without a host tier)
     recomputed_tokens: int = 0
     cow_copies: int = 0
+    mm_cache_queries: int = 0  # images looked up in the cache of processed images
+    mm_cache_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     drafts: int = 0  # steps of sequences with draft tokens

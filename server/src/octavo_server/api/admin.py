@@ -1,4 +1,4 @@
-"""Routes for administrators: the state of each request, the engine's settings, and a reset of the prefix cache.
+"""Routes for administrators: the state of each request, the engine's settings, and resets of caches.
 
 No response contains a prompt, an answer or a key.
 """
@@ -50,6 +50,13 @@ async def reset_prefix_cache(request: Request) -> Response:
     """The status is always 200, as in vLLM; the body says whether the cache was reset."""
     done = await context_of(request).client.reset_prefix_cache()
     return json_reply(ResetAnswer(done, None if done else IN_USE))
+
+
+@router.post("/reset_mm_cache", **answers("Empty the cache of processed images", ResetAnswer, refusals=(503,)))
+async def reset_mm_cache(request: Request) -> Response:
+    """Images that unfinished requests need stay."""
+    await context_of(request).client.reset_mm_cache()
+    return json_reply(ResetAnswer(reset=True))
 
 
 @router.get("/server_info", **answers("Version and engine settings", dict[str, Any]))

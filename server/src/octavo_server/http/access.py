@@ -51,7 +51,7 @@ ROUTES: Mapping[str, Kind] = {
     **dict.fromkeys(("/tokenize", "/detokenize", "/invocations", "/tokenizer_info"), "client"),
     **dict.fromkeys(("/sleep", "/wake_up", "/is_sleeping"), "admin"),
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "admin"),
-    **dict.fromkeys(("/drain", "/reset_prefix_cache", "/server_info", "/state/events"), "admin"),
+    **dict.fromkeys(("/drain", "/reset_prefix_cache", "/reset_mm_cache", "/server_info", "/state/events"), "admin"),
     **dict.fromkeys(("/debug/requests", "/debug/decisions", "/debug/decisions/ended", "/debug/index"), "admin"),
     **dict.fromkeys(("/kv/events", "/kv/snapshot", "/kv/model"), "router"),
 }

@@ -1,0 +1,162 @@
+"""`ProcessedImages`: the arrays of images, processed once for all requests that show them, within a limit of memory.
+
+A request holds its images from when it begins until they are encoded. Images that no request holds are the cache: the
+least recently used ones are dropped to keep the limit. While those that are held reach the limit, further requests wait
+for room; a request that has begun gets all of its images, so none waits for one that waits for it.
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from octavo_engine.media.worker import Arrays, Normalisation
+from octavo_engine.wire.records import ImageInput
+
+#: Memory for images that wait for their encoding where nothing is cached.
+UNCACHED_BYTES = 1 << 30
+
+
+class Workers(Protocol):
+    """`process` runs `size` images at a time; its future may raise InvalidRequest and Unavailable."""
+
+    size: int
+    normalisation: Normalisation
+
+    def process(self, image: ImageInput) -> "Future[Arrays]": ...
+
+    def shutdown(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Image:
+    """`source`: with the file, until it is processed. `futures`: of requests that wait for the arrays."""
+
+    digest: bytes
+    source: ImageInput | None
+    arrays: Arrays | None = None
+    num_bytes: int = 0
+    holders: set[str] = field(default_factory=set)
+    futures: "list[Future[object]]" = field(default_factory=list)
+
+
+class ProcessedImages:
+    """Images are known by their digests. `max_bytes`: of the cache; 0: images that no request holds are dropped."""
+
+    def __init__(self, workers: Workers, max_bytes: int) -> None:
+        self.normalisation = workers.normalisation
+        self.num_queries = self.num_hits = 0
+        self._workers, self._max_bytes, self._room_bytes = workers, max_bytes, max_bytes or UNCACHED_BYTES
+        self._lock = threading.RLock()  # results come on threads of the workers
+        self._images: OrderedDict[bytes, _Image] = OrderedDict()  # the least recently used first
+        self._waiting: OrderedDict[str, list[tuple[ImageInput, Future[object]]]] = OrderedDict()
+        self._held: dict[str, list[_Image]] = {}  # by request
+        self._queue: deque[_Image] = deque()  # of requests that have begun
+        self._num_running = self._num_bytes = self._held_bytes = 0
+
+    def acquire(self, request_id: str, images: Sequence[ImageInput]) -> "list[Future[object]]":
+        """Process images. Each future is done when `arrays` has the image, which it keeps until `release`."""
+        futures = [Future[object]() for _ in images]
+        with self._lock:
+            self._waiting.setdefault(request_id, []).extend(zip(images, futures, strict=True))
+            self._advance()
+        return futures
+
+    def release(self, request_id: str) -> None:
+        """Hold the images of a request no longer, nor process them. It may hold none."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+            for image in self._held.pop(request_id, ()):
+                if request_id in image.holders:
+                    image.holders.remove(request_id)
+                    self._held_bytes -= 0 if image.holders else image.num_bytes
+            self._drop(self._max_bytes)
+            self._advance()
+
+    def arrays(self, digest: bytes) -> Arrays:
+        """Return the arrays of an image that a request holds. Raises KeyError if it is not processed."""
+        with self._lock:
+            arrays = self._images[digest].arrays
+        if arrays is None:
+            raise KeyError("the image is not processed yet")
+        return arrays
+
+    def reset(self) -> None:
+        """Drop the images that no request holds."""
+        with self._lock:
+            self._drop(0)
+
+    def shutdown(self) -> None:
+        self._workers.shutdown()
+
+    def _advance(self) -> None:
+        """Process images while a worker is free; begin the next request while there is room, if it needs no worker
+        or one is free."""
+        while True:
+            is_free = self._num_running < self._workers.size
+            if self._queue and is_free:
+                self._process(self._queue.popleft())
+            elif self._waiting and not self._queue and self._held_bytes < self._room_bytes:
+                request_id, images = next(iter(self._waiting.items()))
+                if not is_free and not all(image.digest in self._images for image, _ in images):
+                    return
+                del self._waiting[request_id]
+                for image, future in images:
+                    self._hold(request_id, image, future)
+            else:
+                return
+
+    def _hold(self, request_id: str, wanted: ImageInput, future: "Future[object]") -> None:
+        image = self._images.get(wanted.digest)
+        self.num_queries += 1
+        self.num_hits += image is not None
+        if image is None:
+            image = self._images[wanted.digest] = _Image(wanted.digest, wanted)
+            self._queue.append(image)
+        self._images.move_to_end(wanted.digest)
+        self._held_bytes += 0 if image.holders else image.num_bytes
+        image.holders.add(request_id)
+        self._held.setdefault(request_id, []).append(image)
+        if image.arrays is None:
+            image.futures.append(future)
+        else:
+            future.set_result(None)
+
+    def _process(self, image: _Image) -> None:
+        if not image.holders:  # their requests have ended
+            del self._images[image.digest]
+            return
+        assert image.source is not None, "an image is processed once"
+        self._num_running += 1
+        self._workers.process(image.source).add_done_callback(partial(self._finish, image))
+
+    def _finish(self, image: _Image, done: "Future[Arrays]") -> None:
+        if done.cancelled():  # by the shutdown
+            return
+        with self._lock:
+            self._num_running -= 1
+            image.source, futures, image.futures = None, image.futures, []
+            if (error := done.exception()) is not None:
+                del self._images[image.digest]
+                image.holders.clear()
+                for future in futures:
+                    future.set_exception(error)
+            else:
+                image.arrays = done.result()
+                image.num_bytes = sum(array.nbytes for array in image.arrays.values())
+                self._num_bytes += image.num_bytes
+                self._held_bytes += image.num_bytes if image.holders else 0
+                for future in futures:
+                    future.set_result(None)
+                self._drop(self._max_bytes)
+            self._advance()
+
+    def _drop(self, max_bytes: int) -> None:
+        """Drop images that no request holds until all together have at most `max_bytes`."""
+        for image in [*self._images.values()] if self._num_bytes > max_bytes else ():
+            if self._num_bytes > max_bytes and image.arrays is not None and not image.holders:
+                self._num_bytes -= image.num_bytes
+                del self._images[image.digest]
