@@ -1,4 +1,4 @@
-"""Which images a step encodes and drops. `SimExecutor` asserts that no chunk has tokens of an image without rows."""
+"""`EncoderCache`: the images that a step encodes and drops. `SimExecutor` asserts that chunks with images have rows."""
 
 from collections.abc import Iterable
 from typing import Any
