@@ -53,8 +53,8 @@ async def server(folder: Path, fault: Path) -> AsyncIterator[Served]:
             yield served
 
 
-def image(data: bytes, kind: str = "image/png") -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{b64encode(data).decode()}"}}
+def image(data: bytes, kind: str = "image/png", **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{b64encode(data).decode()}", **fields}}
 
 
 def ask(*parts: Any) -> list[dict[str, Any]]:
@@ -70,7 +70,9 @@ CONVERSATIONS = {
         {"role": "assistant", "content": "red"},
         *ask(image(OTHER), "And this?"),
     ],
+    "low detail": ask(image(PNG, detail="low"), "Which colour?"),
 }
+SMALL: dict[str, Any] = {"mm_processor_kwargs": {"size": {"longest_edge": 32}}}
 #: Conversations about pictures of a single colour, by the fault of the tower and whether the answer is streamed.
 PLAIN = {
     (fault, stream): ask("Which?", image(encoded(quarter(colour, colour, size=(64, 64)), "PNG")), "?")
@@ -99,6 +101,28 @@ async def test_answers_equal_those_of_llm(server: Served, offline: dict[Any, Any
     stream = await server.openai.chat.completions.create(model=MODEL, messages=messages, stream=True, **EXACT)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(pieces) == wanted.outputs[0].text
+
+
+async def test_settings_of_the_image_processor_count_for_their_request(server: Served, folder: Path) -> None:
+    messages = CONVERSATIONS["two images"]
+    llm = LLM(str(folder), dtype="float32", max_model_len=256)
+    (wanted,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False, **SMALL)
+    llm.shutdown()
+    answer = await server.openai.chat.completions.create(model=MODEL, messages=messages, extra_body=SMALL, **EXACT)
+    assert answer.choices[0].message.content == wanted.outputs[0].text
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        counted = (await server.http.post(path, json={"messages": messages, **SMALL})).json()
+        assert (counted.get("tokens") or counted["token_ids"]) == wanted.prompt_token_ids
+    usual = (await server.http.post("/tokenize", json={"messages": messages})).json()
+    assert answer.usage.prompt_tokens == len(wanted.prompt_token_ids) < usual["count"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
+@pytest.mark.parametrize("kwargs", [{"size": {"longest_edge": 65}}, {"do_rescale": False}, [1]])
+async def test_settings_for_more_pixels_or_of_other_names_are_refused(server: Served, path: str, kwargs: Any) -> None:
+    body = {"messages": CONVERSATIONS["one image"], "mm_processor_kwargs": kwargs}
+    refused = await server.http.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mm_processor_kwargs")
 
 
 async def test_several_answers_tools_beams_and_json(server: Served) -> None:

@@ -125,6 +125,7 @@ class EngineClient(Protocol):
         render: "Callable[[Sequence[dict[str, Any]]], str]",
         *,
         add_special_tokens: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> "TokenizedPrompt":
         """Tokenise a conversation with its images, in any thread. `render` makes its text by a chat template.
 

@@ -62,6 +62,7 @@ CHEAP: Mapping[str, str] = {
     **dict.fromkeys(("include", "metadata", "chat_template_kwargs"), "it is read once"),
     **dict.fromkeys(("priority", "seed", "stream_interval", "truncate_prompt_tokens"), "it is one number"),
     **dict.fromkeys(("guided_json", "guided_choice"), "a grammar decides the text, and has bounds of its own"),
+    "mm_processor_kwargs": "it has few names, and is read once for each image",
     "thinking_token_budget": "it is one number, compared with a count",
     "prompt_logprobs": "it costs each prompt token, once",
     "stop_sequences": "it is `stop` of another dialect",

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.declare import all_settings
 from octavo_engine.text import template, template_meter
 from octavo_engine.wire import sampling
@@ -59,6 +60,10 @@ def described(text: str) -> str:
 REQUEST_ROWS = [
     (described(declared.text), flag(declared.name), number(declared.default), ANSWERS.get(declared.name, "400"))
     for declared in all_settings(RequestLimits)
+] + [
+    (described(declared.text), flag(declared.name), number(float(declared.default)), "400")
+    for declared in all_settings(EngineConfig)
+    if declared.name == "max_image_pixels"
 ]
 FIXED_ROWS = [
     ("bytes of URL and headers", number(request_framing.MAX_HEAD_BYTES), "431"),

@@ -65,16 +65,17 @@ def url(image: Image.Image) -> str:
     return "data:image/png;base64," + b64encode(encoded(image, "PNG")).decode()
 
 
-def chat(frontend: Frontend, messages: list[Any], **options: Any) -> TokenizedPrompt:
-    return frontend.tokenize_messages(messages, partial(frontend.template(None).render, **options))
+def chat(frontend: Frontend, messages: list[Any], mm_processor_kwargs: Any = None, **options: Any) -> TokenizedPrompt:
+    render = partial(frontend.template(None).render, **options)
+    return frontend.tokenize_messages(messages, render, mm_processor_kwargs=mm_processor_kwargs)
 
 
 def ask(*parts: Any, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": list(parts)}
 
 
-def image_part(width: int, height: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url(picture(width, height))}}
+def image_part(width: int, height: int, detail: str | None = None) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(picture(width, height)), "detail": detail}}
 
 
 def reference_ids(frontend: Frontend, name: str, text: str, images: list[Image.Image]) -> list[int]:
@@ -231,6 +232,103 @@ def test_text_is_rendered_as_for_a_model_without_images(load: Load, name: str) -
     assert all("Hi" in (prompt.text or "") for prompt in shown)
 
 
+DETAILS = {"smolvlm": 4, "idefics3": 1, "llava": 16}
+SMALL = {"do_image_splitting": False}
+
+
+@pytest.mark.parametrize("name", DETAILS)
+def test_low_detail_shows_one_tile(load: Load, name: str) -> None:
+    frontend = load(name)
+    prompts = {
+        detail: chat(frontend, [ask(image_part(90, 60, detail), "Hi")]) for detail in (None, "auto", "high", "low")
+    }
+    assert prompts[None] == prompts["auto"] == prompts["high"]
+    assert prompts["low"].token_ids.count(IMAGE_ID) == DETAILS[name]
+    if name == "llava":  # it shows every image so
+        assert prompts["low"] == prompts[None]
+        return
+    assert prompts["low"].token_ids != prompts[None].token_ids
+    by_kwargs = chat(frontend, [ask(image_part(90, 60), "Hi")], mm_processor_kwargs=SMALL)
+    assert by_kwargs == prompts["low"]
+    assert prompts["low"].images[0].digest != prompts[None].images[0].digest
+    assert json.loads(prompts["low"].images[0].kwargs) == SMALL
+
+
+def test_a_detail_counts_for_its_image_only(load: Load) -> None:
+    frontend = load("smolvlm")
+    both = chat(frontend, [ask(image_part(90, 60, "low"), image_part(90, 60), "Hi")])
+    low, high = (chat(frontend, [ask(image_part(90, 60, detail))]).images[0] for detail in ("low", None))
+    assert [image.digest for image in both.images] == [low.digest, high.digest]
+    assert [image.length for image in both.images] == [low.length, high.length]
+
+
+def test_settings_of_the_start_count_for_prompts_and_chats(load: Load) -> None:
+    smaller = {"size": {"longest_edge": 64}}
+    frontend, plain = load("smolvlm", mm_processor_kwargs=smaller), load("smolvlm")
+    given = {"prompt": IMAGE, "multi_modal_data": {"image": picture(90, 60)}}
+    started = frontend.tokenize(given)
+    asked = plain.tokenize({**given, "mm_processor_kwargs": smaller})
+    assert started.token_ids == asked.token_ids != plain.tokenize(given).token_ids
+    assert started.images[0].digest == asked.images[0].digest
+    assert (started.images[0].kwargs, json.loads(asked.images[0].kwargs)) == ("", smaller)
+
+
+LARGER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"size": {"longest_edge": 129}}),
+    ({"size": {"longest_edge": 64}}, {"size": {"longest_edge": 128}}),
+    ({"do_image_splitting": False}, {"do_image_splitting": True}),
+]
+
+
+@pytest.mark.parametrize(("started", "asked"), LARGER)
+def test_a_request_never_gets_more_pixels_than_the_start_allows(
+    load: Load, started: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    frontend = load("smolvlm", mm_processor_kwargs=started)
+    with pytest.raises(InvalidRequest, match=r"multi_modal_data.image\[0\], .* the server's settings allow") as caught:
+        frontend.tokenize(
+            {"prompt": IMAGE, "multi_modal_data": {"image": picture(90, 60)}, "mm_processor_kwargs": asked}
+        )
+    assert caught.value.param == "mm_processor_kwargs"
+
+
+BAD_KWARGS: list[Any] = [
+    {"max_pixels": 9},
+    {"image_mean": [0, 0, 0]},
+    {"do_rescale": True},
+    {"size": 64},
+    {"size": {}},
+    {"size": {"longest_edge": 0}},
+    {"size": {"longest_edge": True}},
+    {"size": {"longest_edge": "64"}},
+    {"size": {"shortest_edge": 64}},
+    {"size": {"height": 64, "width": 64}},
+    {"do_image_splitting": 1},
+    [1],
+    "x",
+]
+
+
+@pytest.mark.parametrize("kwargs", BAD_KWARGS, ids=str)
+def test_settings_that_are_unknown_or_of_a_wrong_type_are_refused(load: Load, kwargs: Any) -> None:
+    """Settings are checked at the start, and for a request also without images."""
+    frontend = load("smolvlm")
+    with pytest.raises(InvalidRequest, match="mm_processor_kwargs") as caught:
+        frontend.tokenize({"prompt": "Hi", "mm_processor_kwargs": kwargs})
+    assert caught.value.param == "mm_processor_kwargs"
+    with pytest.raises(StartupError, match=r"mm_processor_kwargs|size of the image processor"):
+        load("smolvlm", mm_processor_kwargs=kwargs)
+
+
+def test_the_limit_of_pixels_is_a_setting(load: Load) -> None:
+    frontend = load("smolvlm", max_image_pixels=1200)
+    assert chat(frontend, [ask(image_part(40, 30))]).images
+    for part in (image_part(41, 30), {"type": "image_pil", "image_pil": picture(41, 30)}):
+        with pytest.raises(InvalidRequest, match=r"41 x 30 pixels; the limit is 1200 .*--max-image-pixels") as caught:
+            chat(frontend, [ask("Hi", part)])
+        assert caught.value.param == "messages[0].content[1]"
+
+
 REFUSED: dict[str, tuple[list[Any], str, str]] = {
     "an image token in a text": ([ask("Hi"), {"role": "user", "content": f"a {IMAGE}"}], "messages[1].content", IMAGE),
     "an image token in a part": ([ask(image_part(9, 9), f"{IMAGE}")], "messages[0].content[1]", IMAGE),
@@ -339,6 +437,9 @@ def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:
     with pytest.raises(InvalidRequest, match="accepts only text") as caught:
         frontend.tokenize({"prompt": IMAGE, "multi_modal_data": {"image": picture(9, 9)}})
     assert caught.value.param == "multi_modal_data.image[0]"
+    with pytest.raises(InvalidRequest, match="accepts only text") as caught:
+        chat(frontend, [ask("Hi")], mm_processor_kwargs=SMALL)
+    assert caught.value.param == "mm_processor_kwargs"
     with pytest.raises(InvalidRequest, match="'image_url'; this model accepts only text"):
         chat(frontend, [ask(image_part(9, 9))])
     assert frontend.tokenize(f"a{IMAGE}").token_ids == [*frontend.tokenize("a").token_ids, IMAGE_ID]

@@ -1,10 +1,14 @@
 """`ImageProcessor` gives the bytes of the pixels that transformers' image processors normalise."""
 
+import copy
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from octavo_engine.media.picture import decode
 from octavo_engine.media.placeholders import PatchGrid, make_image_tokens
 from octavo_engine.media.processor import load_processor
 from octavo_engine.media.processor_settings import read_processor_settings
@@ -61,6 +65,68 @@ def test_a_digest_names_settings_and_file(tmp_path: Path) -> None:
     digests = {read_processor_settings(files).digest(each) for files in (first, other) for each in (data, data + b"x")}
     assert {len(digest) for digest in digests} == {32}
     assert len(digests) == 4
+
+
+KWARGS: dict[str, list[dict[str, Any]]] = {
+    "smolvlm": [
+        {"do_image_splitting": False},
+        {"size": {"longest_edge": 64}},
+        {"size": {"longest_edge": 1}},
+        {"do_image_splitting": False, "size": {"longest_edge": 40}},
+    ],
+    "smolvlm_whole": [{"size": {"longest_edge": 33}}],
+    "idefics3": [{"do_image_splitting": False}, {"size": {"longest_edge": 30}}],
+    "llava": [{"size": {"shortest_edge": 20}}],
+    "llava_full": [{"size": {"shortest_edge": 35}}],
+    "qwen2_vl": [{"max_pixels": 1500}, {"min_pixels": 100, "max_pixels": 900}],
+    "qwen2_5_vl": [{"max_pixels": 900}],
+    "qwen3_vl": [{"max_pixels": 1500}, {"min_pixels": 100}],
+}
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [(name, each) for name, cases in KWARGS.items() for each in cases])
+def test_settings_that_replace_others_give_the_arrays_of_transformers(
+    name: str, kwargs: dict[str, Any], tmp_path: Path
+) -> None:
+    """Settings are replaced at the start, or for one image."""
+    files = model_files(write_vision_files(tmp_path, VISION[name]))
+    started, each = load_processor(files, kwargs), load_processor(files)
+    auto = AutoImageProcessor.from_pretrained(
+        str(files.root), backend="pil", local_files_only=True, **copy.deepcopy(kwargs)
+    )
+    settings = read_processor_settings(files, kwargs)
+    rule = make_image_tokens(VISION[name].family, VISION[name].hf, settings.image, IMAGE)
+    for width, height in SIZES:
+        data = encoded(quarter(RED, size=(width, height)), "PNG")
+        arrays = started.process(data), each.process(data, kwargs=json.dumps(kwargs))
+        wanted = auto.preprocess(
+            decode(data, "image"), input_data_format="channels_last", return_tensors="np", do_rescale=False,
+            do_normalize=False,
+        )["pixel_values"]  # fmt: skip
+        pixels = arrays[0]["pixel_values"]
+        assert (pixels == arrays[1]["pixel_values"]).all()
+        assert (pixels == wanted.reshape(pixels.shape)).all()
+        if isinstance(rule, PatchGrid):
+            num_tokens = arrays[0]["image_grid_thw"].prod() / VISION[name].image["merge_size"] ** 2
+        else:
+            num_tokens = (wanted.shape[1] if wanted.ndim == 5 else 1) * rule.count  # type: ignore[attr-defined]
+        assert rule.num_tokens(width, height) == num_tokens
+        assert started.digest(data) == settings.digest(data) != each.digest(data)
+
+
+def test_the_order_of_settings_changes_no_digest(tmp_path: Path) -> None:
+    settings = read_processor_settings(model_files(write_vision_files(tmp_path, VISION["smolvlm"])))
+    one = settings.replaced({"do_image_splitting": False, "size": {"longest_edge": 64}})
+    other = settings.replaced({"size": {"longest_edge": 64}, "do_image_splitting": False})
+    assert one.digest(b"x") == other.digest(b"x")
+
+
+def test_the_limit_of_pixels_holds_while_images_are_decoded(tmp_path: Path) -> None:
+    files = model_files(write_vision_files(tmp_path, VISION["llava"]))
+    data = encoded(quarter(RED, size=(40, 30)), "PNG")
+    assert load_processor(files, max_pixels=1200).process(data)
+    with pytest.raises(InvalidRequest, match=r"40 x 30 pixels; the limit is 1199 pixels .*--max-image-pixels"):
+        load_processor(files, max_pixels=1199).process(data)
 
 
 def test_a_damaged_image_names_its_place(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from octavo_engine.media.processor import load_processor
-from octavo_engine.media.worker import Image, MediaWorker, MediaWorkers, WorkerLimits, encode
+from octavo_engine.media.worker import Image, MediaWorker, MediaWorkers, WorkerStart, encode
 from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
 from octavo_engine.wire.records import ImageInput
 from octavo_testing.pictures import RED, empty_png, encoded, quarter
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaWorker]:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    worker = MediaWorker(folder, WorkerLimits(memory_bytes=512 * MIB))
+    worker = MediaWorker(WorkerStart(str(folder), memory_bytes=512 * MIB))
     worker.start()
     yield worker
     worker.stop()
@@ -92,11 +92,11 @@ def test_an_image_that_needs_more_memory_than_the_limit_is_refused(worker: Media
 def test_a_worker_that_hangs_is_killed_and_replaced(worker: MediaWorker) -> None:
     pid = pid_of(worker)
     os.kill(pid, signal.SIGSTOP)
-    worker._limits = WorkerLimits(timeout_s=0.5)
+    worker._timeout_s = 0.5
     with pytest.raises(InvalidRequest, match=r"took longer than 0\.5 s"):
         worker.process(SENT)
     assert not psutil.pid_exists(pid)
-    worker._limits = WorkerLimits(timeout_s=300)
+    worker._timeout_s = 300
     assert worker.process(SENT)
     assert pid_of(worker) != pid
 
@@ -138,9 +138,8 @@ def test_a_worker_ends_with_its_parent(folder: Path, is_stopped: bool) -> None:
     """It ends also if it can't notice by itself, as one that is busy."""
     code = f"""
 import os, signal
-from pathlib import Path
-from octavo_engine.media.worker import MediaWorkers, WorkerLimits
-pid = MediaWorkers(Path({str(folder)!r}), 1, WorkerLimits())._workers[0]._child.pid
+from octavo_engine.media.worker import MediaWorkers, WorkerStart
+pid = MediaWorkers(WorkerStart({str(folder)!r}), 1)._workers[0]._child.pid
 if {is_stopped}:
     os.kill(pid, signal.SIGSTOP)
 print(pid, flush=True)
@@ -158,11 +157,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_workers_without_a_processor_end_the_start(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "UnknownProcessor"}')
     with pytest.raises(StartupError, match="cannot make its image processor"):
-        MediaWorkers(tmp_path, 2, WorkerLimits())
+        MediaWorkers(WorkerStart(str(tmp_path)), 2)
 
 
 def test_all_processes_end_with_the_workers(folder: Path) -> None:
-    workers = MediaWorkers(folder, 2, WorkerLimits())
+    workers = MediaWorkers(WorkerStart(str(folder)), 2)
     assert all(workers.process(INPUT).result() for _ in range(4))
     pids = [pid_of(worker) for worker in workers._workers]
     workers.shutdown()

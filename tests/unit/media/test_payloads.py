@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from octavo_engine.media.payload import part_image, prompt_images
+from octavo_engine.media.payload import GivenImage, part_image, prompt_images
 from octavo_engine.wire.errors import InvalidRequest
 
 WHERE = "messages[0].content[1]"
@@ -31,12 +31,20 @@ SPELLINGS = {
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_each_spelling_of_a_data_url_is_read(name: str) -> None:
     for image in (SPELLINGS[name], {"url": SPELLINGS[name]}, {"url": SPELLINGS[name], "detail": "auto"}):
-        assert part_image({"type": "image_url", "image_url": image}, WHERE) == DATA
+        assert part_image({"type": "image_url", "image_url": image}, WHERE) == GivenImage(DATA)
+
+
+@pytest.mark.parametrize("detail", [None, "auto", "low", "high"])
+def test_a_detail_stands_beside_the_address(detail: str | None) -> None:
+    given = {"url": SPELLINGS["plain"], "detail": detail}
+    wanted = GivenImage(DATA, is_low=detail == "low")
+    assert part_image({"type": "image_url", "image_url": given}, WHERE) == wanted
+    assert part_image({"type": "image_url", "image_url": SPELLINGS["plain"], "detail": detail}, WHERE) == wanted
 
 
 def test_an_object_of_a_script_stays() -> None:
     image = object()
-    assert part_image({"type": "image_pil", "image_pil": image}, WHERE) is image
+    assert part_image({"type": "image_pil", "image_pil": image}, WHERE).image is image
 
 
 REFUSED: dict[str, Any] = {
@@ -54,7 +62,7 @@ REFUSED: dict[str, Any] = {
     "a number": 5,
     "an object without url": {"detail": "auto"},
     "a list": ["data:image/png;base64,AAAA"],
-    "detail": {"url": SPELLINGS["plain"], "detail": "low"},
+    "detail": {"url": SPELLINGS["plain"], "detail": "medium"},
 }
 
 
@@ -91,7 +99,6 @@ OTHERS = ("video", "audio", "image_embeds")
     [
         *(({"multi_modal_data": {"image": 1, name: 2}}, f"multi_modal_data.{name}") for name in OTHERS),
         ({"multi_modal_data": ["a"]}, "multi_modal_data"),
-        ({"mm_processor_kwargs": {"size": 3}}, "mm_processor_kwargs"),
     ],
 )
 def test_data_of_other_kinds_are_refused_by_name(fields: dict[str, Any], param: str) -> None:

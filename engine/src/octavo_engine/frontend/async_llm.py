@@ -257,9 +257,12 @@ class AsyncLLM:
         render: Callable[[Sequence[dict[str, Any]]], str],
         *,
         add_special_tokens: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizedPrompt:
         """Tokenise a conversation with its images, as `Frontend.tokenize_messages` does, in any thread."""
-        return self._frontend.tokenize_messages(messages, render, add_special_tokens=add_special_tokens)
+        return self._frontend.tokenize_messages(
+            messages, render, add_special_tokens=add_special_tokens, mm_processor_kwargs=mm_processor_kwargs
+        )
 
     @property
     def model_config(self) -> ModelConfig:

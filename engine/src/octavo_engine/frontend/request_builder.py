@@ -23,7 +23,7 @@ from octavo_engine.frontend.request_limits import (
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.media.image_prompts import ImagePrompts, Picture, load_image_prompts
-from octavo_engine.media.payload import part_image, prompt_images
+from octavo_engine.media.payload import GivenImage, part_image, prompt_images
 from octavo_engine.settings.config import EngineConfig, most_seqs, with_ready
 from octavo_engine.settings.records import ModelConfig, ReadyInfo
 from octavo_engine.sources.json_file import read_json_object
@@ -110,7 +110,7 @@ class Frontend:
         text_files = resolve_text_files(config, files)
         model, tokenizer = load_served_model(config, files), load_tokenizer(text_files)
         sees = model.vision is not None and model.pooling is None
-        images = load_image_prompts(files, model.vision, tokenizer) if model.vision and sees else None
+        images = load_image_prompts(files, model.vision, tokenizer, config) if model.vision and sees else None
         return cls(
             config=config,
             model=model,
@@ -138,12 +138,12 @@ class Frontend:
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt",
-        "multi_modal_data"). Raises InvalidRequest."""
+        "multi_modal_data", "mm_processor_kwargs"). Raises InvalidRequest."""
         if isinstance(prompt, str):
             return self._tokenized(prompt, prompt, (), add_special_tokens=add_special_tokens)
         if not isinstance(prompt, Mapping):
             return self._tokenized(None, _ids(prompt), ())
-        pictures = self._read_images(prompt_images(prompt))
+        pictures = self._read_images(prompt_images(prompt), prompt.get("mm_processor_kwargs"))
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if token_ids is not None:
             parsed = self._tokenized(text, _ids(token_ids), pictures)
@@ -185,10 +185,12 @@ class Frontend:
         render: Callable[[Sequence[dict[str, Any]]], str],
         *,
         add_special_tokens: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizedPrompt:
         """Tokenise a conversation with its images. `render` makes its text by a template. Raises InvalidRequest."""
         messages, parts = (messages, {}) if self.images is None else take_images(messages)
-        pictures = self._read_images({where: part_image(part, where) for where, part in parts.items()})
+        given = {where: part_image(part, where) for where, part in parts.items()}
+        pictures = self._read_images(given, mm_processor_kwargs)
         text, where = render(messages), ", ".join(parts) or "messages"
         return self._tokenized(text, text, pictures, where=where, add_special_tokens=add_special_tokens)
 
@@ -208,15 +210,22 @@ class Frontend:
         images = () if self.images is None else self.images.find(ids, pictures, where)
         return TokenizedPrompt(text=text, token_ids=ids, images=images)
 
-    def _read_images(self, images: Mapping[str, object]) -> list[Picture]:
-        """Read images by their place in the prompt. Raises InvalidRequest."""
-        if images and self.images is None:
-            where = next(iter(images))
-            raise InvalidRequest(f"{where} is an image; {self.config.model} accepts only text.", param=where)
+    def _read_images(self, images: Mapping[str, GivenImage], kwargs: object) -> list[Picture]:
+        """Read images by their place in the prompt. `kwargs`: `mm_processor_kwargs`. Raises InvalidRequest."""
+        name = "mm_processor_kwargs"
+        kwargs = kwargs or {}
+        if not isinstance(kwargs, Mapping):
+            raise InvalidRequest(f'{name} must be an object, such as {{"size": ...}}.', param=name)
+        if self.images is None:
+            if images or kwargs:
+                where = next(iter(images), name)
+                raise InvalidRequest(f"{where} is for images; {self.config.model} accepts only text.", param=where)
+            return []
+        self.images.check_kwargs(kwargs)
         if len(images) > (limit := self.config.limit_mm_per_prompt.get("image", len(images))):
             remedy = f"the limit is {limit}: send fewer, or raise --limit-mm-per-prompt."
             raise InvalidRequest(f"The prompt holds {len(images)} images; {remedy}", param=[*images][limit])
-        return [self.images.read(image, where) for where, image in images.items() if self.images is not None]
+        return [self.images.read(image, where, kwargs) for where, image in images.items()]
 
     def build(
         self,

@@ -4,14 +4,25 @@ A prompt has one image token for each image. It is expanded as text, before the 
 join characters at the edges; of a prompt that is given as ids, each image token is replaced.
 """
 
+import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
 
+from octavo_engine.media.payload import GivenImage
 from octavo_engine.media.placeholders import MAX_PIXELS, MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens
-from octavo_engine.media.processor_settings import IMAGE_PROCESSOR_FILE, ProcessorSettings, read_processor_settings
+from octavo_engine.media.processor_settings import (
+    IMAGE_PROCESSOR_FILE,
+    REPLACEABLE,
+    Kwargs,
+    ProcessorSettings,
+    check_kwargs,
+    read_processor_settings,
+)
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
@@ -32,34 +43,39 @@ class TextTokenizer(Protocol):
 class Picture:
     """The file of an image, and what it becomes in a prompt: a text that holds the image token `num_tokens` times.
 
-    `grid`: as of `ImageSpan`.
+    `kwargs`: as of `ImageInput`. `grid`: as of `ImageSpan`.
     """
 
     data: bytes
     num_tokens: int
     text: str
+    digest: bytes
+    kwargs: str = ""
     grid: tuple[int, int] | None = None
 
 
 class ImagePrompts:
-    """`token`: the text of the image token. `rule`: None for a checkpoint without settings of its image processor."""
+    """`token`: the text of the image token. A checkpoint without settings of its image processor takes only text."""
 
-    def __init__(
-        self, rule: ImageTokens | None, settings: ProcessorSettings, tokenizer: TextTokenizer, token_id: int, name: str
-    ) -> None:
+    def __init__(self, vision: VisionConfig, settings: ProcessorSettings, tokenizer: TextTokenizer, name: str) -> None:
+        token_id = vision.image_token_id
         self.token = tokenizer.piece(token_id)
         if not self.token or tokenizer.encode(self.token, add_special_tokens=False) != [token_id]:
             problem = f"the tokenizer does not encode its image token {self.token!r} as {token_id}"
             raise StartupError(f"{name}: {problem}, which config.json names: use the tokenizer of this model.")
-        self._rule, self._settings, self._tokenizer, self._token_id = rule, settings, tokenizer, token_id
+        self._vision, self._settings, self._tokenizer, self._token_id = vision, settings, tokenizer, token_id
         self._name = name
+        self._rule = self._make_rule(settings) if settings.image else None
         if not has_extra():
             logger.warning("%s takes only text, as the packages for images are not installed: %s", name, INSTALL)
-        if rule is None:
+        if self._rule is None:
             logger.warning("%s takes only text, as its checkpoint has no %s", name, IMAGE_PROCESSOR_FILE)
 
-    def read(self, image: object, where: str) -> Picture:
-        """Read the header of an image file, or encode an object of PIL or numpy. Raises InvalidRequest."""
+    def read(self, given: GivenImage, where: str, kwargs: Kwargs) -> Picture:
+        """Read the header of an image file, or encode an object of PIL or numpy. Raises InvalidRequest.
+
+        `kwargs`: settings of the image processor that replace the engine's, but never for more pixels.
+        """
         if not has_extra():
             raise InvalidRequest(f"{where} is an image, for which packages are missing: {INSTALL}", param=where)
         if self._rule is None:
@@ -67,18 +83,52 @@ class ImagePrompts:
             raise InvalidRequest(f"{where} is an image, {missing}: add the file, and restart the engine.", param=where)
         from octavo_engine.media.picture import read_size, to_png
 
-        data = image if isinstance(image, bytes) else to_png(image, where)
-        width, height = read_size(data, where)
-        has_grid = isinstance(self._rule, PatchGrid)
-        if has_grid and max(width, height) > MAX_RATIO * min(width, height):
-            message = f"{where} has {width} x {height} pixels, of which one side is over {MAX_RATIO} times the other"
+        image, limit = given.image, self._settings.max_pixels
+        data = image if isinstance(image, bytes) else to_png(image, where, limit)
+        size = read_size(data, where, limit)
+        kwargs = self._with_detail(given, where, kwargs)
+        settings = self._settings.replaced(kwargs)
+        rule = self._make_rule(settings) if kwargs else self._rule
+        self._check_pixels(rule, self._rule, size, where)
+        replacing = json.dumps(kwargs) if kwargs else ""
+        grid = rule.grid(*size) if isinstance(rule, PatchGrid) else None
+        return Picture(data, rule.num_tokens(*size), rule.text(*size), settings.digest(data), replacing, grid)
+
+    def _with_detail(self, given: GivenImage, where: str, kwargs: Kwargs) -> Kwargs:
+        """Return the settings that replace the engine's for one image."""
+        family = self._vision.family
+        if given.is_low and family not in REPLACEABLE:
+            message = f"{where}: detail='low' is not supported for a model of type {family}: leave it out."
+            raise InvalidRequest(message, param=where)
+        low = REPLACEABLE[family].low(self._settings.replaced(kwargs).image) if given.is_low else {}
+        return {**kwargs, **low}
+
+    def _check_pixels(self, rule: ImageTokens, usual_rule: ImageTokens, size: tuple[int, int], where: str) -> None:
+        if isinstance(rule, PatchGrid) and max(size) > MAX_RATIO * min(size):
+            message = f"{where} has {_shown(size)} pixels, of which one side is over {MAX_RATIO} times the other"
             raise InvalidRequest(f"{message}; the limit is {MAX_RATIO} times: cut the image.", param=where)
-        wide, high = self._rule.scaled_size(width, height)
-        if wide * high > MAX_PIXELS:
-            message = f"{where} has {width} x {height} pixels, which the model scales to {wide} x {high}"
-            raise InvalidRequest(f"{message}; the limit is {MAX_PIXELS} pixels: cut the image.", param=where)
-        grid = self._rule.grid(width, height) if isinstance(self._rule, PatchGrid) else None
-        return Picture(data, self._rule.num_tokens(width, height), self._rule.text(width, height), grid)
+        scaled, usual = rule.scaled_size(*size), usual_rule.scaled_size(*size)
+        if math.prod(scaled) > (limit := max(self._settings.max_pixels, MAX_PIXELS)):
+            message = f"{where} has {_shown(size)} pixels, which the model scales to {_shown(scaled)}"
+            raise InvalidRequest(f"{message}; the limit is {limit} pixels: cut the image.", param=where)
+        num_tokens, most_tokens = rule.num_tokens(*size), usual_rule.num_tokens(*size)
+        if num_tokens > most_tokens or math.prod(scaled) > math.prod(usual):
+            message = f"mm_processor_kwargs makes {num_tokens} tokens of {where}, scaled to {_shown(scaled)} pixels"
+            remedy = f"the server's settings allow {most_tokens}, of {_shown(usual)}: ask for fewer pixels"
+            raise InvalidRequest(f"{message}; {remedy}, or set --mm-processor-kwargs.", param="mm_processor_kwargs")
+
+    def check_kwargs(self, kwargs: Kwargs) -> None:
+        """Raises InvalidRequest for settings of the image processor that cannot be replaced so."""
+        check_kwargs(kwargs, self._vision.family)
+        if self._rule is None:
+            return
+        try:
+            self._make_rule(self._settings.replaced(kwargs))
+        except StartupError as error:
+            raise InvalidRequest(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from error
+
+    def _make_rule(self, settings: ProcessorSettings) -> ImageTokens:
+        return make_image_tokens(self._vision.family, self._vision.hf, settings.image, self.token)
 
     def expand(
         self, prompt: str | list[int], pictures: Sequence[Picture], where: str, max_tokens: int
@@ -115,9 +165,16 @@ class ImagePrompts:
         found, start = [], 0
         for picture in pictures:
             first, last = places[start], places[start + picture.num_tokens - 1]
-            digest = self._settings.digest(picture.data)
-            length, grid = last + 1 - first, picture.grid
-            found.append(ImageInput(start=first, length=length, digest=digest, grid=grid, data=picture.data))
+            found.append(
+                ImageInput(
+                    start=first,
+                    length=last + 1 - first,
+                    digest=picture.digest,
+                    grid=picture.grid,
+                    data=picture.data,
+                    kwargs=picture.kwargs,
+                )
+            )
             start += picture.num_tokens
         return tuple(found)
 
@@ -134,8 +191,17 @@ def has_extra() -> bool:
     return all(find_spec(name) is not None for name in ("PIL", "transformers"))
 
 
-def load_image_prompts(files: ModelFiles, vision: VisionConfig, tokenizer: TextTokenizer) -> ImagePrompts:
+def load_image_prompts(
+    files: ModelFiles, vision: VisionConfig, tokenizer: TextTokenizer, config: EngineConfig
+) -> ImagePrompts:
     """Raises StartupError for a family without a rule for its image tokens."""
-    settings, token = read_processor_settings(files), tokenizer.piece(vision.image_token_id)
-    rule = make_image_tokens(vision.family, vision.hf, settings.image, token) if settings.image else None
-    return ImagePrompts(rule, settings, tokenizer, vision.image_token_id, files.name)
+    try:
+        check_kwargs(config.mm_processor_kwargs, vision.family)
+    except InvalidRequest as error:
+        raise StartupError(str(error)) from error
+    settings = read_processor_settings(files, config.mm_processor_kwargs, config.max_image_pixels)
+    return ImagePrompts(vision, settings, tokenizer, files.name)
+
+
+def _shown(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

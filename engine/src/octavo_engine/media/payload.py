@@ -6,35 +6,41 @@ Messages never quote a URL or its data: they may be long, and private.
 import binascii
 from base64 import b64decode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from octavo_engine.wire.errors import InvalidRequest
 
 _TO_STANDARD, _SPACE = bytes.maketrans(b"-_", b"+/"), b" \t\r\n"
-_DETAILS = (None, "auto", "high")
+_DETAILS = (None, "auto", "low", "high")
 _EXAMPLE = "data:image/png;base64,..."
 
 
-def part_image(part: Mapping[str, Any], where: str) -> object:
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """The bytes of a file, or an object of a script. `is_low`: of the detail "low"."""
+
+    image: object
+    is_low: bool = False
+
+
+def part_image(part: Mapping[str, Any], where: str) -> GivenImage:
     """Return the image of an `image_url` or `image_pil` part. Raises InvalidRequest."""
     kind = part["type"]
     given = part.get(kind)
     if kind == "image_pil":
-        return given
+        return GivenImage(given)
     url, detail = (given.get("url"), given.get("detail")) if isinstance(given, Mapping) else (given, part.get("detail"))
     if not isinstance(url, str):
         raise InvalidRequest(f"{where}.{kind} must be a text, or an object with a url: {_EXAMPLE}", param=where)
     if detail not in _DETAILS:
-        message = f"{where}: detail={detail!r:.40} is not supported yet: leave it out, or send auto or high."
-        raise InvalidRequest(message, param=where)
-    return read_data_url(url, where)
+        raise InvalidRequest(f"{where}: detail={detail!r:.40} is unknown: send auto, low or high.", param=where)
+    return GivenImage(read_data_url(url, where), is_low=detail == "low")
 
 
-def prompt_images(prompt: Mapping[str, Any]) -> dict[str, object]:
+def prompt_images(prompt: Mapping[str, Any]) -> dict[str, GivenImage]:
     """Return the images of a prompt's `multi_modal_data`, by their place. Raises InvalidRequest."""
-    if prompt.get("mm_processor_kwargs"):
-        raise InvalidRequest("mm_processor_kwargs is not supported yet: leave it out.", param="mm_processor_kwargs")
     given = prompt.get("multi_modal_data") or {}
     if not isinstance(given, Mapping):
         raise InvalidRequest('multi_modal_data must be a dict: {"image": ...}.', param="multi_modal_data")
@@ -43,7 +49,7 @@ def prompt_images(prompt: Mapping[str, Any]) -> dict[str, object]:
         raise InvalidRequest(message, param=f"multi_modal_data.{others[0]}")
     images = given.get("image")
     listed = images if isinstance(images, list | tuple) else [] if images is None else [images]
-    return {f"multi_modal_data.image[{i}]": image for i, image in enumerate(listed)}
+    return {f"multi_modal_data.image[{i}]": GivenImage(image) for i, image in enumerate(listed)}
 
 
 def read_data_url(url: str, where: str) -> bytes:

@@ -42,16 +42,16 @@ _PNG_PASSES = (
 _INFLATE_BYTES = 1 << 20
 
 
-def read_size(data: bytes, where: str) -> tuple[int, int]:
+def read_size(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return width and height of the upright image, without decoding it. Raises InvalidRequest."""
-    with _open(data, where) as image:
+    with _open(data, where, max_pixels) as image:
         width, height = image.size
         return (height, width) if _orientation(image) in _SIDEWAYS else (width, height)
 
 
-def decode(data: bytes, where: str) -> np.ndarray:
+def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return the pixels: [height, width, 3], bytes. Raises InvalidRequest."""
-    with _open(data, where) as image:
+    with _open(data, where, max_pixels) as image:
         size, orientation = image.size, _orientation(image)
         try:
             if image.format == "PNG":
@@ -65,14 +65,14 @@ def decode(data: bytes, where: str) -> np.ndarray:
         return np.asarray(_turn_upright(rgb, orientation))
 
 
-def to_png(image: object, where: str) -> bytes:
+def to_png(image: object, where: str, max_pixels: int = MAX_PIXELS) -> bytes:
     """Encode a PIL image, or an array of bytes [height, width] or [height, width, channels]. Raises InvalidRequest."""
     if isinstance(image, np.ndarray):
         image = _from_array(image, where)
     if not isinstance(image, Image.Image):
         message = f"{where} must be a PIL image or an array of bytes, got {type(image).__name__}."
         raise InvalidRequest(message, param=where)
-    _check_size(image.size, where)
+    _check_size(image.size, where, max_pixels)
     buffer = BytesIO()
     try:
         _turn_upright(_to_rgb(image), _orientation(image)).save(buffer, "PNG", compress_level=1)
@@ -81,11 +81,11 @@ def to_png(image: object, where: str) -> bytes:
     return buffer.getvalue()
 
 
-def _open(data: bytes, where: str) -> Image.Image:
+def _open(data: bytes, where: str, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidRequest(_too_large(where, f"{error}"), param=where) from error
+        raise _too_large(where, f"{error}", max_pixels) from error
     except UnidentifiedImageError as error:
         known = "PNG, JPEG, WebP and GIF"
         message = f"{where} is in no format that is supported, or its header is damaged: send one of {known}."
@@ -93,24 +93,25 @@ def _open(data: bytes, where: str) -> Image.Image:
     except Exception as error:
         raise _unreadable(where, error) from error
     try:
-        _check_size(image.size, where)
+        _check_size(image.size, where, max_pixels)
     except InvalidRequest:
         image.close()
         raise
     return image
 
 
-def _check_size(size: tuple[int, int], where: str) -> None:
+def _check_size(size: tuple[int, int], where: str, max_pixels: int) -> None:
     width, height = size
-    if width * height > MAX_PIXELS or max(size) > MAX_SIDE:
-        raise InvalidRequest(_too_large(where, f"it has {width} x {height} pixels"), param=where)
+    if width * height > max_pixels or max(size) > MAX_SIDE:
+        raise _too_large(where, f"it has {width} x {height} pixels", max_pixels)
     if min(size) < 1:
         raise InvalidRequest(f"{where} has {width} x {height} pixels: send an image that has some.", param=where)
 
 
-def _too_large(where: str, reason: str) -> str:
-    limits = f"the limit is {MAX_PIXELS} pixels and {MAX_SIDE} a side"
-    return f"{where} is too large: {reason}; {limits}: send a smaller image."
+def _too_large(where: str, reason: str, max_pixels: int) -> InvalidRequest:
+    limits = f"the limit is {max_pixels} pixels and {MAX_SIDE} a side"
+    message = f"{where} is too large: {reason}; {limits}: send a smaller image, or raise --max-image-pixels."
+    return InvalidRequest(message, param=where)
 
 
 def _unreadable(where: str, error: Exception) -> InvalidRequest:

@@ -1,25 +1,62 @@
 """Settings of a checkpoint's image processor: they decide how many tokens an image has, and its digest.
 
-This module needs no transformers, so the API process can use it.
+Some can be replaced at the start, by a request, and by the detail "low" of an image. This module needs no transformers,
+so the API process can use it.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo_engine.media.placeholders import MAX_PIXELS
 from octavo_engine.sources.json_file import read_optional_json
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import InvalidRequest, StartupError
 
+Kwargs = Mapping[str, Any]
+_LOW_PIXELS = 512 * 512
+_EDGES = {"shortest_edge", "longest_edge"}
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
 
 
 @dataclass(frozen=True, slots=True)
+class FamilySettings:
+    """`names`: keys of a family's image processor that can be replaced. `low`: makes the settings of the detail "low"
+    from those of the processor: one tile, or 512 x 512 pixels."""
+
+    names: tuple[str, ...]
+    low: Callable[[Kwargs], dict[str, Any]]
+
+
+def _low_pixels(image: Kwargs) -> dict[str, Any]:
+    largest = image.get("max_pixels") or (image.get("size") or {}).get("longest_edge") or _LOW_PIXELS
+    return {"max_pixels": min(largest, _LOW_PIXELS)}
+
+
+_GRID = FamilySettings(("max_pixels", "min_pixels"), _low_pixels)
+_TILED = FamilySettings(("do_image_splitting", "size"), lambda _: {"do_image_splitting": False})
+REPLACEABLE: Mapping[str, FamilySettings] = {
+    "idefics3": _TILED,
+    "llava": FamilySettings(("size",), lambda _: {}),
+    "qwen2_5_vl": _GRID,
+    "qwen2_vl": _GRID,
+    "qwen3_vl": _GRID,
+    "smolvlm": _TILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessorSettings:
-    """`image`: keys of the image processor, none without a file; a key that is absent has transformers' default."""
+    """`image`: keys of the image processor, none without a file; a key that is absent has transformers' default.
+    `max_pixels`: the limit of an image, by its header."""
 
     image: dict[str, Any]
+    max_pixels: int = MAX_PIXELS
+
+    def replaced(self, kwargs: Kwargs) -> "ProcessorSettings":
+        return replace(self, image={**self.image, **kwargs})
 
     def digest(self, data: bytes) -> bytes:
         """Return the SHA-256 of these settings and of an image's file, which names the image in caches and hashes."""
@@ -27,10 +64,39 @@ class ProcessorSettings:
         return hashlib.sha256(hashlib.sha256(settings.encode()).digest() + data).digest()
 
 
-def read_processor_settings(files: ModelFiles) -> ProcessorSettings:
-    """Read the settings from the same file as transformers does. Raises StartupError."""
+def check_kwargs(kwargs: Kwargs, family: str) -> None:
+    """Check settings that replace those of a family's image processor. Raises InvalidRequest."""
+    names = REPLACEABLE[family].names if family in REPLACEABLE else ()
+    for name, value in kwargs.items():
+        if name not in names:
+            remedy = f"use {' and '.join(names)}" if names else "leave it out"
+            raise _refused(f"{name!r:.80} is not supported for a model of type {family}: {remedy}.")
+        if name.startswith("do_"):
+            wanted, is_valid = "true or false", type(value) is bool
+        elif name == "size":
+            wanted, edges = 'an object such as {"longest_edge": 512}', value if isinstance(value, Mapping) else {}
+            is_valid = bool(edges) and edges.keys() <= _EDGES and all(map(_is_size, edges.values()))
+        else:
+            wanted, is_valid = "a whole number, at least 1", _is_size(value)
+        if not is_valid:
+            raise _refused(f"{name} must be {wanted}, got {value!r:.80}.")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _refused(problem: str) -> InvalidRequest:
+    return InvalidRequest(f"mm_processor_kwargs: {problem}", param="mm_processor_kwargs")
+
+
+def read_processor_settings(
+    files: ModelFiles, kwargs: Kwargs | None = None, max_pixels: int = MAX_PIXELS
+) -> ProcessorSettings:
+    """Read the settings from the same file as transformers does, and replace those of `kwargs`. Raises StartupError."""
     processor = read_optional_json(files.root / PROCESSOR_FILE)
     image = processor.get("image_processor") or read_optional_json(files.root / IMAGE_PROCESSOR_FILE)
     if not isinstance(image, dict):
         raise StartupError(f"{files.root}: image_processor in {PROCESSOR_FILE} must be an object, got {image!r:.60}.")
-    return ProcessorSettings(image)
+    settings = ProcessorSettings(image, max_pixels)
+    return settings.replaced(kwargs) if image and kwargs else settings

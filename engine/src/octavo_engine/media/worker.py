@@ -16,7 +16,6 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from octavo_engine.media.placeholders import MAX_PIXELS
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, StartupError, Unavailable, first_line
 from octavo_engine.wire.records import ImageInput
@@ -38,6 +38,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 DType = Literal["bool", "uint8", "int32", "int64", "float32", "float64"]
 
+TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _RETRY_S = 1.0
 _START_TIMEOUT_S = 300.0  # it may read its packages from a slow disk
@@ -46,19 +47,13 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TRANSFORME
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """`timeout_s`: of one image, and of the start of a worker that replaces another one for it."""
-
-    timeout_s: float = 30.0
-    memory_bytes: int = 2 << 30
-
-
 class WorkerStart(msgspec.Struct):
-    """`folder`: has the settings of the image processor."""
+    """`folder`: has the settings of the image processor, some of which `kwargs` replace. `max_pixels`: of an image."""
 
     folder: str
-    memory_bytes: int
+    kwargs: dict[str, Any] = {}
+    max_pixels: int = MAX_PIXELS
+    memory_bytes: int = 2 << 30
 
 
 class Normalisation(msgspec.Struct, tag=True):
@@ -70,7 +65,10 @@ class Normalisation(msgspec.Struct, tag=True):
 
 
 class Image(msgspec.Struct):
+    """`data`, `kwargs`: as of `ImageInput`."""
+
     data: bytes
+    kwargs: str = ""
 
 
 class Array(msgspec.Struct):
@@ -98,11 +96,12 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class MediaWorkers:
-    """`size` workers, each for one image at a time. Raises StartupError if the first one cannot start."""
+    """`size` workers, each for one image at a time. `timeout_s`: of one image, and of the start of a worker that
+    replaces another one for it. Raises StartupError if the first one cannot start."""
 
-    def __init__(self, folder: Path, size: int, limits: WorkerLimits) -> None:
+    def __init__(self, start: WorkerStart, size: int, timeout_s: float = TIMEOUT_S) -> None:
         self.size = size
-        self._workers = [MediaWorker(folder, limits) for _ in range(size)]
+        self._workers = [MediaWorker(start, timeout_s) for _ in range(size)]
         self._idle: queue.SimpleQueue[MediaWorker] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="media")  # one of them starts each worker
         starts = [self._threads.submit(self._start, worker) for worker in self._workers]
@@ -114,7 +113,7 @@ class MediaWorkers:
 
     def process(self, image: ImageInput) -> "Future[Arrays]":
         """Process an image. The future raises InvalidRequest for a bad image, and Unavailable."""
-        return self._threads.submit(self._process, encode(Image(image.data)))
+        return self._threads.submit(self._process, encode(Image(image.data, image.kwargs)))
 
     def shutdown(self) -> None:
         for worker in self._workers:
@@ -138,8 +137,8 @@ class MediaWorkers:
 class MediaWorker:
     """A process, which is replaced if it has ended. One thread at a time calls `start` and `process`."""
 
-    def __init__(self, folder: Path, limits: WorkerLimits) -> None:
-        self._folder, self._limits = folder, limits
+    def __init__(self, start: WorkerStart, timeout_s: float = TIMEOUT_S) -> None:
+        self._start, self._timeout_s = start, timeout_s
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_late = self._is_stopped = False
@@ -157,8 +156,7 @@ class MediaWorker:
                 stdout=subprocess.DEVNULL,
                 env=_ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ},
             )
-        message = encode(WorkerStart(str(self._folder), self._limits.memory_bytes))
-        answer = self._exchange(self._child, self._connection, message, timeout_s)
+        answer = self._exchange(self._child, self._connection, encode(self._start), timeout_s)
         if isinstance(answer, Normalisation):
             return answer
         reason = answer.reason if isinstance(answer, Refused) else "a process that decodes images cannot start."
@@ -169,7 +167,7 @@ class MediaWorker:
 
         Raises Unavailable, too.
         """
-        begun_s, limit_s = time.monotonic(), self._limits.timeout_s
+        begun_s, limit_s = time.monotonic(), self._timeout_s
         if self._child is None or self._child.poll() is not None:
             self.start(limit_s)
         assert self._child is not None
@@ -206,7 +204,7 @@ class MediaWorker:
         timer.start()
         try:
             connection.send_bytes(message)
-            answer: Answer = decode_answer(connection.recv_bytes(self._limits.memory_bytes))
+            answer: Answer = decode_answer(connection.recv_bytes(self._start.memory_bytes))
             return answer
         except (EOFError, OSError, msgspec.MsgspecError):
             child.kill()
@@ -239,7 +237,7 @@ def main(connection: Connection) -> None:
 
     files = ModelFiles(name=start.folder, root=Path(start.folder), load_format="", config={})
     try:
-        processor = load_processor(files)
+        processor = load_processor(files, start.kwargs, start.max_pixels)
     except StartupError as error:
         return connection.send_bytes(encode(Refused(str(error))))
     assert processor is not None, "the engine has read the settings of the processor"
@@ -261,7 +259,7 @@ def _answer(processor: "ImageProcessor", image: Image) -> Answer:
 
 def _process(processor: "ImageProcessor", image: Image) -> Arrays:
     try:
-        return processor.process(image.data, "it")
+        return processor.process(image.data, "it", image.kwargs)
     except (InvalidRequest, MemoryError):
         raise
     except Exception as error:

@@ -115,7 +115,7 @@ class LLM(UnsupportedMethods):
         **options: Any,
     ) -> list[str]:
         """Keep conversations for `wait_for_completion`, as `enqueue` does. `options`: further keywords of `chat`."""
-        names = ("add_generation_prompt", "continue_final_message", "tools")
+        names = ("add_generation_prompt", "continue_final_message", "tools", "mm_processor_kwargs")
         check_call({name: value for name, value in options.items() if name not in (*names, "use_tqdm")})
         given = {name: options[name] for name in names if name in options}
         prompts = self._render(
@@ -162,6 +162,7 @@ class LLM(UnsupportedMethods):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         lora_request: Adapters = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
         **still_to_come: Any,
     ) -> list[RequestOutput]:
         """Complete one conversation, or a list of conversations. Raises InvalidRequest before any of them runs."""
@@ -173,6 +174,7 @@ class LLM(UnsupportedMethods):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
+            mm_processor_kwargs=mm_processor_kwargs,
             **(chat_template_kwargs or {}),
         )
         return self._complete(self._build(self._adapt(prompts, lora_request), sampling_params, None), use_tqdm)
@@ -280,14 +282,23 @@ class LLM(UnsupportedMethods):
         ]
 
     def _render(
-        self, messages: list[Message] | list[list[Message]], template: str | None, content_format: str, **options: Any
+        self,
+        messages: list[Message] | list[list[Message]],
+        template: str | None,
+        content_format: str,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        **options: Any,
     ) -> list[TokenizedPrompt]:
         """Render conversations. `options`: keywords of `ChatTemplate.render`."""
         conversations = cast(
             list[list[Message]], messages if messages and isinstance(messages[0], list) else [messages]
         )
         chosen = self._frontend.template(template, content_format)
-        return [self._frontend.tokenize_messages(each, partial(chosen.render, **options)) for each in conversations]
+        render = partial(chosen.render, **options)
+        return [
+            self._frontend.tokenize_messages(each, render, mm_processor_kwargs=mm_processor_kwargs)
+            for each in conversations
+        ]
 
     def _build(
         self,

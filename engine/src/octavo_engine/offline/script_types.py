@@ -13,6 +13,7 @@ class TextPrompt(TypedDict):
     prompt: str
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -22,6 +23,7 @@ class TokensPrompt(TypedDict):
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[dict[str, Any]]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt

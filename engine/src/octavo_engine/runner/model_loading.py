@@ -21,7 +21,7 @@ from octavo_engine.grammar.library import Vocabulary
 from octavo_engine.media.image_prompts import has_extra
 from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.media.processor_settings import read_processor_settings
-from octavo_engine.media.worker import MediaWorkers, WorkerLimits
+from octavo_engine.media.worker import MediaWorkers, WorkerStart
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.rank_group import Group
@@ -185,7 +185,8 @@ def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: 
     if model.config.vision is None or not has_extra() or not read_processor_settings(files).image:
         return None
     cpus = read_limits().cpus or len(os.sched_getaffinity(0))
-    workers = MediaWorkers(files.root, config.media_workers or min(max(int(cpus / 4), 1), 4), WorkerLimits())
+    size = config.media_workers or min(max(int(cpus / 4), 1), 4)
+    workers = MediaWorkers(WorkerStart(str(files.root), config.mm_processor_kwargs, config.max_image_pixels), size)
     processed = ProcessedImages(workers, int(config.mm_processor_cache_gb * (1 << 30)))
     return ImageEncoder(processed, model.config.vision.image_token_id, device)
 

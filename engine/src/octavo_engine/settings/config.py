@@ -113,6 +113,14 @@ class EngineConfig(Declared):
         metavar="JSON",
         unset="as many as fit the context",
     )
+    mm_processor_kwargs: dict[str, Any] = setting(
+        dict,
+        'JSON object of settings that replace those of the image processor, such as {"do_image_splitting": false}.',
+        metavar="JSON",
+    )
+    max_image_pixels: int = setting(
+        64_000_000, "Largest number of pixels of an image, by the header of its file.", ge=1, le=89_478_485
+    )
     chat_template_content_format: ContentFormatName = setting(
         "auto",
         "Content of messages for the template; string: text; openai: a list of parts; auto: for each role, what the "

@@ -280,7 +280,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
     **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY)),
     "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
-    "mm_processor_kwargs": _values({}, **_NO_MEDIA),
     "default_mm_loras": _values({}, **_NO_MEDIA),
     "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),
     "enable_prompt_embeds": _values(False, is_switch=True, missing="prompts are text or token ids."),
@@ -302,7 +301,10 @@ OFFLINE_ARGUMENTS: dict[str, VllmArgument] = {"disable_log_stats": SWITCH, "stre
 
 #: Keywords of `LLM.generate` and `LLM.chat` that are not implemented.
 CALL_ARGUMENTS: dict[str, VllmArgument] = {
-    "mm_processor_kwargs": VllmArgument(**_NO_MEDIA),
+    "mm_processor_kwargs": VllmArgument(
+        missing="it is a key of a prompt, or a keyword of chat.",
+        remedy='generate({"prompt": ..., "mm_processor_kwargs": ...})',
+    ),
     "prompt_adapter_request": VllmArgument(**_NO_PROMPT_ADAPTERS),
 }
 

@@ -46,9 +46,11 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInput(ImageSpan):
-    """One image of a prompt. `data`: its bytes, as the client sent them."""
+    """One image of a prompt. `data`: its bytes, as the client sent them. `kwargs`: JSON of the settings of the image
+    processor that replace the engine's for this image; empty: none."""
 
     data: bytes
+    kwargs: str = ""
 
     @property
     def span(self) -> ImageSpan:

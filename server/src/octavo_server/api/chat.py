@@ -154,7 +154,9 @@ def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
         context.check_prompt(text, may_exceed=truncates)
         return text
 
-    prompt = context.client.tokenize_messages(body.conversation(), render, add_special_tokens=special)
+    prompt = context.client.tokenize_messages(
+        body.conversation(), render, add_special_tokens=special, mm_processor_kwargs=body.mm_processor_kwargs
+    )
     prompt.check_uncut(body.truncate_prompt_tokens)
     ids = context.truncate(prompt.token_ids, body, is_framed=special)
     return PromptInput(token_ids=ids, text=prompt.text, images=prompt.images)

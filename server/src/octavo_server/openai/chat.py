@@ -56,6 +56,7 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
         super().check()

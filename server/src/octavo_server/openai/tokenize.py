@@ -26,6 +26,7 @@ class TokenizeRequest(LenientModel):
     return_token_strs: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(LenientModel):
