@@ -5,6 +5,7 @@ import logging
 import re
 
 import pytest
+from octavo_engine.frontend.request_builder import Frontend
 from octavo_server.config import RequestLimits
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import ScriptedClient, serving
@@ -24,6 +25,36 @@ async def served(tmp_path):
 
 async def still_serves(served):
     return (await served.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+
+
+@pytest.mark.parametrize(("images", "limit"), [(None, 4 * 2**20), (object(), 32 * 2**20)], ids=["text", "images"])
+async def test_the_default_limit_follows_from_the_model(tmp_path, monkeypatch, images, limit):
+    monkeypatch.setattr(ScriptedClient, "images", images, raising=False)
+    async with serving(ScriptedClient(write_byte_model(tmp_path))) as started:
+        assert started.server.config.app.state.context.config.limits.body_bytes == limit
+
+
+async def test_a_given_limit_holds_for_each_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(ScriptedClient, "images", object(), raising=False)
+    async with serving(
+        ScriptedClient(write_byte_model(tmp_path)), limits=RequestLimits(max_request_bytes=9)
+    ) as started:
+        assert (await started.http.post(TEXT, json={"prompt": "a"})).status_code == 413
+
+
+async def test_a_chat_holds_the_memory_of_its_body_until_its_prompt_is_made(served, monkeypatch):
+    budget, held, render = served.server.config.app.state.context.body_budget, [], Frontend.tokenize_messages
+
+    def tokenize(*arguments, **options):
+        held.append(budget.num_bytes)
+        return render(*arguments, **options)
+
+    monkeypatch.setattr(Frontend, "tokenize_messages", tokenize)
+    message = {"role": "user", "content": "a"}
+    answer = await served.http.post("/v1/chat/completions", json={"messages": [message], "padding": "x" * 1000})
+    assert answer.status_code == 200
+    assert held[0] > 1000
+    assert budget.num_bytes == 0
 
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"])

@@ -8,13 +8,13 @@ import time
 
 import httpx
 import pytest
-from octavo_server.config import RequestLimits
+from octavo_server.config import BodyLimits
 from octavo_testing.route_command import octavo_route, served_replicas
 from octavo_testing.server import events
 
 pytestmark = pytest.mark.slow
 
-MAX_BODY_BYTES = RequestLimits().max_request_bytes
+MAX_BODY_BYTES = BodyLimits().body_bytes
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 SMALL = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
 

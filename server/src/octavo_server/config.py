@@ -21,14 +21,20 @@ from octavo_server.output_parsing.tool_use import ToolSettings
 
 SECRET_VARIABLE = "OCTAVO_ROUTER_SECRET"
 ADMIN_SECRET_VARIABLE = "OCTAVO_ADMIN_SECRET"
+#: Defaults of `--max-request-bytes`, for a model that takes images and for one that takes only text.
+IMAGES_BYTES, TEXT_BYTES = 32 * 2**20, 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits(Declared):
     """Limits of one request that the router checks, too."""
 
-    max_request_bytes: int = setting(
-        4 * 2**20, "Largest number of bytes of a request body; accepts 32M.", group="limits of one request"
+    max_request_bytes: int | None = setting(
+        None,
+        "Largest number of bytes of a request body; accepts 32M.",
+        group="limits of one request",
+        parse=size_or_auto,
+        unset="32M, but 4M at a server whose model takes only text",
     )
     max_json_values: int = setting(
         400_000,
@@ -44,6 +50,11 @@ class BodyLimits(Declared):
     min_upload_rate: int = setting(
         2**16, "Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit."
     )
+
+    @property
+    def body_bytes(self) -> int:
+        """Largest number of bytes of a body; by default, those of a photo or two."""
+        return IMAGES_BYTES if self.max_request_bytes is None else self.max_request_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,12 @@ def described(text: str) -> str:
 
 
 REQUEST_ROWS = [
-    (described(declared.text), flag(declared.name), number(declared.default), ANSWERS.get(declared.name, "400"))
+    (
+        described(declared.text),
+        flag(declared.name),
+        declared.unset if declared.default is None else number(declared.default),
+        ANSWERS.get(declared.name, "400"),
+    )
     for declared in all_settings(RequestLimits)
 ] + [
     (described(declared.text), flag(declared.name), number(float(declared.default)), "400")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
-from octavo_server.config import RequestLimits
+from octavo_server.config import TEXT_BYTES, RequestLimits
 from octavo_server.openai.json_bounds import check_json
 from octavo_server.openai.limits import (
     MAX_FIELDS,
@@ -106,7 +106,7 @@ def test_products_of_two_fields_at_their_limits_are_bounded(name, is_beyond):
     path, raw = product_body(name, is_beyond=is_beyond)
     body = json.loads(raw)
     check_json(raw, limits)
-    assert len(raw) <= limits.max_request_bytes
+    assert len(raw) <= TEXT_BYTES
     num_prompts = len(body["messages"]) if path == BATCH else len(body.get("prompt", "a"))
     num_entries = sum(
         len("".join(body[f])) if f in ("stop", "bad_words") else len(body[f]) for f in body if f in COPIED
@@ -197,7 +197,7 @@ def test_bodies_with_many_values_are_rejected(body):
 def test_prompts_of_many_token_ids_are_within_the_default_limits():
     body = b'{"prompt":[' + b",".join([b"[" + b",".join([b"128000"] * 131_072) + b"]"] * 3) + b"]}"
     check_json(body, RequestLimits())
-    assert len(body) < RequestLimits().max_request_bytes
+    assert len(body) < TEXT_BYTES
 
 
 def test_text_that_cannot_fit_is_rejected_without_tokenising():

@@ -19,7 +19,7 @@ from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_generation, read_body
+from octavo_server.api.request_parsing import held_body, parse_generation
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import (
@@ -65,9 +65,9 @@ async def read_chat(request: Request) -> ChatTurn:
     """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    body, num_bytes = await read_body(request, partial(parse_generation, context, ChatCompletionRequest))
-    meta = context.new_response_meta("chatcmpl-", request, body)
-    return await chat_turn(context, meta, body, arrival_s=arrival_s, num_bytes=num_bytes)
+    async with held_body(request, partial(parse_generation, context, ChatCompletionRequest)) as (body, num_bytes):
+        meta = context.new_response_meta("chatcmpl-", request, body)
+        return await chat_turn(context, meta, body, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 async def chat_turn(
@@ -75,6 +75,8 @@ async def chat_turn(
 ) -> ChatTurn:
     """Render and check a chat request in one call to a thread, as each switch adds to the time to first token."""
     chat = await context.threads.run(lambda: prepare(context, body, share(context, body)), num_bytes=num_bytes)
+    if chat.prompt.images:
+        body.drop_images()
     generation = context.new_generation(meta, body, [chat.prompt], chat.resolved, arrival_s)
     return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=chat.output_parsing)
 

@@ -6,7 +6,7 @@ Each application has its own context in `app.state`: two applications in one pro
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from octavo_server.api.admission import Admission
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.output_log import OutputLog
 from octavo_server.api.sleep_control import SleepControl
-from octavo_server.config import ServerConfig
+from octavo_server.config import TEXT_BYTES, ServerConfig
 from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
@@ -89,7 +89,9 @@ class ApiContext:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        codec = self.client.tokenizer
+        codec, limits = self.client.tokenizer, self.config.limits
+        if limits.max_request_bytes is None and self.client.images is None:
+            self.config = replace(self.config, limits=replace(limits, max_request_bytes=TEXT_BYTES))
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout)
         self.lifecycle.on_change = self.publish_readiness
         self.sleep_control = SleepControl(self.client, self.lifecycle)

@@ -1,7 +1,8 @@
 """Reads and parses request bodies: limits of size and memory, JSON, field types, and checks that need no tokenizer."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TypeVar
 
@@ -28,7 +29,14 @@ MAX_LOGGED_FIELDS = 20
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
-    """Return the parsed body and its size in bytes; the body itself is not kept.
+    """Return the parsed body and its size in bytes, and release its memory. Raises the errors of `held_body`."""
+    async with held_body(request, parse) as parsed:
+        return parsed
+
+
+@asynccontextmanager
+async def held_body(request: Request, parse: Callable[[bytes], Parsed]) -> AsyncIterator[tuple[Parsed, int]]:
+    """Yield the parsed body and its size in bytes, and hold its memory; the body itself is not kept.
 
     Raises the errors of `parse`, MalformedRequest for another type than JSON, RequestTooLarge or RequestTimeout beyond
     `RequestLimits`, ClientDisconnected, and Unavailable if too many bodies are being read.
@@ -42,7 +50,9 @@ async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple
             request_id = request.scope["state"]["request_id"]
             logger.debug("request %s: the client disconnected before the body was complete", request_id)
             raise
-        return await context.threads.parse(parse, raw), len(raw)
+        parsed, num_bytes = await context.threads.parse(parse, raw), len(raw)
+        del raw
+        yield parsed, num_bytes
 
 
 def check_content_type(kind: str) -> None:

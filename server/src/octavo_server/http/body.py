@@ -115,11 +115,11 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, reservat
 
     A body that arrives whole in the first message costs neither a timer nor a copy.
     """
-    _check_declared(scope, limits.max_request_bytes)
+    _check_declared(scope, limits.body_bytes)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
-        _add(reservation, len(body), limits.max_request_bytes)
+        _add(reservation, len(body), limits.body_bytes)
         return body
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limits.request_timeout
@@ -163,7 +163,7 @@ async def _read_rest(
     body = bytearray()
     while message["type"] != "http.disconnect":
         chunk = message.get("body", b"")
-        _add(reservation, len(chunk), limits.max_request_bytes)
+        _add(reservation, len(chunk), limits.body_bytes)
         body += chunk
         if not message.get("more_body", False):
             return bytes(body)

@@ -92,6 +92,12 @@ class ChatCompletionRequest(ToolFields, GenerationFields):
         """Text that `echo` puts before the answer: that of the last message if its role is "assistant", else empty."""
         return self.final_message_text if self.echo else ""
 
+    def drop_images(self) -> None:
+        """Forget the parts that are no text: images are long, and the prompt has them."""
+        for message in self.messages:
+            if isinstance(message.content, list):
+                message.content = [p for p in message.content if isinstance(p, str) or p.text is not None]
+
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as the client sent them, without fields that are null; `ChatTemplate.render` converts them."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
