@@ -20,8 +20,10 @@ from octavo_engine.models.transformers_decoder import without_progress_bar
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
-#: Keys of a text part without layers; a padding token would have to be one of its few tokens.
-_NO_TEXT = {"num_hidden_layers": 0, "vocab_size": 8, "pad_token_id": None, "layer_types": None}
+#: Keys of a text part without layers; special tokens would have to be some of its few tokens.
+_NO_TEXT = {"num_hidden_layers": 0, "vocab_size": 8, "layer_types": None} | dict.fromkeys(
+    ("bos_token_id", "eos_token_id", "pad_token_id")
+)
 _HEAD = "lm_head.weight"
 _TEXT_PARTS = ("language_model", "text_model")
 

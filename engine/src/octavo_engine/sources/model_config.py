@@ -234,8 +234,10 @@ def nested_config(config: dict[str, Any]) -> dict[str, Any]:
     family = config.get("model_type")
     if family not in QWEN_FAMILIES or isinstance(config.get("text_config"), dict):
         return config
-    text = {key: value for key, value in config.items() if not key.endswith("_config") and key != "architectures"}
-    return config | {"text_config": text | {"model_type": f"{family}_text"}}
+    is_outer = re.compile(r"architectures|model_type|(image|v\w+)_token_id|\w+_config").fullmatch
+    outer = {key: value for key, value in config.items() if is_outer(key)}
+    text = {key: value for key, value in config.items() if not is_outer(key)}
+    return outer | {"text_config": text | {"model_type": f"{family}_text"}}
 
 
 def _is_vision_family(config: dict[str, Any]) -> bool:
