@@ -75,8 +75,6 @@ async def chat_turn(
 ) -> ChatTurn:
     """Render and check a chat request in one call to a thread, as each switch adds to the time to first token."""
     chat = await context.threads.run(lambda: prepare(context, body, share(context, body)), num_bytes=num_bytes)
-    if chat.prompt.images:
-        body.drop_images()
     generation = context.new_generation(meta, body, [chat.prompt], chat.resolved, arrival_s)
     return ChatTurn(meta=meta, body=body, generation=generation, output_parsing=chat.output_parsing)
 
@@ -119,6 +117,8 @@ def prepare(context: ApiContext, body: ChatCompletionRequest, shared: SharedFiel
     )
     params = copy.copy(shared.resolved.params)
     output_parsing.apply(params, context.client.tokenizer.token_id)
+    if prompt.images:
+        body.drop_images()
     return PreparedChat(prompt, replace(shared.resolved, params=params), output_parsing)
 
 

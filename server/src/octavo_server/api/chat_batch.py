@@ -12,7 +12,7 @@ from octavo_server.api.chat import prepare, share
 from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.api.request_parsing import held_body, parse_body
 from octavo_server.http.responses import CancellableJSONResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.chat_batch import BatchChatRequest
@@ -28,11 +28,11 @@ async def create_chat_batch(request: Request) -> Response:
     arrival_s = time.monotonic()
     context = context_of(request)
     context.check_queue(request)
-    bodies, num_bytes = await read_body(request, partial(_parse, context))
-    meta = context.new_response_meta("chatcmpl-", request, bodies[0])
-    run = partial(context.threads.run, num_bytes=num_bytes)
-    shared = await run(partial(share, context, bodies[0]))
-    chats = [await run(partial(prepare, context, body, shared)) for body in bodies]
+    async with held_body(request, partial(_parse, context)) as (bodies, num_bytes):
+        meta = context.new_response_meta("chatcmpl-", request, bodies[0])
+        run = partial(context.threads.run, num_bytes=num_bytes)
+        shared = await run(partial(share, context, bodies[0]))
+        chats = [await run(partial(prepare, context, body, shared)) for body in bodies]
     prompts = [replace(chat.prompt, resolved=chat.resolved) for chat in chats]
     generation = context.new_generation(meta, bodies[0], prompts, shared.resolved, arrival_s)
     writer = ChatWriter(context, meta, bodies[0], generation, output_parsing=chats[0].output_parsing)
