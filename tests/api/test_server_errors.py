@@ -1,5 +1,6 @@
 """Every invalid input gets a status, an error body and a message that names the field; the server keeps serving."""
 
+import json
 import re
 
 import pytest
@@ -56,6 +57,7 @@ BAD_FIELDS = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0]",
     ),
+    "settings of images": (CHAT, {"mm_processor_kwargs": {"size": {"longest_edge": 9}}}, "mm_processor_kwargs"),
     "prompt empty": (TEXT, {"prompt": ""}, "prompt"),
     "prompt an empty list": (TEXT, {"prompt": []}, "prompt"),
     "prompt holds an empty one": (TEXT, {"prompt": ["a", ""]}, "prompt"),
@@ -75,6 +77,8 @@ LATER = {
     "best_of": (TEXT, {"best_of": 3}),
     "suffix": (TEXT, {"suffix": "end"}),
     "repetition_detection": (TEXT, {"repetition_detection": {"max_pattern_size": 3}}),
+    "mm_processor_kwargs": (TEXT, {"mm_processor_kwargs": {"size": {"longest_edge": 9}}}),
+    "multi_modal_data": (TEXT, {"multi_modal_data": {"image": "AAAA"}}),
     "modalities": (CHAT, {"modalities": ["text", "audio"]}),
 }
 
@@ -95,6 +99,36 @@ async def test_error_names_a_field_out_of_range(served, path, fields, param):
     error = await refused(served, path, fields)
     assert error["param"] == param
     assert error["type"] in ("BadRequestError", "Bad Request")
+
+
+PAYLOAD = "data:image/png;base64," + "iVBORw0KGgo" * 8
+IMAGE = {"type": "image_url", "image_url": {"url": PAYLOAD}}
+MISPLACED = {
+    "in a text": [{"role": "user", "content": [{"type": "text", "text": {"url": PAYLOAD}}]}],
+    "as the type": [{"role": "user", "content": [{"type": [PAYLOAD], "image_url": PAYLOAD}]}],
+    "as the content": [{"role": "user", "content": IMAGE}],
+    "as a message": [IMAGE],
+    "as the role": [{"role": IMAGE, "content": "a"}],
+    "as a name": [{"role": "user", "content": "a", "name": IMAGE}],
+    "of another type": [{"role": "user", "content": [{"type": "image", "image": PAYLOAD}]}],
+    "as an object": [{"role": "user", "content": [{"type": "image_url", "image_url": [PAYLOAD]}]}],
+    "of a tool": [{"role": "tool", "tool_call_id": "a", "content": [IMAGE]}],
+}
+
+
+@pytest.mark.parametrize("messages", MISPLACED.values(), ids=MISPLACED)
+async def test_no_data_of_an_image_are_in_an_error_or_a_log_line(served, caplog, messages):
+    caplog.set_level("DEBUG")
+    error = await refused(served, CHAT, {"messages": messages})
+    assert "iVBORw0KGgo" not in error["message"] + caplog.text
+
+
+async def test_no_data_of_an_image_are_quoted_from_json_that_is_broken(served):
+    raw = json.dumps({"messages": [{"role": "user", "content": [IMAGE]}]})
+    for body in (raw[:-30], raw.replace("iVBORw0KGgo", "iVBORw0KGgo\\x", 1), raw + PAYLOAD):
+        answer = await served.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert "iVBORw0KGgo" not in answer.text
 
 
 @pytest.mark.parametrize(("path", "fields"), LATER.values(), ids=LATER)

@@ -16,10 +16,11 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_server.config import RequestLimits
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.failing_tower import LOADER, TOWER_FAULT
+from octavo_testing.fleets import until
 from octavo_testing.pictures import BLACK, BLUE, GREEN, RED, empty_png, encoded, quarter
 from octavo_testing.routing import routing
 from octavo_testing.server import MODEL, Served, serving
-from octavo_testing.tiny_vision import make_tiny_vision
+from octavo_testing.tiny_vision import IMAGE, make_tiny_vision
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -151,12 +152,17 @@ def faults() -> dict[str, tuple[list[dict[str, Any]], str]]:
         "text": (ask(image(b"no image at all"), "?"), "messages[0].content[0]"),
         "svg": (ask("?", image(svg, "image/svg+xml")), "messages[0].content[1]"),
         "eps": (ask(image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "?"), "messages[0].content[0]"),
+        "heic": (ask(image(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "image/heic"), "?"), "PNG, JPEG, WebP and GIF"),
         "bomb": (ask(image(empty_png(13_000, 13_000)), "?"), "64"),
         "other size": (ask(image(empty_png(64, 64, rows=8)), "?"), "Image 1 of the prompt"),
         "an address": (ask({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}), "data URL"),
         "no base64": (ask({"type": "image_url", "image_url": {"url": "data:image/png;base64,???"}}), "base64"),
         "more than the context": (ask(*[image(encoded(quarter(RED, size=(64, 64)), "PNG"))] * 9, "?"), "context"),
         "more than the limit": (ask(*[image(PNG)] * 10, "?"), "the limit is 9"),
+        "audio": (ask({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}), "input_audio"),
+        "embeddings": (ask({"type": "image_embeds", "image_embeds": "AAAA"}), "image_embeds"),
+        "a detail": (ask(image(PNG, detail="medium")), "detail='medium'"),
+        "no url": (ask({"type": "image_url", "image_url": {}}, "?"), "messages[0].content[0]"),
         "its token": (ask("<image>", "?"), "messages[0]"),
         "a video": (ask({"type": "video_url", "video_url": {"url": "data:,"}}), "video_url"),
     }
@@ -202,6 +208,34 @@ async def test_a_tower_that_fails_for_one_image_ends_its_request_only(
     assert again.usage.prompt_tokens_details.cached_tokens <= 16, "only the block before the image may be cached"
 
 
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64encode(PNG).decode()}}
+OTHER_DOORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [BLOCK]}]}),
+    "count_tokens": ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": [BLOCK]}]}),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_image", "image_url": image(PNG)["image_url"]["url"]}]}
+            ]
+        },
+    ),
+    "completions": ("/v1/completions", {"prompt": "Hi", "multi_modal_data": {"image": b64encode(PNG).decode()}}),
+    "completions with its token": ("/v1/completions", {"prompt": "<image> Hi"}),
+    "completions with the id of its token": ("/v1/completions", {"prompt": [65, IMAGE]}),
+    "completions with settings": ("/v1/completions", {"prompt": "Hi", **SMALL}),
+}
+
+
+@pytest.mark.parametrize("door", OTHER_DOORS)
+async def test_doors_that_take_no_images_refuse_them(server: Served, door: str) -> None:
+    path, body = OTHER_DOORS[door]
+    refused = await server.http.post(path, json={"model": MODEL, **body})
+    assert refused.status_code == 400
+    assert any(word in refused.text for word in ("'image'", "input_image", "'<image>'", "multi_modal_data", "mm_proc"))
+    assert b64encode(PNG).decode()[:60] not in refused.text
+
+
 async def test_images_hold_the_memory_of_bodies_until_their_answer_ends(server: Served) -> None:
     budget = server.server.config.app.state.context.body_budget
     answer = {"messages": CONVERSATIONS["two images"], "stream": True, "max_tokens": 32, "ignore_eos": True}
@@ -212,6 +246,15 @@ async def test_images_hold_the_memory_of_bodies_until_their_answer_ends(server: 
         rest = [line async for line in lines]
     assert rest[-2:] == ["data: [DONE]", ""]
     assert budget.num_bytes == 0
+
+
+async def test_a_client_that_leaves_frees_its_images(server: Served) -> None:
+    budget = server.server.config.app.state.context.body_budget
+    answer = {"messages": CONVERSATIONS["two images"], "stream": True, "max_tokens": 100, "ignore_eos": True}
+    async with server.http.stream("POST", "/v1/chat/completions", json=answer) as response:
+        assert "chat.completion.chunk" in await anext(response.aiter_lines())
+        assert budget.num_bytes
+    await until(lambda: budget.num_bytes == 0)
 
 
 async def test_images_beyond_the_memory_of_bodies_wait_outside(server: Served) -> None:

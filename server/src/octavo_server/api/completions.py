@@ -76,6 +76,8 @@ async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Pr
     special = text is not None and body.add_special_tokens is not False
     if isinstance(prompt, str):
         prompt = await context.encode_prompt(prompt, add_special_tokens=special, may_exceed=may_exceed)
+    if (images := context.client.images) is not None:
+        images.find(prompt, (), "prompt")
     ids = context.truncate(prompt, body, is_framed=special)
     if body.echo and (text is None or len(ids) < len(prompt)):
         text = context.decode(ids)

@@ -22,6 +22,7 @@ _REFUSED = (
         "logits_processors",
         "prompt_embeds",
         "mm_processor_kwargs",
+        "multi_modal_data",
     ),
     *("audio", "web_search_options", "chat_template", "kv_transfer_params"),
     *("repetition_detection", "vllm_xargs", "moderation"),
