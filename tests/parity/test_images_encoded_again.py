@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo_engine import LLM, RequestOutput, SamplingParams
 from octavo_testing.tiny_models import VOCAB
-from octavo_testing.tiny_vision import TEXT, ImagePrompt, Reference, image_prompt, make_tiny_vision, picture
+from octavo_testing.tiny_vision import IMAGE, TEXT, ImagePrompt, Reference, image_prompt, make_tiny_vision, picture
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,8 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def answer(llm: LLM, *asked: ImagePrompt, max_tokens: int = 4) -> list[RequestOutput]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=-1)
+    no_image = {IMAGE: -100.0}  # in an output, which the reference would take for an image
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=-1, logit_bias=no_image)
     return llm.generate([each.request for each in asked], params, use_tqdm=False)
 
 
