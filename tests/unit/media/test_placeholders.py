@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from octavo_engine.media.placeholders import MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens
+from octavo_engine.media.placeholders import MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens, most_tokens
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.vision_checkpoints import IMAGE, VISION, VisionFiles, sizes, write_vision_files
 from transformers import (
@@ -115,6 +115,15 @@ class OneTokenMore:
 
 def test_a_rule_with_one_token_more_differs_at_each_size(reference: Reference) -> None:
     assert len(differing_sizes(reference, OneTokenMore(reference.rule))) == NUM_SIZES
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_no_image_has_more_tokens_than_the_largest(name: str) -> None:
+    files = VISION[name]
+    rule = make_image_tokens(files.family, files.hf, files.image, IMAGE)
+    edges = [*range(8, 200, 9), 333, 1000, 1001, 4000]
+    found = max(rule.num_tokens(width, height) for width in edges for height in edges if width <= 90 * height)
+    assert found <= most_tokens(rule) <= 1.03 * found
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

@@ -1,5 +1,6 @@
 """`--dtype auto` chooses bf16 if float32 does not fit into the memory of the machine or container."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,14 @@ import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, PROCESS_BYTES, MemoryInfo
+from octavo_engine.runner.checkpoint import read_checkpoint
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
-from octavo_engine.sources.resolve import resolve_model
-from octavo_testing.tiny_models import make_tiny
+from octavo_engine.sources.resolve import resolve_files, resolve_model
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.tiny_models import VOCAB, make_tiny
+from octavo_testing.vision_checkpoints import VISION, write_vision_files
 
 KV_BYTES = 1 << 20
 
@@ -74,3 +78,39 @@ def test_a_share_beyond_the_free_memory_is_cut_with_a_warning(folder: Path, capl
     plan(folder, 1 << 42, **flags)
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
     assert "1024.00 GiB of 4096.00 GiB" in caplog.text
+
+
+def plan_smolvlm(folder: Path, total_bytes: int = 1 << 40, **flags: Any) -> MemoryPlan:
+    """Plan for a model without weights in its folder."""
+    files = VISION["smolvlm"]
+    text = {"model_type": "llama", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    tower = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    hf = files.hf | {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}
+    hf |= {"vision_config": tower | files.hf["vision_config"], "text_config": text, "image_token_id": VOCAB}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf))
+    write_vision_files(folder, files)
+    config = EngineConfig(model=str(folder), load_format="dummy", dtype="float32", max_num_batched_tokens=70, **flags)
+    return plan_memory(config, LimitedDevice(total_bytes), read_checkpoint(config, resolve_files(config)).config)
+
+
+@pytest.mark.parametrize(("flags", "num_tokens", "num_rows"), [({}, 68, 70), ({"max_model_len": 60}, 60, 70)])
+def test_the_plan_counts_the_encoding_of_the_largest_image_and_rows(
+    tmp_path: Path, flags: dict[str, Any], num_tokens: int, num_rows: int
+) -> None:
+    """17 tiles of 16 patches; four patches make a token. The layer's largest tensors are those of its MLP."""
+    layer, pixels = 4 * 32 + 2 * 128, 2 * 3 * 8 * 8
+    planned = plan_smolvlm(tmp_path, kv_cache_memory_bytes=KV_BYTES, **flags)
+    assert planned.model.images_bytes == num_tokens * 4 * (layer + pixels) * 4 + num_rows * 64 * 4
+
+
+def test_the_images_take_memory_from_the_kv_cache(tmp_path: Path) -> None:
+    planned = plan_smolvlm(tmp_path, gpu_memory_utilization=0.5, total_bytes=GIB)
+    taken = planned.model.weights_bytes + planned.model.images_bytes + PROCESS_BYTES
+    assert GIB // 2 - taken - planned.model.bytes_per_block < planned.kv.kv_bytes <= GIB // 2 - taken
+
+
+def test_an_error_of_a_plan_names_the_images(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"images 0\.8 MiB and"):
+        plan_smolvlm(tmp_path, kv_cache_memory_bytes=1 << 41)
