@@ -18,6 +18,8 @@ TRUSTED = {
     ("octavo_engine/core/replay.py", "_decide"): "json.dumps has written it",
     ("octavo_engine/grammar/source.py", "_write"): "json.dumps has written it, within the limit of depth",
     ("octavo_engine/grammar/source.py", "_grammars"): "json.dumps has written it, within the limit of depth",
+    ("octavo_engine/media/processor.py", "process"): "the front end has encoded it",
+    ("octavo_engine/media/worker.py", "main"): "the engine core has encoded it",
     ("octavo_engine/process/messages.py", "refusal"): "the front end has encoded it",
     ("octavo_engine/text/split_points.py", "from_tokenizer"): "tokenizers has parsed it, which limits its depth",
     ("octavo_engine/text/token_bytes.py", "_decoder_steps"): "tokenizers has written it",

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -96,8 +95,10 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class MediaWorkers:
-    """`size` workers, each for one image at a time. `timeout_s`: of one image, and of the start of a worker that
-    replaces another one for it. Raises StartupError if the first one cannot start."""
+    """`size` workers, each for one image at a time. `timeout_s`: of one image, without the start of a worker.
+
+    Raises StartupError if the first one cannot start.
+    """
 
     def __init__(self, start: WorkerStart, size: int, timeout_s: float = TIMEOUT_S) -> None:
         self.size = size
@@ -143,7 +144,7 @@ class MediaWorker:
         self._connection: Connection | None = None
         self._is_late = self._is_stopped = False
 
-    def start(self, timeout_s: float = _START_TIMEOUT_S) -> Normalisation:
+    def start(self) -> Normalisation:
         """Start the process. Raises Unavailable, also if the image processor cannot be made."""
         if self._is_stopped:
             raise Unavailable("the engine ends.", retry_after_s=_RETRY_S)
@@ -156,7 +157,7 @@ class MediaWorker:
                 stdout=subprocess.DEVNULL,
                 env=_ENVIRONMENT | {name: os.environ[name] for name in _KEPT if name in os.environ},
             )
-        answer = self._exchange(self._child, self._connection, encode(self._start), timeout_s)
+        answer = self._exchange(self._child, self._connection, encode(self._start), _START_TIMEOUT_S)
         if isinstance(answer, Normalisation):
             return answer
         reason = answer.reason if isinstance(answer, Refused) else "a process that decodes images cannot start."
@@ -167,13 +168,12 @@ class MediaWorker:
 
         Raises Unavailable, too.
         """
-        begun_s, limit_s = time.monotonic(), self._timeout_s
         if self._child is None or self._child.poll() is not None:
-            self.start(limit_s)
+            self.start()
         assert self._child is not None
         assert self._connection is not None
-        left_s = limit_s - (time.monotonic() - begun_s)
-        answer = self._exchange(self._child, self._connection, message, left_s)
+        limit_s = self._timeout_s
+        answer = self._exchange(self._child, self._connection, message, limit_s)
         if isinstance(answer, Processed):
             with suppress(ValueError):
                 return {name: _to_numpy(array) for name, array in answer.arrays.items()}
@@ -181,6 +181,7 @@ class MediaWorker:
             raise InvalidRequest(answer.reason)
         if self._is_late:
             raise InvalidRequest(f"decoding took longer than {limit_s:g} s: send a smaller image.")
+        self._child.kill()  # it may have sent another answer
         code = self._child.wait()
         if code in (-signal.SIGKILL, 0):  # of the kernel, when memory lacks, or of an administrator
             killed = "the process that decoded it was killed: send the request again."
@@ -206,7 +207,7 @@ class MediaWorker:
             connection.send_bytes(message)
             answer: Answer = decode_answer(connection.recv_bytes(self._start.memory_bytes))
             return answer
-        except (EOFError, OSError, msgspec.MsgspecError):
+        except (EOFError, OSError, RecursionError, msgspec.MsgspecError):
             child.kill()
             child.wait()
             connection.close()
