@@ -1,5 +1,6 @@
 """The laws of fairness between tenants, for any loads that keep both busy."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo_engine.core.scheduler import Scheduler
@@ -17,9 +18,15 @@ loads = st.fixed_dictionaries({"prompt": st.integers(1, 100), "output": st.integ
 class Tenants:
     """A scheduler in which each tenant always has waiting requests of one shape."""
 
-    def __init__(self, loads: dict[str, dict[str, int]], weights: dict[str, float], **config: object) -> None:
+    def __init__(
+        self,
+        loads: dict[str, dict[str, int]],
+        weights: dict[str, float],
+        adapters: dict[str, str] | None = None,
+        **config: object,
+    ) -> None:
         self.scheduler = Scheduler(SchedulerConfig(max_model_len=200, **config))  # type: ignore[arg-type]
-        self.loads, self.weights, self.serial = loads, weights, 0
+        self.loads, self.weights, self.adapters, self.serial = loads, weights, adapters or {}, 0
         self.service = dict.fromkeys(loads, 0)
         self.waits: dict[str, int] = {}
 
@@ -44,6 +51,7 @@ class Tenants:
             params=params,
             tenant=tenant,
             weight=self.weights.get(tenant, 1.0),
+            adapter=self.adapters.get(tenant, ""),
         )
         self.scheduler.add(request, 0.0)
 
@@ -84,3 +92,32 @@ def test_three_busy_tenants_get_service_by_their_weights() -> None:
     total = sum(busy.service.values())
     for name, part in (("a", 0.25), ("b", 0.25), ("c", 0.5)):
         assert abs(busy.service[name] / total - part) <= 0.03
+
+
+@pytest.mark.parametrize(("max_loras", "adapters"), [(1, "xy"), (1, "xyz"), (2, "xyz")])
+def test_tenants_whose_adapters_do_not_fit_into_one_step_get_equal_service(max_loras: int, adapters: str) -> None:
+    """While an adapter waits, no other one begins, so that the running sequences end and the adapter gets its turn."""
+    loads = {
+        str(i): {"prompt": 20, "output": output, "n": 1}
+        for i, output in zip(range(len(adapters)), (60, 5, 30), strict=False)
+    }
+    of_tenants = dict(zip(loads, adapters, strict=True))
+    sizes = {"max_num_seqs": 16, "num_blocks": 512, "block_size": 4, "max_num_batched_tokens": 128}
+    busy = Tenants(loads, {}, of_tenants, max_loras=max_loras, **sizes)
+    for _ in range(600):
+        busy.step()
+    total = sum(busy.service.values())
+    for name in loads:
+        assert abs(busy.service[name] / total - 1 / len(loads)) <= 0.1
+
+
+def test_the_model_itself_runs_beside_adapters_that_take_turns() -> None:
+    loads = {name: {"prompt": 20, "output": 30, "n": 1} for name in "abc"}
+    sizes = {"max_num_seqs": 16, "num_blocks": 512, "block_size": 4, "max_num_batched_tokens": 128}
+    busy = Tenants(loads, {}, {"a": "x", "b": "y"}, max_loras=1, **sizes)
+    for _ in range(600):
+        busy.step()
+    total = sum(busy.service.values())
+    assert abs(busy.service["a"] - busy.service["b"]) <= 0.05 * total
+    assert min(busy.service.values()) >= 0.2 * total
+    assert busy.service["c"] == max(busy.service.values())  # it may use what the adapters leave

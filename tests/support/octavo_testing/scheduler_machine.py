@@ -26,6 +26,7 @@ from octavo_testing.sim_executor import VOCAB
 from octavo_testing.simulation import Simulation, sim_config
 
 MAX_IN_FLIGHT = 3
+ADAPTERS = ("", "", "x", "y", "z")
 costs = st.builds(
     StepCosts,
     prefill_token_s=st.sampled_from([0.0, 1.0]),
@@ -40,6 +41,7 @@ configs = st.fixed_dictionaries(
         "block_size": st.sampled_from([1, 2, 4]),
         "max_model_len": st.integers(6, 40),
         "max_num_seqs": st.integers(1, 7),
+        "max_loras": st.sampled_from([0, 0, 1, 2]),
         "max_num_batched_tokens": st.integers(1, 12),
         "steps_ahead": st.sampled_from([0, 0, 1, 2]),
         "policy": st.sampled_from(["fcfs", "priority"]),
@@ -64,6 +66,7 @@ requests = st.fixed_dictionaries(
         "skip_reading_prefix_cache": st.sampled_from([None, None, None, True]),
         "salt": st.sampled_from(["", "", "s"]),
         "images": st.sampled_from([(), (), (), ((0, 5, b"a"),), ((3, 2, b"b"),), ((1, 3, b"a"), (4, 6, b"b"))]),
+        "adapter": st.sampled_from(ADAPTERS),
         "tenant": st.sampled_from(["", "", "b", "c"]),
         "weight": st.sampled_from([1.0, 1.0, 2.0]),
         "repetition_penalty": st.sampled_from([1.0, 1.0, 1.0, 1.0, 1.0, 2.0]),
@@ -189,10 +192,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         stored = [block_hash for tier, block_hash in delta.stored if tier == "device"]
         assert [block.hash for block in delta.blocks] == [short_hash(h) for h in stored]
         for block, block_hash in zip(delta.blocks, stored, strict=True):
-            root = scoped_root(self.sim.config.hash_root, "", block.salt)
-            parent = root if block.parent is None else self.full_hashes[block.parent]
+            parents = [scoped_root(self.sim.config.hash_root, adapter, block.salt) for adapter in ADAPTERS]
+            if block.parent is not None:
+                parents = [self.full_hashes[block.parent]]
             extras = {b""} | self.image_extras
-            assert block_hash in {next_hash(parent, block.token_ids, extra) for extra in extras}
+            assert block_hash in {next_hash(parent, block.token_ids, extra) for parent in parents for extra in extras}
             self.full_hashes[block.hash] = block_hash
 
     def check_listener(self) -> None:

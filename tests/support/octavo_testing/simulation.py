@@ -45,6 +45,7 @@ def sim_request(
     images: tuple[ImageInput, ...] = (),
     tenant: str = "",
     weight: float = 1.0,
+    adapter: str = "",
     **params: object,
 ) -> EngineRequest:
     defaults: dict[str, object] = {"temperature": 1.0, "seed": 1000 + sum(map(ord, request_id)), "max_tokens": 4}
@@ -59,6 +60,7 @@ def sim_request(
         images=images,
         tenant=tenant,
         weight=weight,
+        adapter=adapter,
     )
 
 
@@ -237,9 +239,11 @@ class Simulation:
         tenants = {seq.group.tenant for seq in state.seqs.values() if seq.status != "deferred"}
         for tenant in tenants:
             waited = [seq for seq in was_waiting if seq.group.tenant is tenant]
-            admitted = [seq.key for seq in waited if seq.status == "running"]
-            overtaken = [seq.key for seq in waited if seq.status not in ("running", "deferred")]
-            assert not admitted or not overtaken or max(admitted) < min(overtaken), "a sequence was overtaken"
+            admitted = [seq for seq in waited if seq.status == "running"]
+            overtaken = [seq for seq in waited if seq.status not in ("running", "deferred")]
+            pairs = [(first, later) for first in overtaken for later in admitted if first.key < later.key]
+            may_wait = config.max_loras > 0  # for its adapter, behind which other adapters wait
+            assert all(may_wait and first.adapter and not later.adapter for first, later in pairs), "overtaken"
         preempted = [seq for seq in state.waiting if seq not in was_waiting and seq.status == "preempted"]
         if len(tenants) == 1:
             assert not preempted or not admitted, "preempting and admitting in one step"
@@ -247,6 +251,8 @@ class Simulation:
         for seq in (self.seq(seq_id) for seq_id in planned):
             assert seq.pending <= (1 if seq.needs_newest else 1 + config.steps_ahead)
             assert seq.length <= seq.limit, "a step beyond the length limit"
+        adapters = {self.seq(seq_id).adapter for seq_id in planned} - {""}
+        assert not config.max_loras or len(adapters) <= config.max_loras, "too many adapters in a step"
         stats = self.scheduler.stats()
         assert stats.free_blocks + stats.cached_blocks + stats.in_use_blocks == stats.total_blocks
         assert stats.kv_used_slots <= stats.in_use_blocks * config.block_size
