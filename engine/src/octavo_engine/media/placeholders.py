@@ -148,8 +148,10 @@ class PatchGrid:
 
 
 def most_tokens(rule: ImageTokens) -> int:
-    """Return the number of tokens of the largest image: of images with many pixels, in each shape up to 16 to 1."""
+    """Return the number of tokens of the largest image: of images with many pixels, in each shape up to 16 to 1 and in
+    the longest ones."""
     shapes = [(columns, rows) for columns in range(1, 17) for rows in range(1, 17)]
+    shapes += [shape for ratio in range(17, MAX_RATIO + 1) for shape in ((ratio, 1), (1, ratio))]
     edges = [math.isqrt(MAX_PIXELS // (columns * rows)) for columns, rows in shapes]
     return max(
         rule.num_tokens(columns * edge, rows * edge) for (columns, rows), edge in zip(shapes, edges, strict=True)
