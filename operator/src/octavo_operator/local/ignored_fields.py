@@ -31,6 +31,7 @@ _IGNORED = {
     "router.env": "the router has the variables of this shell",
     "router.service": "the endpoint is at --host and --port",
     "router.podTemplate": _POD,
+    "auth.limits": "--router-args='--tenants-file FILE' gives the router the file",
     "exposure": "the endpoint is at --host and --port",
     "disruptionBudget": "this machine is never drained",
     "networkPolicy": "engines listen on the loopback interface only, the router at --host",

@@ -20,7 +20,7 @@ from octavo_operator.spec.pod_template import PodTemplate
 #: Pattern of flags that `router.extraArgs` may not contain: the operator sets them, or the spec has fields for them.
 ROUTER_FLAGS = (
     "--(no-)?(config|host|port|admin-port|kubernetes|service|services-file|replica|root-path|drain-timeout|shutdown-timeout|shutdown-delay|api-key|"
-    "api-key-file|router-secret|router-secret-file|admin-secret)"
+    "api-key-file|tenants-file|router-secret|router-secret-file|admin-secret)"
 )
 
 
@@ -112,6 +112,7 @@ class Exposure(SpecPart):
 class Auth(SpecPart):
     required: bool | None = None
     api_keys_secret_ref: Reference | None = None
+    limits: Reference | None = None
     isolate_tenants: bool | None = None
 
     @model_validator(mode="after")

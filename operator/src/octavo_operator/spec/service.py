@@ -150,9 +150,10 @@ class InferenceServiceSpec(SpecPart):
                 "a Service of type NodePort or LoadBalancer needs auth: name a Secret in auth.apiKeysSecretRef, or set "
                 "auth.required: false to serve everybody"
             )
-        if shared and self.auth is not None and self.auth.api_keys_secret_ref is not None:
+        if shared and self.auth is not None and (self.auth.api_keys_secret_ref or self.auth.limits) is not None:
             raise ValueError(
-                "API keys belong to the service whose router is shared: set auth there, and leave it out here"
+                "API keys and their limits belong to the service whose router is shared: set auth there, and leave it "
+                "out here"
             )
         return self
 
