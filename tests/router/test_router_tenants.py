@@ -164,3 +164,18 @@ async def test_requests_in_progress_beyond_the_limit_get_a_429(limited):
     await until(lambda: len(engine.running) == 2)
     engine.resumed.set()
     assert [(await task).status_code for task in (held[1], last)] == [200, 200]
+
+
+async def test_requests_of_a_key_that_is_removed_end_normally(limited, files):
+    http, engine = limited
+    engine.hold_at = 0
+    sent = {"json": {"prompt": "hi"}, "headers": bearer("sk-a")}
+    held = asyncio.create_task(http.post("/v1/completions", **sent))
+    await until(lambda: len(engine.running) == 1)
+    (files / "keys").write_text("bob: sk-b\n")
+    (files / "tenants.yaml").write_text("tenants: {}")
+    assert (await http.post("/v1/completions", **sent)).status_code == 401
+    engine.resumed.set()
+    answer = await held
+    assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
+    assert (await http.post("/v1/completions", json={"prompt": "hi"}, headers=bearer("sk-b"))).status_code == 200
