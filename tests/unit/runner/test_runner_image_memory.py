@@ -1,7 +1,8 @@
 """The memory that a plan counts for a model that takes images, compared with what is resident at the most.
 
 A child process measures VmHWM from the start of the loading to the end of the largest image and of a prompt that fills
-the KV cache. A tiny engine runs before, so that libraries are loaded; freed memory leaves the process at once.
+the KV cache, with that of the process that decodes the image. A tiny engine runs before, so that libraries are loaded;
+freed memory leaves the process at once.
 """
 
 import json
@@ -17,7 +18,7 @@ from octavo_testing.vision_checkpoints import VISION, VisionFiles, vision_tokeni
 pytestmark = pytest.mark.slow
 
 MEASURE = """
-import ctypes, gc, sys
+import ctypes, gc, os, sys
 from io import BytesIO
 from pathlib import Path
 import numpy as np
@@ -25,11 +26,18 @@ from PIL import Image
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.runner import load
 
-def status(name):
-    return 1024 * int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0])
+def status(name, pid="self"):
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition(name + ":")[2].split()[0])
+
+def parent(stat):
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # the process has ended
+        return None
 
 def run(folder):
     limits = {"max_model_len": 2048, "num_gpu_blocks_override": 128, "max_num_batched_tokens": 512, "max_num_seqs": 4}
+    limits |= {"mm_processor_cache_gb": 1 / 256, "media_workers": 1}
     llm = LLM(folder, load_format="dummy", dtype="float32", num_threads=1, **limits)
     pixels, data = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8), BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
@@ -37,7 +45,8 @@ def run(folder):
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     llm.generate([{"prompt_token_ids": [5] * 2000}, shown], params, use_tqdm=False)
     assert llm.stats.encoded_images == 1
-    peak = status("VmHWM")
+    (worker,) = [stat.parent.name for stat in Path("/proc").glob("[0-9]*/stat") if parent(stat) == os.getpid()]
+    peak = status("VmHWM") + status("VmHWM", worker)
     llm.shutdown()
     return peak
 

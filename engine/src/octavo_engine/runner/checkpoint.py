@@ -35,7 +35,7 @@ def read_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint:
     model_config = complete_config(load_served_model(config, files), config.model_impl)
     _check_vision(config, model_config)
     if (vision := model_config.vision) is not None:
-        settings = read_processor_settings(files).image
+        settings = read_processor_settings(files, config.mm_processor_kwargs).image
         most = most_tokens(make_image_tokens(vision.family, vision.hf, settings, "")) if settings else 0
         model_config = replace(model_config, vision=replace(vision, most_tokens=most))
     return Checkpoint(files=files, config=model_config, stored=stored_tensors(files))

@@ -15,8 +15,9 @@ import torch
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.memory import MemoryInfo, size
+from octavo_engine.devices.memory import GIB, MIB, MemoryInfo, size
 from octavo_engine.layers.linear import Linear
+from octavo_engine.media.processed_images import UNCACHED_BYTES
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_quantised import QuantisedFormat
@@ -40,6 +41,8 @@ from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
+#: Memory of a process that decodes images, measured: Python with the image processor of transformers.
+MEDIA_WORKER_BYTES = 128 * MIB
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -179,12 +182,24 @@ def _model_memory(
 
 
 def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:
-    """Return the memory of the encoding of the largest image and of a full `EncoderCache`."""
+    """Return the memory of the encoding of the largest image, and of a full `EncoderCache`.
+
+    On a CPU the images before their encoding count, too, and the processes that decode them.
+    """
     most_tokens = 0 if model.config.vision is None else model.config.vision.most_tokens
     if model.tower is None or not most_tokens:
         return 0
     num_rows = max(batched_tokens(config, device.name), min(most_tokens, longest))
-    return model.tower.activation_bytes + num_rows * model.tower.row_bytes
+    encoded_bytes = model.tower.activation_bytes + num_rows * model.tower.row_bytes
+    if device.name != "cpu":
+        return encoded_bytes
+    processed_bytes = int(config.mm_processor_cache_gb * GIB) or UNCACHED_BYTES
+    return encoded_bytes + processed_bytes + num_media_workers(config) * MEDIA_WORKER_BYTES
+
+
+def num_media_workers(config: EngineConfig) -> int:
+    cpus = read_limits().cpus or len(os.sched_getaffinity(0))
+    return config.media_workers or min(max(int(cpus / 4), 1), 4)
 
 
 def _sum(config: EngineConfig, device: Device, target: ModelMemory, draft: ModelMemory) -> ModelMemory:

@@ -1,7 +1,6 @@
 """Loads the weights of models and adapters, and makes the runner of a loaded model with its KV cache."""
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cuda_device import is_out_of_memory
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import size
@@ -33,7 +31,7 @@ from octavo_engine.runner.engine_memory import EngineMemory
 from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.kv_cache_size import describe_lack_at_start
-from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.runner.memory_plan import MemoryPlan, num_media_workers
 from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
@@ -184,9 +182,8 @@ def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: 
     """
     if model.config.vision is None or not has_extra() or not read_processor_settings(files).image:
         return None
-    cpus = read_limits().cpus or len(os.sched_getaffinity(0))
-    size = config.media_workers or min(max(int(cpus / 4), 1), 4)
-    workers = MediaWorkers(WorkerStart(str(files.root), config.mm_processor_kwargs, config.max_image_pixels), size)
+    start = WorkerStart(str(files.root), config.mm_processor_kwargs, config.max_image_pixels)
+    workers = MediaWorkers(start, num_media_workers(config))
     processed = ProcessedImages(workers, int(config.mm_processor_cache_gb * (1 << 30)))
     return ImageEncoder(processed, model.config.vision.image_token_id, device)
 
