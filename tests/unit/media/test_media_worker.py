@@ -1,5 +1,6 @@
 """Processes that decode images: equal arrays, and an end for each image whatever happens to its process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -54,6 +55,23 @@ def test_arrays_equal_those_of_the_processor_in_this_process(worker: MediaWorker
     for name, array in expected.items():
         assert found[name].dtype == array.dtype
         assert np.array_equal(found[name], array)
+
+
+def test_a_worker_has_the_settings_of_the_start_and_of_an_image(folder: Path) -> None:
+    smaller, whole = {"size": {"longest_edge": 64}}, json.dumps({"do_image_splitting": False})
+    processor = load_processor(model_files(folder), smaller)
+    assert processor is not None
+    worker = MediaWorker(WorkerStart(str(folder), kwargs=smaller, max_pixels=48 * 32))
+    try:
+        worker.start()
+        for kwargs, num_tiles in (("", 5), (whole, 1)):
+            found = worker.process(encode(Image(PNG, kwargs)))["pixel_values"]
+            assert np.array_equal(found, processor.process(PNG, kwargs=kwargs)["pixel_values"])
+            assert found.shape[1] == num_tiles
+        with pytest.raises(InvalidRequest, match=r"49 x 32 pixels; the limit is 1536 .*--max-image-pixels"):
+            worker.process(encode(Image(encoded(quarter(RED, size=(49, 32)), "PNG"))))
+    finally:
+        worker.stop()
 
 
 def test_a_worker_has_neither_torch_nor_secrets(worker: MediaWorker) -> None:
