@@ -102,7 +102,7 @@ def test_a_bad_image_fails_and_the_worker_stays(worker: MediaWorker) -> None:
 
 def test_an_image_that_needs_more_memory_than_the_limit_is_refused(worker: MediaWorker) -> None:
     """It has 48 million pixels, of 4 bytes each, as allowed."""
-    with pytest.raises(InvalidRequest, match=r"more than 512 MiB of memory|cannot be"):
+    with pytest.raises(InvalidRequest, match="more than 512 MiB of memory"):
         worker.process(encode(Image(empty_png(8000, 6000))))
     assert worker.process(SENT)
 

@@ -172,15 +172,14 @@ class MediaWorker:
             self.start()
         assert self._child is not None
         assert self._connection is not None
-        limit_s = self._timeout_s
-        answer = self._exchange(self._child, self._connection, message, limit_s)
+        answer = self._exchange(self._child, self._connection, message, self._timeout_s)
         if isinstance(answer, Processed):
             with suppress(ValueError):
                 return {name: _to_numpy(array) for name, array in answer.arrays.items()}
         if isinstance(answer, Refused):
             raise InvalidRequest(answer.reason)
         if self._is_late:
-            raise InvalidRequest(f"decoding took longer than {limit_s:g} s: send a smaller image.")
+            raise InvalidRequest(f"decoding took longer than {self._timeout_s:g} s: send a smaller image.")
         self._child.kill()  # it may have sent another answer
         code = self._child.wait()
         if code in (-signal.SIGKILL, 0):  # of the kernel, when memory lacks, or of an administrator
@@ -207,7 +206,7 @@ class MediaWorker:
             connection.send_bytes(message)
             answer: Answer = decode_answer(connection.recv_bytes(self._start.memory_bytes))
             return answer
-        except (EOFError, OSError, RecursionError, msgspec.MsgspecError):
+        except (EOFError, OSError, msgspec.MsgspecError):
             child.kill()
             child.wait()
             connection.close()
@@ -251,9 +250,9 @@ def _answer(processor: "ImageProcessor", image: Image) -> Answer:
     try:
         arrays = _process(processor, image)
         return Processed({name: _from_numpy(array) for name, array in arrays.items()})
-    except InvalidRequest as error:
-        return Refused(str(error))
-    except MemoryError:
+    except (InvalidRequest, MemoryError) as error:
+        if not isinstance(error.__cause__ or error, MemoryError):
+            return Refused(str(error))
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         return Refused(f"decoding needs more than {limit >> 20} MiB of memory: send a smaller image.")
 
