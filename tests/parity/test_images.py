@@ -33,7 +33,7 @@ from octavo_testing.tiny_vision import (
     ImagePrompt,
     Reference,
     image_prompt,
-    make_quantised_llava,
+    make_quantised_vision,
     make_tiny_vision,
     picture,
 )
@@ -355,10 +355,11 @@ def test_without_settings_of_an_image_processor_text_runs_and_an_image_is_refuse
     assert case.distance([reads], outputs) <= TOLERANCE
 
 
+@pytest.mark.parametrize("family", ["llava", "pixtral", "mistral3", "internvl"])
 @pytest.mark.parametrize("name", ["awq", "symmetric"])
-def test_a_quantised_text_part_with_images_equals_transformers(tmp_path: Path, name: str) -> None:
+def test_a_quantised_text_part_with_images_equals_transformers(tmp_path: Path, name: str, family: str) -> None:
     """`symmetric` is a checkpoint of GPTQ. The reference has the expanded weights of the text part."""
-    folder = make_quantised_llava(QUANTISED / name, tmp_path)
+    folder = make_quantised_vision(family, QUANTISED / name, tmp_path)
     reference = Reference(tmp_path / "expanded")
     asked = image_prompt([3, 4, 5], picture(1), [6, 7, 8], image_token_id=QUANTISED_IMAGE)
     with Case(folder, reference).llm(max_model_len=64) as llm:

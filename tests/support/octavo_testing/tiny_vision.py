@@ -9,14 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from octavo_engine.media.placeholders import processor_options
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, PreTrainedModel
 
-from octavo_testing.tiny_models import VOCAB, byte_tokenizer, scramble
-from octavo_testing.vision_checkpoints import VISION, VisionFiles, vision_tokenizer, write_vision_files
+from octavo_testing.tiny_models import VOCAB, scramble
+from octavo_testing.vision_checkpoints import (
+    VISION,
+    VisionFiles,
+    small_vision_tokenizer,
+    vision_tokenizer,
+    write_vision_files,
+)
 
 IMAGE = VOCAB
 QUANTISED_IMAGE = 15  # of a vocabulary of 16 tokens
@@ -40,10 +47,14 @@ def _with_tower(name: str, **keys: Any) -> VisionFiles:
     return replace(files, hf=files.hf | {"vision_config": files.hf["vision_config"] | keys})
 
 
+def _with_image(name: str, **settings: Any) -> VisionFiles:
+    return replace(VISION[name], image=VISION[name].image | settings)
+
+
 #: By name: the files, and keys of the text part. One has a tied head, one another text part and several tower layers.
 TINY_VISION: dict[str, tuple[VisionFiles, dict[str, Any]]] = {
     "smolvlm": (
-        replace(VISION["smolvlm"], image=VISION["smolvlm"].image | {"size": {"longest_edge": 64}}),
+        _with_image("smolvlm", size={"longest_edge": 64}),
         {"model_type": "llama"},
     ),
     "idefics3": (VISION["idefics3"], {"model_type": "llama", "tie_word_embeddings": True}),
@@ -70,9 +81,15 @@ TINY_VISION: dict[str, tuple[VisionFiles, dict[str, Any]]] = {
         ),
         {"head_dim": 24, "rope_parameters": {"rope_theta": 300.0, "mrope_section": [6, 3, 3]}},
     ),
+    "pixtral": (_with_image("pixtral", size={"longest_edge": 40}), {"model_type": "mistral", "sliding_window": None}),
+    "mistral3": (
+        _with_image("mistral3", size={"longest_edge": 40}),
+        {"model_type": "mistral", "sliding_window": 24, "tie_word_embeddings": True},
+    ),
+    "internvl": (_with_image("internvl", max_patches=5), {"model_type": "qwen3", "head_dim": 16}),
 }
 #: Arrays that a tower takes.
-_ARRAYS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+_ARRAYS = ("pixel_values", "pixel_attention_mask", "image_sizes", "image_grid_thw")
 
 
 def make_tiny_vision(name: str, folder: Path, *, seed: int = 0) -> Path:
@@ -86,22 +103,24 @@ def make_tiny_vision(name: str, folder: Path, *, seed: int = 0) -> Path:
 
 def _make_model(files: VisionFiles, text: dict[str, Any], image_token_id: int, *, seed: int = 0) -> PreTrainedModel:
     hf = files.hf | {"vision_config": _TOWER | files.hf["vision_config"], "text_config": text}
-    if files.family == "llava":
+    if hf["vision_config"].get("model_type") == "clip_vision_model":
         hf["vision_config"] |= {"projection_dim": 32}
-    hf |= {"image_token_index" if files.family == "llava" else "image_token_id": image_token_id}
+    hf |= {"image_token_index" if files.family in ("llava", "mistral3") else "image_token_id": image_token_id}
     hf["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
     config = AutoConfig.for_model(hf.pop("model_type", files.family), **hf)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval().float()
     scramble(model, seed)
+    with torch.no_grad():  # the model does not answer with an image token, which transformers would take for an image
+        model.get_output_embeddings().weight[image_token_id] = 0
     return model
 
 
-def make_quantised_llava(text: Path, folder: Path) -> Path:
-    """Write a LLaVA with the quantised text part of the checkpoint `text`, and `folder/expanded`, without blocks.
+def make_quantised_vision(name: str, text: Path, folder: Path) -> Path:
+    """Write a model with the quantised text part of the checkpoint `text`, and `folder/expanded`, without blocks.
 
     The vocabulary is small; its last token is that of images.
     """
-    files, hf = VISION["llava"], json.loads((text / "config.json").read_text())
+    files, hf = VISION[name], json.loads((text / "config.json").read_text())
     settings = hf.pop("quantization_config")
     model = _make_model(files, hf, QUANTISED_IMAGE)
     expanded = {name: tensor.float() for name, tensor in iter_weights(resolve_model(str(text)), dtype=torch.float32)}
@@ -120,7 +139,7 @@ def make_quantised_llava(text: Path, folder: Path) -> Path:
     nested = json.loads((folder / "expanded" / "config.json").read_text()) | {"quantization_config": settings}
     (folder / "quantised" / "config.json").write_text(json.dumps(nested))
     shutil.copy(folder / "expanded" / "preprocessor_config.json", folder / "quantised")
-    byte_tokenizer().save(str(folder / "quantised" / "tokenizer.json"))
+    small_vision_tokenizer(QUANTISED_IMAGE + 1).save(str(folder / "quantised" / "tokenizer.json"))
     return folder / "quantised"
 
 
@@ -157,16 +176,19 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        self._options = processor_options(
+            self.model.config.model_type, json.loads((folder / "config.json").read_text())
+        )
 
-    def arrays(self, data: bytes) -> dict[str, torch.Tensor]:
-        arrays = self._processor(images=Image.open(io.BytesIO(data)), return_tensors="np")
+    def arrays(self, *images: bytes) -> dict[str, torch.Tensor]:
+        """Return the arrays of a prompt's images, which transformers pads to one size."""
+        opened = [Image.open(io.BytesIO(data)) for data in images]
+        arrays = self._processor(images=[opened], return_tensors="np", **self._options)
         return {name: torch.from_numpy(np.asarray(arrays[name])) for name in _ARRAYS if name in arrays}
 
     def logits(self, token_ids: list[int], images: list[bytes]) -> torch.Tensor:
         """Return the logits [tokens, vocab] of a prompt whose image tokens are expanded."""
-        each = [self.arrays(data) for data in images]
-        axis = 1 if each and each[0]["pixel_values"].dim() == 5 else 0  # [1, tiles, ...]: a prompt has all tiles
-        inputs = {name: torch.cat([arrays[name] for arrays in each], axis) for name in each[0]} if each else {}
+        inputs = self.arrays(*images) if images else {}
         if "image_grid_thw" in inputs:
             inputs["position_ids"] = self._positions(token_ids, inputs["image_grid_thw"])
         with torch.inference_mode():

@@ -8,12 +8,14 @@ from typing import Any
 
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
 
 from octavo_testing.tiny_models import byte_tokenizer
 
 IMAGE = "<image>"
 _MARKS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+_MORE_MARKS = ("[IMG_BREAK]", "[IMG_END]", "<img>", "</img>")
 
 #: Chat templates of published checkpoints: SmolVLM's, LLaVA 1.5's and Qwen2-VL's, without its videos, take parts.
 SMOLVLM_TEMPLATE = (
@@ -153,6 +155,43 @@ VISION: dict[str, VisionFiles] = {
         },
         template=QWEN_TEMPLATE,
     ),
+    "pixtral": VisionFiles(
+        family="llava",
+        hf={
+            "vision_config": {"model_type": "pixtral", "image_size": 256, "patch_size": 8},
+            "vision_feature_select_strategy": "full",
+            "vision_feature_layer": -1,
+        },
+        image={
+            **_HALVES,
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 8, "width": 8},
+            "size": {"longest_edge": 256},
+        },
+        template=LLAVA_TEMPLATE,
+    ),
+    "mistral3": VisionFiles(
+        family="mistral3",
+        hf={"vision_config": {"model_type": "pixtral", "image_size": 256, "patch_size": 4}, "spatial_merge_size": 2},
+        image={
+            **_HALVES,
+            "image_processor_type": "PixtralImageProcessorFast",
+            "patch_size": {"height": 4, "width": 4},  # as published, but the processor uses merged patches
+            "size": {"longest_edge": 256},
+        },
+        template=LLAVA_TEMPLATE,
+    ),
+    "internvl": VisionFiles(
+        family="internvl",
+        hf={"vision_config": {"image_size": [28, 28], "patch_size": [7, 7]}},
+        image={
+            **_HALVES,
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "size": {"height": 28, "width": 28},
+            "crop_to_patches": False,  # as published, but the processor cuts
+        },
+        template=LLAVA_TEMPLATE,
+    ),
 }
 
 
@@ -162,6 +201,17 @@ def vision_tokenizer(rows: int = 4) -> Tokenizer:
     places = [f"<row_{row}_col_{column}>" for row in range(1, rows + 1) for column in range(1, rows + 1)]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (IMAGE, *_MARKS)])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in places])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _MORE_MARKS])
+    return tokenizer
+
+
+def small_vision_tokenizer(size: int) -> Tokenizer:
+    """Return a tokenizer of `size` tokens, the last of which are the marks of Pixtral and InternVL, and the image's."""
+    marks, kept = (*_MORE_MARKS, IMAGE), size - len(_MORE_MARKS) - 1
+    tokens = [*map(byte_tokenizer().id_to_token, range(kept)), *marks]
+    tokenizer = Tokenizer(BPE(vocab={token: token_id for token_id, token in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in marks])
     return tokenizer
 
 
@@ -182,8 +232,9 @@ def write_vision_files(folder: Path, files: VisionFiles, *, nested: bool = False
     return folder
 
 
-def model_files(folder: Path) -> ModelFiles:
-    return ModelFiles(name="tiny", root=folder, load_format="safetensors", config={})
+def model_files(folder: Path, files: VisionFiles | None = None) -> ModelFiles:
+    config = {} if files is None else {"model_type": files.family, **files.hf}
+    return ModelFiles(name="tiny", root=folder, load_format="safetensors", config=config)
 
 
 def sizes(count: int) -> Iterable[tuple[int, int]]:

@@ -232,26 +232,29 @@ def test_text_is_rendered_as_for_a_model_without_images(load: Load, name: str) -
     assert all("Hi" in (prompt.text or "") for prompt in shown)
 
 
-DETAILS = {"smolvlm": 4, "idefics3": 1, "llava": 16}
-SMALL = {"do_image_splitting": False}
+DETAILS = {"smolvlm": 4, "idefics3": 1, "llava": 16, "internvl": 4, "mistral3": 64 * 43}
+SMALL: dict[str, dict[str, Any]] = {"internvl": {"max_patches": 1}, "mistral3": {"size": {"longest_edge": 512}}}
+LARGE = {"mistral3": {"size": {"longest_edge": 600}}}
 
 
 @pytest.mark.parametrize("name", DETAILS)
 def test_low_detail_shows_one_tile(load: Load, name: str) -> None:
-    frontend = load(name)
+    frontend = load(files=replace(VISION[name], image=VISION[name].image | LARGE.get(name, {})), max_model_len=9000)
+    size = (1200, 800) if name == "mistral3" else (90, 60)
     prompts = {
-        detail: chat(frontend, [ask(image_part(90, 60, detail), "Hi")]) for detail in (None, "auto", "high", "low")
+        detail: chat(frontend, [ask(image_part(*size, detail), "Hi")]) for detail in (None, "auto", "high", "low")
     }
+    small = SMALL.get(name, {"do_image_splitting": False})
     assert prompts[None] == prompts["auto"] == prompts["high"]
     assert prompts["low"].token_ids.count(IMAGE_ID) == DETAILS[name]
     if name == "llava":  # it shows every image so
         assert prompts["low"] == prompts[None]
         return
     assert prompts["low"].token_ids != prompts[None].token_ids
-    by_kwargs = chat(frontend, [ask(image_part(90, 60), "Hi")], mm_processor_kwargs=SMALL)
+    by_kwargs = chat(frontend, [ask(image_part(*size), "Hi")], mm_processor_kwargs=small)
     assert by_kwargs == prompts["low"]
     assert prompts["low"].images[0].digest != prompts[None].images[0].digest
-    assert json.loads(prompts["low"].images[0].kwargs) == SMALL
+    assert json.loads(prompts["low"].images[0].kwargs) == small
 
 
 def test_a_detail_counts_for_its_image_only(load: Load) -> None:
@@ -408,7 +411,7 @@ def test_images_that_exceed_the_context_are_not_decoded(load: Load) -> None:
 def test_a_line_that_the_processor_would_blow_up_is_refused(load: Load) -> None:
     line = "data:;base64," + b64encode(empty_png(60_000, 1)).decode()
     frontend = load("llava_full")
-    with pytest.raises(InvalidRequest, match=f"scales to 60000 x 60000; the limit is {MAX_PIXELS}"):
+    with pytest.raises(InvalidRequest, match=f"scales to 60000 x 60000; the limits are 1 and {MAX_PIXELS}"):
         chat(frontend, [ask({"type": "image_url", "image_url": line})])
 
 
@@ -479,6 +482,14 @@ def test_without_the_settings_of_a_processor_text_works_and_an_image_names_the_f
             ask_about_image()
     with pytest.raises(InvalidRequest, match="1 times for 0 images"):
         frontend.tokenize(IMAGE)
+
+
+@pytest.mark.parametrize("size", [(1, 400), (400, 1)])
+def test_an_image_that_scaling_reduces_to_nothing_is_refused(load: Load, size: tuple[int, int]) -> None:
+    frontend = load("pixtral")
+    with pytest.raises(InvalidRequest, match=f"has {size[0]} x {size[1]} pixels.*cut the image") as caught:
+        chat(frontend, [ask(image_part(*size))])
+    assert caught.value.param == "messages[0].content[0]"
 
 
 def test_a_family_without_a_rule_ends_the_start(load: Load) -> None:

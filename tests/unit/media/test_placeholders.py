@@ -1,7 +1,10 @@
 """Numbers and texts of image tokens equal the arrays and texts that transformers' processors make."""
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,17 +22,33 @@ from transformers import (
     Qwen3VLProcessor,
     SmolVLMProcessor,
 )
+from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.smolvlm.image_processing_pil_smolvlm import get_resize_output_image_size
 
 NUM_SIZES = 200
+#: The module of Pixtral's processor imports torchvision only for a function that is also in this one.
+with patch.dict(sys.modules, {"transformers.models.pixtral.image_processing_pixtral": image_processing_pil_pixtral}):
+    PixtralProcessor = import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
+#: By the type of the tower, else by the family.
 PROCESSORS = {
     "idefics3": Idefics3Processor,
+    "internvl": InternVLProcessor,
     "llava": LlavaProcessor,
+    "pixtral": PixtralProcessor,
     "qwen2_5_vl": Qwen2_5_VLProcessor,
     "qwen2_vl": Qwen2VLProcessor,
     "qwen3_vl": Qwen3VLProcessor,
     "smolvlm": SmolVLMProcessor,
+}
+
+
+#: What a family's processor passes to its image processor when it is called.
+OPTIONS = {
+    "idefics3": {"return_row_col_info": True},
+    "internvl": InternVLProcessor.images_kwargs,
+    "smolvlm": {"return_row_col_info": True},
 }
 
 
@@ -46,33 +65,41 @@ class Reference:
         self.files = files
         self.rule = make_image_tokens(files.family, files.hf, files.image, IMAGE)
         self.images = AutoImageProcessor.from_pretrained(str(folder), backend="pil", local_files_only=True)
-        family = PROCESSORS[files.family]
-        self.processor: Any = family.__new__(family)
         tower = files.hf["vision_config"]
-        self.patches = (tower.get("image_size", 0) // tower["patch_size"]) ** 2
+        self.tower = tower.get("model_type", files.family)
+        family = PROCESSORS.get(self.tower) or PROCESSORS[files.family]
+        self.processor: Any = family.__new__(family)
+        side, patch = (int(np.ravel(tower.get(name, 0))[0]) for name in ("image_size", "patch_size"))
+        merged = files.hf.get("scale_factor", 2 if self.tower == "internvl" else 1)
+        count = (side // patch) ** 2 // merged**2
         vars(self.processor).update(
             image_token=IMAGE,
             image_processor=self.images,
             fake_image_token="<fake_token_around_image>",
             global_image_token="<global-img>",
             global_image_tag="<global-img>",
-            image_seq_len=self.patches // files.hf.get("scale_factor", 1) ** 2,
-            patch_size=tower["patch_size"],
+            image_break_token="[IMG_BREAK]",
+            image_end_token="[IMG_END]",
+            start_image_token="<img>",
+            end_image_token="</img>",
+            image_seq_len=count,
+            image_seq_length=count,
+            spatial_merge_size=files.hf.get("spatial_merge_size", 1),
+            patch_size=patch,
             num_additional_image_tokens=1,
             vision_feature_select_strategy=files.hf.get("vision_feature_select_strategy", "default"),
         )
 
     def outputs(self, width: int, height: int) -> dict[str, Any]:
-        options = {"return_row_col_info": True} if self.files.family in ("idefics3", "smolvlm") else {}
         pixels = np.zeros((height, width, 3), np.uint8)
-        outputs: dict[str, Any] = self.images.preprocess(
+        outputs: dict[str, Any] = self.processor._process_images(
             pixels,
             do_rescale=False,
             do_normalize=False,
             input_data_format="channels_last",
             return_tensors="np",
-            **options,
-        )
+            **OPTIONS.get(self.files.family, {}),
+        )[0]
         return outputs
 
     def num_rows(self, outputs: dict[str, Any]) -> int:
@@ -80,11 +107,13 @@ class Reference:
         shape = outputs["pixel_values"].shape
         if "image_grid_thw" in outputs:
             return int(shape[0]) // self.images.merge_size**2
+        patch = self.processor.patch_size
+        if self.tower == "pixtral":
+            return int(np.prod(outputs["image_sizes"][0] // (patch * self.processor.spatial_merge_size)))
         if self.files.family == "llava":
-            patch = self.processor.patch_size
             is_full = self.processor.vision_feature_select_strategy == "full"
             return shape[2] // patch * (shape[3] // patch) + is_full
-        return int(shape[1]) * self.processor.image_seq_len
+        return int(shape[0 if self.tower == "internvl" else 1]) * self.processor.image_seq_len
 
 
 def differing_sizes(reference: Reference, rule: ImageTokens) -> list[tuple[int, int]]:
@@ -162,7 +191,10 @@ def test_an_image_is_scaled_as_by_transformers(longest: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "scaled"),
-    [("smolvlm", (128, 32)), ("llava", (28 * 65_000, 28)), ("llava_full", (65_000, 65_000))],
+    [
+        *(("smolvlm", (128, 32)), ("llava", (28 * 65_000, 28)), ("llava_full", (65_000, 65_000))),
+        *(("pixtral", (256, 0)), ("mistral3", (256, 0)), ("internvl", (12 * 28, 28))),
+    ],
 )
 def test_the_scaled_size_shows_what_a_narrow_image_becomes(name: str, scaled: tuple[int, int]) -> None:
     files = VISION[name]
@@ -170,6 +202,7 @@ def test_the_scaled_size_shows_what_a_narrow_image_becomes(name: str, scaled: tu
 
 
 LLAVA, SMOLVLM, QWEN = VISION["llava"], VISION["smolvlm"], VISION["qwen2_vl"]
+PIXTRAL, MISTRAL3, INTERNVL = VISION["pixtral"], VISION["mistral3"], VISION["internvl"]
 REFUSED = {
     "another family": ("pixtral", LLAVA.hf, LLAVA.image, "'pixtral'"),
     "another tower": ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, LLAVA.image, "siglip"),
@@ -184,6 +217,24 @@ REFUSED = {
     "groups of another size": ("qwen2_vl", QWEN.hf, {**QWEN.image, "merge_size": 3}, r"\(4, 2\) of vision_config"),
     "patches of no scaling": ("qwen3_vl", QWEN.hf, {**QWEN.image, "do_resize": False}, "do_resize"),
     "no smallest size": ("qwen3_vl", QWEN.hf, {**VISION["qwen3_vl"].image, "size": {"longest_edge": 9}}, "shortest"),
+    "another processor of Pixtral": ("mistral3", MISTRAL3.hf, LLAVA.image, "CLIP"),
+    "Pixtral without a processor's name": ("llava", PIXTRAL.hf, {"size": {"longest_edge": 64}}, "Llava"),
+    "Pixtral without its first patch": ("llava", {"vision_config": {"model_type": "pixtral"}}, PIXTRAL.image, "full"),
+    "a fixed size of Pixtral": ("mistral3", MISTRAL3.hf, {"size": {"height": 9, "width": 9}}, "longest_edge"),
+    "Pixtral without scaling": ("mistral3", MISTRAL3.hf, {**MISTRAL3.image, "do_resize": False}, "do_resize"),
+    "no edge of Pixtral": ("mistral3", MISTRAL3.hf, {**MISTRAL3.image, "size": {"longest_edge": 0}}, "wrong types"),
+    "another processor of InternVL": ("internvl", INTERNVL.hf, MISTRAL3.image, "GotOcr2"),
+    "tiles of InternVL of another size": ("internvl", INTERNVL.hf, {**INTERNVL.image, "size": 56}, "28 x 28"),
+    "tiles of three edges": ("internvl", {"vision_config": {"image_size": [28] * 3}}, INTERNVL.image, "wrong types"),
+    "oblong tiles": ("internvl", {"vision_config": {"image_size": [28, 56]}}, INTERNVL.image, "28 x 28"),
+    "the first patch of InternVL": (
+        "internvl",
+        INTERNVL.hf | {"vision_feature_select_strategy": "full"},
+        INTERNVL.image,
+        "default",
+    ),
+    "no tiles": ("internvl", INTERNVL.hf, {**INTERNVL.image, "max_patches": 0}, "max_patches"),
+    "endless tiles": ("internvl", INTERNVL.hf, {**INTERNVL.image, "max_patches": 10**9}, "max_patches"),
     "no patches": ("llava", {"vision_config": {**LLAVA.hf["vision_config"], "patch_size": 0}}, LLAVA.image, "types"),
 }
 
@@ -195,22 +246,37 @@ def test_settings_without_a_rule_are_refused(case: str) -> None:
         make_image_tokens(family, hf, image, IMAGE)
 
 
-@pytest.mark.parametrize("name", ["smolvlm", "idefics3", "llava", "qwen2_vl", "qwen3_vl"])
+CLIP, PIXTRAL_TOWER = {"model_type": "clip_vision_model"}, {"model_type": "pixtral"}
+SIZES_OF_TILES = {"vision_config": {"image_size": 364, "patch_size": 14}}
+#: By name: a config with the keys that have no defaults, and the keys that it omits, with transformers' defaults.
+OMITTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "smolvlm": (SIZES_OF_TILES, {"scale_factor": 2}),
+    "idefics3": (SIZES_OF_TILES, {"scale_factor": 2}),
+    "llava": ({"vision_config": CLIP}, {"vision_config": {**CLIP, "image_size": 224, "patch_size": 32}}),
+    "pixtral": (
+        {"vision_config": PIXTRAL_TOWER, "vision_feature_select_strategy": "full"},
+        {"vision_config": {**PIXTRAL_TOWER, "image_size": 1024, "patch_size": 16}},
+    ),
+    "mistral3": (
+        {"vision_config": {}},
+        {"vision_config": {**PIXTRAL_TOWER, "image_size": 1024, "patch_size": 16}, "spatial_merge_size": 2},
+    ),
+    "internvl": (
+        {"vision_config": {"image_size": [384, 384], "patch_size": [16, 16]}},  # 448 by default, but 384 of the file
+        {},
+    ),
+    "qwen2_vl": ({"vision_config": {}}, {"vision_config": {"patch_size": 14, "spatial_merge_size": 2}}),
+    "qwen3_vl": ({"vision_config": {"patch_size": 14}}, {"vision_config": {"patch_size": 14, "spatial_merge_size": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", OMITTED)
 def test_keys_that_a_file_omits_have_the_defaults_of_transformers(name: str, tmp_path: Path) -> None:
     """An empty file of settings gives as many tokens as transformers' processor with its defaults."""
-    side, patch = (224, 32) if name == "llava" else (364, 14)
-    tower = {"model_type": "clip_vision_model"} if name == "llava" else {"image_size": side, "patch_size": patch}
-    if name.startswith("qwen"):
-        tower = {"patch_size": 14} if name == "qwen3_vl" else {}
+    given, omitted = OMITTED[name]
     image = {"image_processor_type": VISION[name].image["image_processor_type"]}
-    reference = Reference(
-        VisionFiles(
-            family=name, hf={"vision_config": {"image_size": side, "patch_size": patch, **tower}, "scale_factor": 2},
-            image=image, template="",
-        ),
-        tmp_path,
-    )  # fmt: skip
-    rule = make_image_tokens(name, {"vision_config": tower}, image, IMAGE)
+    whole = VisionFiles(family=VISION[name].family, hf=given | omitted, image=image, template="")
+    reference, rule = Reference(whole, tmp_path), make_image_tokens(whole.family, given, image, IMAGE)
     for width, height in [(1, 1), (700, 300), (30, 900)]:
         text = reference.processor.replace_image_token(reference.outputs(width, height), image_idx=0)
         assert rule.text(width, height) == text

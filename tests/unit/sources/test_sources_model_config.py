@@ -284,11 +284,20 @@ def test_defaults_of_nested_configs_are_those_of_transformers(kind: str) -> None
 
 @pytest.mark.parametrize("family", sorted(model_config.VISION_FAMILIES))
 def test_the_default_image_token_is_that_of_transformers(family: str) -> None:
-    tower = {"model_type": model_config.VISION_FAMILIES[family][0] or f"{family}_vision"}
-    config = {"model_type": family, "architectures": ["x"], "text_config": {}, "vision_config": tower}
-    found = load_model_config(files(config)).vision
+    config = {"model_type": family, "architectures": ["x"], "text_config": {}, "vision_config": {}}
+    found, theirs = load_model_config(files(config)).vision, transformers.CONFIG_MAPPING[family]()
     assert found is not None
-    assert found.image_token_id == transformers.CONFIG_MAPPING[family]().image_token_id
+    assert found.image_token_id == theirs.image_token_id
+
+
+@pytest.mark.parametrize("family", sorted(model_config.VISION_FAMILIES))
+def test_parts_without_a_type_have_that_of_transformers(family: str) -> None:
+    config = {"model_type": family, "architectures": ["x"], "text_config": {}, "vision_config": {}}
+    theirs = transformers.CONFIG_MAPPING[family](text_config={}, vision_config={})
+    assert load_model_config(files(config)).hf["model_type"] == theirs.text_config.model_type
+    towers = model_config.VISION_FAMILIES[family][0] or (theirs.vision_config.model_type,)
+    assert towers[0] == theirs.vision_config.model_type
+    assert len(set(towers)) == len(towers)
 
 
 @pytest.mark.parametrize("stated", [None, True, False])
@@ -308,12 +317,12 @@ def test_a_tensor_in_the_files_decides_whether_the_head_is_tied(
     ("config", "message"),
     [
         (
-            {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
-            "'Mistral3ForConditionalGeneration' is not supported: .* idefics3, llava, qwen2_5_vl, qwen2_vl, .* run",
+            {"architectures": ["AriaForConditionalGeneration"], "model_type": "aria"},
+            f"'AriaForConditionalGeneration' is not supported: .* {', '.join(model_config.VISION_FAMILIES)} run",
         ),
         (
-            {"model_type": "llava", "architectures": ["L"], "vision_config": {"model_type": "pixtral"}},
-            "'llava' with a vision tower of type 'pixtral' .* 'clip_vision_model'",
+            {"model_type": "llava", "architectures": ["L"], "vision_config": {"model_type": "siglip_vision_model"}},
+            "'llava' with a vision tower of type 'siglip_vision_model' .* clip_vision_model, pixtral",
         ),
         (
             {
@@ -323,6 +332,10 @@ def test_a_tensor_in_the_files_decides_whether_the_head_is_tied(
                 "vision_config": {},
             },
             "'llava' with a text part of type 'gemma' .* llama, mistral, qwen2, .* qwen3",
+        ),
+        (
+            {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"], "text_config": None},
+            "own code, which is never run: .* OpenGVLab/InternVL3-1B-hf",
         ),
         ({"image_token_id": "x"}, "image_token_id .* got 'x': use a whole number"),
     ],

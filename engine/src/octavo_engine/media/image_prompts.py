@@ -108,9 +108,10 @@ class ImagePrompts:
             message = f"{where} has {_shown(size)} pixels, of which one side is over {MAX_RATIO} times the other"
             raise InvalidRequest(f"{message}; the limit is {MAX_RATIO} times: cut the image.", param=where)
         scaled, usual = rule.scaled_size(*size), usual_rule.scaled_size(*size)
-        if math.prod(scaled) > (limit := max(self._settings.max_pixels, MAX_PIXELS)):
+        limit = max(self._settings.max_pixels, MAX_PIXELS)
+        if not 1 <= math.prod(scaled) <= limit:
             message = f"{where} has {_shown(size)} pixels, which the model scales to {_shown(scaled)}"
-            raise InvalidRequest(f"{message}; the limit is {limit} pixels: cut the image.", param=where)
+            raise InvalidRequest(f"{message}; the limits are 1 and {limit} pixels: cut the image.", param=where)
         num_tokens, most_tokens = rule.num_tokens(*size), usual_rule.num_tokens(*size)
         if num_tokens > most_tokens or math.prod(scaled) > math.prod(usual):
             message = f"mm_processor_kwargs makes {num_tokens} tokens of {where}, scaled to {_shown(scaled)} pixels"

@@ -7,6 +7,7 @@ processor makes of the decoded image, because the model has one row for each ima
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from octavo_engine.wire.errors import StartupError
@@ -16,6 +17,7 @@ MAX_PIXELS = 64_000_000
 #: Most times that the longer side of an image may be as long as the shorter one, for Qwen-VL, as in transformers.
 MAX_RATIO = 200
 _MAX_SIDE = 4096  # of a scaled image that is cut into tiles
+_MAX_TILES = 256
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 
 
@@ -147,6 +149,69 @@ class PatchGrid:
         return scaled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchRows:
+    """Pixtral and Mistral 3: an image keeps its shape, and each row of patches ends with a mark.
+
+    `patch`: the edge that an image token stands for, in pixels. `longest`: the limit of an image's edges.
+    """
+
+    token: str
+    patch: int
+    longest: int
+
+    def num_tokens(self, width: int, height: int) -> int:
+        columns, rows = self._grid(width, height)
+        return columns * rows
+
+    def text(self, width: int, height: int) -> str:
+        columns, rows = self._grid(width, height)
+        return "[IMG_BREAK]".join([self.token * columns] * rows) + "[IMG_END]"
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        columns, rows = self._grid(width, height)
+        return columns * self.patch, rows * self.patch
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return columns and rows of patches; transformers leaves none of an image that is far too narrow."""
+        ratio = max(width / self.longest, height / self.longest, 1)
+        return math.ceil(int(width / ratio) / self.patch), math.ceil(int(height / ratio) / self.patch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileCanvas:
+    """InternVL: an image is scaled to the canvas of the nearest shape, cut into tiles, and shown as a whole after them.
+
+    `count`: image tokens of a tile. `canvases`: columns and rows of tiles, from the smallest.
+    """
+
+    token: str
+    count: int
+    tile: int
+    canvases: tuple[tuple[int, int], ...]
+
+    def num_tokens(self, width: int, height: int) -> int:
+        columns, rows = self._canvas(width, height)
+        return (columns * rows + (columns * rows > 1)) * self.count
+
+    def text(self, width: int, height: int) -> str:
+        return f"<img>{self.token * self.num_tokens(width, height)}</img>"
+
+    def scaled_size(self, width: int, height: int) -> tuple[int, int]:
+        columns, rows = self._canvas(width, height)
+        return columns * self.tile, rows * self.tile
+
+    def _canvas(self, width: int, height: int) -> tuple[int, int]:
+        """Return columns and rows: of canvases of one shape the last that the image fills by more than half."""
+        found, least = (1, 1), math.inf
+        for columns, rows in self.canvases:
+            distance = abs(width / height - columns / rows)
+            is_filled = width * height > 0.5 * self.tile * self.tile * columns * rows
+            if distance < least or (distance == least and is_filled):
+                found, least = (columns, rows), distance
+        return found
+
+
 def most_tokens(rule: ImageTokens) -> int:
     """Return the number of tokens of the largest image: of images with many pixels, in each shape up to 16 to 1 and in
     the longest ones."""
@@ -176,21 +241,39 @@ def make_image_tokens(family: str, hf: Mapping[str, Any], image: Mapping[str, An
         message = f"images of models of type {family!r} are not supported: use one of type {', '.join(sorted(_RULES))}."
         raise StartupError(message)
     try:
-        return rule(hf, image, token)
-    except (ArithmeticError, AttributeError, TypeError) as error:
+        tokens = rule(hf, image, token)
+        tokens.text(1, 1)  # it divides by sizes of the files
+        return tokens
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         message = f"the settings of the image processor, or vision_config, have values of wrong types: {error}"
         raise StartupError(f"{message}: correct the checkpoint's files.") from error
 
 
+def processor_options(family: str, hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with which the processor of a family in transformers calls its image processor."""
+    if family == "internvl":
+        return {"crop_to_patches": True}
+    if family == "mistral3" or _tower(hf).get("model_type") == "pixtral":
+        edge = _merged_edge(family, hf)
+        return {"patch_size": {"height": edge, "width": edge}}
+    return {}
+
+
+def _llava(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> ImageTokens:
+    if _tower(hf).get("model_type") != "pixtral":
+        return _one_view(hf, image, token)
+    if (strategy := hf.get("vision_feature_select_strategy", "default")) != "full":
+        raise _unsupported("vision_feature_select_strategy", strategy, "full with Pixtral")
+    return _patch_rows("llava", hf, {"image_processor_type": "LlavaImageProcessor", **image}, token)
+
+
 def _one_view(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> OneView:
-    tower = hf.get("vision_config") or {}
-    kind = str(image.get("image_processor_type") or image.get("feature_extractor_type") or "CLIPImageProcessor")
+    tower, kind = _tower(hf), _kind(image, "CLIPImageProcessor")
     if tower.get("model_type") != "clip_vision_model" or not kind.startswith(("CLIP", "Llava")):
         raise _unsupported("model_type of vision_config", f"{tower.get('model_type')}, {kind}", "LLaVA with CLIP")
     side, patch = tower.get("image_size", 224), tower.get("patch_size", 32)
     crop = image.get("crop_size", 224)
-    sides = (crop, crop) if isinstance(crop, int) else (crop.get("height"), crop.get("width"))
-    if not image.get("do_center_crop", True) or sides != (side, side):
+    if not image.get("do_center_crop", True) or _sides(crop) != (side, side):
         raise _unsupported("crop_size", crop, f"the {side} x {side} pixels of vision_config")
     size = image.get("size", 224)
     edge = size if isinstance(size, int) else size.get("shortest_edge") or max(size.values(), default=side)
@@ -199,7 +282,7 @@ def _one_view(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> On
 
 
 def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> ImageTiles:
-    tower = hf.get("vision_config") or {}
+    tower = _tower(hf)
     side, patch = tower.get("image_size", 224), tower.get("patch_size", 32)
     tile = image.get("max_image_size", {}).get("longest_edge", 364)
     longest = image.get("size", {"longest_edge": 4 * 364}).get("longest_edge")
@@ -213,7 +296,7 @@ def _tiles(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Image
 
 
 def _patches(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> PatchGrid:
-    tower = hf.get("vision_config") or {}
+    tower = _tower(hf)
     patch, merge = image.get("patch_size", 14), image.get("merge_size", 2)
     default = 16 if hf.get("model_type") == "qwen3_vl" else 14
     found = tower.get("patch_size", default), tower.get("spatial_merge_size", 2)
@@ -227,13 +310,62 @@ def _patches(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Pat
     return PatchGrid(token=token, factor=patch * merge, min_pixels=smallest, max_pixels=largest)
 
 
+def _patch_rows(family: str, hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> PatchRows:
+    if not (kind := _kind(image, "PixtralImageProcessor")).startswith("Pixtral"):
+        raise _unsupported("image_processor_type", kind, "PixtralImageProcessor with Pixtral")
+    longest = image.get("size", {"longest_edge": 1024}).get("longest_edge")
+    if not isinstance(longest, int) or not image.get("do_resize", True) or image.get("do_center_crop"):
+        raise _unsupported("size", image.get("size"), "a longest_edge, with do_resize and without do_center_crop,")
+    return PatchRows(token=token, patch=_merged_edge(family, hf), longest=longest)
+
+
+def _canvas(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> TileCanvas:
+    if not (kind := _kind(image, "GotOcr2ImageProcessor")).startswith("GotOcr2"):
+        raise _unsupported("image_processor_type", kind, "GotOcr2ImageProcessor with InternVL")
+    if (strategy := hf.get("vision_feature_select_strategy", "default")) != "default":
+        raise _unsupported("vision_feature_select_strategy", strategy, "default with InternVL")
+    (side, width), (patch, _) = (_sides(_tower(hf).get(*each)) for each in (("image_size", 448), ("patch_size", 14)))
+    if {width, *_sides(image.get("size", 384))} != {side}:
+        raise _unsupported("size", image.get("size"), f"the {side} x {side} pixels of vision_config")
+    fewest, most = image.get("min_patches", 1), image.get("max_patches", 12)
+    if not 1 <= fewest <= most <= _MAX_TILES:
+        raise _unsupported("max_patches", most, f"min_patches to {_MAX_TILES}")
+    canvases = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
+    canvases = sorted((each for each in canvases if math.prod(each) >= fewest), key=math.prod)
+    count = int(side // patch * hf.get("downsample_ratio", 0.5)) ** 2
+    return TileCanvas(token=token, count=count, tile=side, canvases=tuple(canvases))
+
+
+def _tower(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    return hf.get("vision_config") or {}
+
+
+def _kind(image: Mapping[str, Any], default: str) -> str:
+    return str(image.get("image_processor_type") or image.get("feature_extractor_type") or default)
+
+
+def _sides(size: Any) -> tuple[Any, Any]:
+    """Return the height and the width of a size, which is one number, a list or an object."""
+    if isinstance(size, int):
+        return size, size
+    return tuple(size) if isinstance(size, list) else (size.get("height"), size.get("width"))
+
+
+def _merged_edge(family: str, hf: Mapping[str, Any]) -> int:
+    """Return the edge that an image token stands for: a patch of Pixtral, or the patches that Mistral 3 merges."""
+    merged = hf.get("spatial_merge_size", 2) if family == "mistral3" else 1
+    return int(_tower(hf).get("patch_size", 16)) * merged
+
+
 def _unsupported(name: str, value: object, supported: str) -> StartupError:
     return StartupError(f"{name} of the image processor is {value!r:.80}: this version supports {supported} only.")
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], ImageTokens]] = {
     "idefics3": _tiles,
-    "llava": _one_view,
+    "internvl": _canvas,
+    "llava": _llava,
+    "mistral3": partial(_patch_rows, "mistral3"),
     "qwen2_5_vl": _patches,
     "qwen2_vl": _patches,
     "qwen3_vl": _patches,

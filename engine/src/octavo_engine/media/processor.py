@@ -12,7 +12,7 @@ import numpy as np
 from transformers import AutoImageProcessor
 
 from octavo_engine.media.picture import decode
-from octavo_engine.media.placeholders import MAX_PIXELS
+from octavo_engine.media.placeholders import MAX_PIXELS, processor_options
 from octavo_engine.media.processor_settings import Kwargs, ProcessorSettings, read_processor_settings
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError, first_line
@@ -32,6 +32,7 @@ class ImageProcessor:
             message = f"{files.root}: transformers cannot make its image processor: {first_line(error)}"
             raise StartupError(f"{message}: correct preprocessor_config.json.") from error
         self._settings = settings
+        self._options = processor_options(str(files.config.get("model_type")), files.config)
         has_scale, has_norm = bool(self._processor.do_rescale), bool(self._processor.do_normalize)
         self.rescale_factor = float(self._processor.rescale_factor) if has_scale else 1.0
         self.mean = tuple(map(float, self._processor.image_mean)) if has_norm else (0.0, 0.0, 0.0)
@@ -50,11 +51,13 @@ class ImageProcessor:
             do_normalize=False,
             input_data_format="channels_last",  # an image of 3 x n pixels is ambiguous otherwise
             return_tensors="np",
+            **self._options,
             **self._call_keywords(json.loads(kwargs) if kwargs else {}),
         )
         if "image_grid_thw" in arrays:
             shape = (len(arrays["pixel_values"]), 3, -1, self._processor.patch_size)
             arrays["pixel_values"] = arrays["pixel_values"].astype(np.uint8).reshape(shape)
+        arrays.pop("num_patches", None)  # of InternVL, whose processor alone reads it
         return {
             name: array.astype(bool) if name.endswith("_mask") else array
             for name, array in arrays.items()

@@ -16,7 +16,8 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
 Kwargs = Mapping[str, Any]
-_LOW_PIXELS = 512 * 512
+_LOW_EDGE = 512
+_LOW_PIXELS = _LOW_EDGE**2
 _EDGES = {"shortest_edge", "longest_edge"}
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
 
@@ -35,11 +36,20 @@ def _low_pixels(image: Kwargs) -> dict[str, Any]:
     return {"max_pixels": min(largest, _LOW_PIXELS)}
 
 
+def _low_edge(image: Kwargs) -> dict[str, Any]:
+    """Return the size of Pixtral and Mistral 3; LLaVA with CLIP shows one tile anyway."""
+    size = image.get("size")
+    longest = size.get("longest_edge") if isinstance(size, Mapping) else None
+    return {"size": {"longest_edge": min(longest, _LOW_EDGE)}} if longest else {}
+
+
 _GRID = FamilySettings(("max_pixels", "min_pixels"), _low_pixels)
 _TILED = FamilySettings(("do_image_splitting", "size"), lambda _: {"do_image_splitting": False})
 REPLACEABLE: Mapping[str, FamilySettings] = {
     "idefics3": _TILED,
-    "llava": FamilySettings(("size",), lambda _: {}),
+    "internvl": FamilySettings(("max_patches",), lambda image: {"max_patches": image.get("min_patches", 1)}),
+    "llava": FamilySettings(("size",), _low_edge),
+    "mistral3": FamilySettings(("size",), _low_edge),
     "qwen2_5_vl": _GRID,
     "qwen2_vl": _GRID,
     "qwen3_vl": _GRID,

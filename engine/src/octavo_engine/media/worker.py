@@ -206,7 +206,7 @@ class MediaWorker:
             connection.send_bytes(message)
             answer: Answer = decode_answer(connection.recv_bytes(self._start.memory_bytes))
             return answer
-        except (EOFError, OSError, msgspec.MsgspecError):
+        except (EOFError, OSError, RecursionError, msgspec.MsgspecError):
             child.kill()
             child.wait()
             connection.close()

@@ -34,7 +34,7 @@ class VisionTower:
         self._class: Any = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.family])
         hf = {key: value for key, value in deepcopy(config.hf).items() if key != "quantization_config"}
         text = {key: value for key, value in hf["text_config"].items() if key not in _NO_TEXT}
-        hf["text_config"] = {"model_type": "llama"} | text | {k: v for k, v in _NO_TEXT.items() if k != "layer_types"}
+        hf["text_config"] = text | {k: v for k, v in _NO_TEXT.items() if k != "layer_types"}
         try:
             self._hf = self._class.config_class.from_dict(hf)
             with torch.device("meta"):
@@ -63,8 +63,9 @@ class VisionTower:
         hidden = getattr(vision, "embed_dim", vision.hidden_size)
         row = 4 * hidden + max(4 * hidden, 2 * getattr(vision, "intermediate_size", 4 * hidden))
         pixels = 2 * 3 * edge**2 * getattr(vision, "temporal_patch_size", 1)
-        patch_bytes = row * self.build.dtype.itemsize + pixels * torch.float32.itemsize
-        return int(num_tokens * self._patches_per_token * patch_bytes)
+        num_patches = num_tokens * self._patches_per_token
+        row += num_patches if vision.model_type == "pixtral" else 0  # its mask of attention
+        return int(num_patches * (row * self.build.dtype.itemsize + pixels * torch.float32.itemsize))
 
     @property
     def row_bytes(self) -> int:

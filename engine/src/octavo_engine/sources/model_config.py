@@ -42,11 +42,13 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 
-#: By `model_type`, of families that take images: the type of their tower, if it may differ, and transformers' default
-#: of `image_token_id`.
-VISION_FAMILIES: dict[str, tuple[str | None, int]] = {
+#: By `model_type`, of families that take images: the types of their tower, the default first, if it may differ, and
+#: transformers' default of `image_token_id`.
+VISION_FAMILIES: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "idefics3": (None, 128_257),
-    "llava": ("clip_vision_model", 32_000),
+    "internvl": (None, 151_667),
+    "llava": (("clip_vision_model", "pixtral"), 32_000),
+    "mistral3": (("pixtral",), 10),
     "qwen2_5_vl": (None, 151_655),
     "qwen2_vl": (None, 151_655),
     "qwen3_vl": (None, 151_655),
@@ -59,6 +61,8 @@ QWEN_FAMILIES: dict[str, tuple[list[int], bool]] = {
     "qwen2_vl": ([16, 24, 24], False),
     "qwen3_vl": ([24, 20, 20], True),
 }
+#: The types of their text parts, which configs may omit; that of Llama for other families.
+_DEFAULT_TEXT = {"internvl": "qwen2", "mistral3": "mistral", **{family: f"{family}_text" for family in QWEN_FAMILIES}}
 _TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 #: Architectures of text parts by their `model_type`.
 _VISION_TEXT = {
@@ -216,9 +220,7 @@ def flatten_config(config: dict[str, Any]) -> dict[str, Any]:
         return config
     outer = {key: value for key, value in config.items() if not key.endswith("_config")}
     if _is_vision_family(config):
-        family = config["model_type"]
-        default = f"{family}_text" if family in QWEN_FAMILIES else "llama"
-        text = {**text, "model_type": text.get("model_type") or default}
+        text = {**text, "model_type": text.get("model_type") or _DEFAULT_TEXT.get(config["model_type"], "llama")}
     kind, names = str(text.get("model_type")), config.get("architectures") or []
     defaults = _NESTED_DEFAULTS.get(kind, {})
     stated = {key: value for key, value in text.items() if value is not None or key in defaults.keys() - outer.keys()}
@@ -247,6 +249,11 @@ def _is_vision_family(config: dict[str, Any]) -> bool:
 def _vision(files: ModelFiles) -> VisionConfig | None:
     """Return the part that sees. Raises StartupError for a tower or a text part that has no rule here."""
     config, text = nested_config(files.config), flatten_config(files.config)
+    if config.get("model_type") == "internvl_chat":
+        raise StartupError(
+            f"{files.name}: this checkpoint has its own code, which is never run: use the checkpoint of the same model "
+            "whose name ends with '-hf', such as OpenGVLab/InternVL3-1B-hf."
+        )
     if not isinstance(config.get("text_config"), dict):
         return None
     if not _is_vision_family(config):
@@ -258,12 +265,12 @@ def _vision(files: ModelFiles) -> VisionConfig | None:
             )
         return None
     family = str(config["model_type"])
-    tower, image_token_id = VISION_FAMILIES[family]
-    found = (config.get("vision_config") or {}).get("model_type", tower)
-    if tower is not None and found != tower:
+    towers, image_token_id = VISION_FAMILIES[family]
+    found = (config.get("vision_config") or {}).get("model_type", towers and towers[0])
+    if towers is not None and found not in towers:
         raise StartupError(
             f"{files.name}: a model of type {family!r} with a vision tower of type {found!r} is not supported yet: use "
-            f"one with a tower of type {tower!r}."
+            f"one with a tower of type {', '.join(towers)}."
         )
     if text["model_type"] not in _VISION_TEXT:
         raise StartupError(
