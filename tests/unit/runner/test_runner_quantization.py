@@ -1,4 +1,4 @@
-"""`--quantization int8|int4`: a model computes with the bits of its dequantised weights, in the planned memory."""
+"""`--quantization int8|int4`: a model computes as with its dequantised weights, in the planned memory."""
 
 import logging
 from pathlib import Path
@@ -27,6 +27,7 @@ from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import root_hash
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.block_products import MOST_DISTANCE, distance
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.paged import PagedDriver
 from octavo_testing.tiny_models import LENGTH, TINY, make_tiny
@@ -88,15 +89,14 @@ def is_quantised(name: str, names: frozenset[str]) -> bool:
     ("name", "quantization"),
     [*((name, "int8") for name in sorted(TINY)), *((name, "int4") for name in ("llama", "gpt2", "phi3", "qwen2_moe"))],
 )
-def test_logits_equal_those_of_the_dequantised_weights(models: Path, name: str, quantization: str) -> None:
+def test_logits_are_close_to_those_of_the_dequantised_weights(models: Path, name: str, quantization: str) -> None:
     files = resolve_model(str(make_tiny(name, models)))
     model = loaded(files, quantization)
     names = model.quantised_tensors()
     reference = dequantised(files, quantization, names)
     logits = PagedDriver(model).feed({0: TOKENS})[0]
     assert names
-    assert torch.equal(logits, PagedDriver(reference).feed({0: TOKENS})[0])
-    assert not torch.equal(logits, PagedDriver(loaded(files, None, dtype="bfloat16")).feed({0: TOKENS})[0])
+    assert 0 < distance(logits, PagedDriver(reference).feed({0: TOKENS})[0]) < MOST_DISTANCE
 
 
 @pytest.mark.parametrize(("quantization", "block_bytes"), [("int8", 34), ("int4", 20)])

@@ -1,4 +1,4 @@
-"""A GGUF model whose weights stay in blocks computes with the bits of the expanded model, in less memory."""
+"""A GGUF model whose weights stay in blocks computes as the expanded model, but for rounded inputs, in less memory."""
 
 import logging
 from dataclasses import replace
@@ -19,6 +19,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import stored_tensors
 from octavo_engine.wire.errors import StartupError
+from octavo_testing.block_products import MOST_DISTANCE, distance
 from octavo_testing.gguf_checkpoints import TINY_CONFIGS, tiny_model, write_tiny_gguf
 from octavo_testing.paged import PagedDriver
 
@@ -51,18 +52,19 @@ def change_block(files: ModelFiles, name: str, row: int, at: int, scale: bytes) 
 
 @pytest.mark.parametrize("qtype", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("architecture", sorted(TINY_CONFIGS))
-def test_logits_equal_those_of_the_expanded_model(tmp_path: Path, architecture: str, qtype: str) -> None:
+def test_logits_are_close_to_those_of_the_expanded_model(tmp_path: Path, architecture: str, qtype: str) -> None:
     files = write(tmp_path, architecture, qtype)
     blocks = loaded(files, planned(files))
     expanded = loaded(files, planned(files, dtype="bfloat16", in_blocks=False))
     quantised = {name for name, info in stored_tensors(files).items() if info.type.name == qtype}
     assert blocks.block_tensors() == quantised - {"transformer.wpe.weight"}
     assert not expanded.block_tensors()
-    assert torch.equal(PagedDriver(blocks).feed({0: TOKENS})[0], PagedDriver(expanded).feed({0: TOKENS})[0])
+    logits, expected = (PagedDriver(model).feed({0: TOKENS})[0] for model in (blocks, expanded))
+    assert 0 < distance(logits, expected) < MOST_DISTANCE
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen2moe"])
-def test_logits_of_mixed_types_equal_those_of_the_expanded_model(tmp_path: Path, architecture: str) -> None:
+def test_logits_of_mixed_types_are_close_to_those_of_the_expanded_model(tmp_path: Path, architecture: str) -> None:
     """The types of a Q4_K_M file, and a gate and up of two types."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 16}
     if architecture == "qwen2moe":
@@ -77,7 +79,7 @@ def test_logits_of_mixed_types_equal_those_of_the_expanded_model(tmp_path: Path,
     assert blocks.block_tensors() == quantised
     logits = PagedDriver(blocks).feed({0: TOKENS})[0]
     assert logits.isfinite().all()
-    assert torch.equal(logits, PagedDriver(expanded).feed({0: TOKENS})[0])
+    assert 0 < distance(logits, PagedDriver(expanded).feed({0: TOKENS})[0]) < MOST_DISTANCE
 
 
 def test_the_plan_has_the_bytes_of_the_blocks(tmp_path: Path) -> None:

@@ -29,11 +29,14 @@ class Level:
     needs: tuple[str, ...]
 
 
-_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16")
+_VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni")
+_BF16_FLAGS = (*_VNNI_FLAGS, "-mavx512bf16")
+_VNNI, _BF16 = (*_V4, "avx512_vnni"), (*_V4, "avx512_vnni", "avx512_bf16")
 #: The levels of all architectures, from the highest to the lowest.
 LEVELS = (
-    Level("amx", "x86_64", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), (*_V4, "avx512_bf16", "amx_tile", "amx_bf16")),
-    Level("avx512bf16", "x86_64", _BF16_FLAGS, (*_V4, "avx512_bf16")),
+    Level("amx", "x86_64", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), (*_BF16, "amx_tile", "amx_bf16")),
+    Level("avx512bf16", "x86_64", _BF16_FLAGS, _BF16),
+    Level("avx512vnni", "x86_64", _VNNI_FLAGS, _VNNI),
     Level("avx512", "x86_64", ("-march=x86-64-v4",), _V4),
     Level("avx2", "x86_64", ("-march=x86-64-v3",), _V3),
     Level("x86-64", "x86_64", ("-march=x86-64",), ()),

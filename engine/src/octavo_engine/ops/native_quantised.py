@@ -1,7 +1,7 @@
-"""Quantised weights, in blocks as GGUF stores them, for the linear kernels, which expand them in the CPU's cache.
+"""Quantised weights, in blocks as GGUF stores them, for the linear kernels, which multiply their integers.
 
-An output has the bits that it has with a bf16 weight of the same values: see `native/expand.h`. The memory of a weight
-is allocated once, and tensors are packed into it as they are read.
+Inputs are rounded to int8 for each product, and an output's bits depend only on its own row: see
+`native/linear_blocks.h`. The memory of a weight is allocated once, and tensors are packed into it as they are read.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class QuantisedFormat:
     unpacked_bytes: int = 0
 
 
-#: The formats that the kernels expand, by the names of GGUF's types.
+#: The formats that the kernels multiply, by the names of GGUF's types.
 QUANTISED_FORMATS = {
     block_format.name: block_format
     for block_format in (

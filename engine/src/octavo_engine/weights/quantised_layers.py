@@ -84,7 +84,8 @@ def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
         _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
     if config.activation_bits is not None:
         _LOGGER.info(
-            "the checkpoint was made for activations of %d bits; they have 16 bits here", config.activation_bits
+            "the checkpoint was made for activations of %d bits; they have 16 bits here, and 8 in products with blocks",
+            config.activation_bits,
         )
 
 

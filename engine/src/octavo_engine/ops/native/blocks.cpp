@@ -110,7 +110,7 @@ void gather(const Linear& l, int64_t id, float scale, BFloat16* out) {
   const int first = place.lane / kLanes * kLanes;
   alignas(64) uint16_t pairs[kUnitElements];
   for (int64_t s = 0; s < steps_of(l); s++) {
-    kExpanders[l.format]->lanes(l.weight, place.panel * steps_of(l) + s, first, pairs);
+    kExpanders[l.format](l.weight, place.panel * steps_of(l) + s, first, pairs);
     for (int i = 0; i < kStep; i++) {
       BFloat16 value{pairs[i / 2 * 2 * kUnit + (place.lane - first) * 2 + i % 2]};
       from_float(to_float(value) * scale, out + s * kStep + i);

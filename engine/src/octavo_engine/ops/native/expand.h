@@ -1,4 +1,4 @@
-// Expands steps of blocks to bf16, in the layout that the linear kernels multiply.
+// Reads the numbers of blocks, and expands blocks to bf16 for rows of a table of embeddings.
 //
 // Numerics. A value is scale * quant + minimum in fp32, rounded to bf16. All products are exact in fp32: an fp16 number has
 // 11 bits, a byte of a K type 6 (Q6_K: 7), a quant at most 5 (Q6_K: 6, Q8_0: 8). So the fp32 sum has one rounding, with and
@@ -6,7 +6,7 @@
 #pragma once
 
 #include "panels.h"
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -33,7 +33,15 @@ inline BitVec load_words(const uint8_t* p) {
 }
 
 template <typename Byte>
-Vec load_bytes(const uint8_t* p) {
+Vec load_bytes(const uint8_t* p) {  // the compiler's own conversion of bytes takes three times as long
+  constexpr bool kIsSigned = Byte(-1) < 0;
+#if defined(__AVX512F__)
+  const __m128i packed = _mm_loadu_si128((const __m128i*)p);
+  return (Vec)_mm512_cvtepi32_ps(kIsSigned ? _mm512_cvtepi8_epi32(packed) : _mm512_cvtepu8_epi32(packed));
+#elif defined(__AVX2__)
+  const __m128i packed = _mm_loadl_epi64((const __m128i*)p);
+  return (Vec)_mm256_cvtepi32_ps(kIsSigned ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed));
+#endif
   typedef Byte Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
   std::memcpy(&bytes, p, sizeof bytes);
@@ -41,6 +49,11 @@ Vec load_bytes(const uint8_t* p) {
 }
 
 inline Vec load_fp16(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#endif
   BitVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec), size = bits & 0x7fffu;
   Vec normal = float_vec((size << 13) + (112u << 23));
   Vec subnormal = __builtin_convertvector(IntVec(size), Vec) * 0x1p-24f;
@@ -52,12 +65,6 @@ inline Vec load_fp16(const uint8_t* p) {
 
 // Stores pairs of bf16, rounded to nearest, ties to even; the upper half of a lane is `odd`.
 inline void store_pairs(uint16_t* to, Vec even, Vec odd) {
-#if defined(__AVX512BF16__)
-  alignas(64) static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-  _mm512_storeu_si512(to, _mm512_permutexvar_epi16(_mm512_load_si512(order), halves));
-#else
   BitVec e, o;
   std::memcpy(&e, &even, sizeof e);
   std::memcpy(&o, &odd, sizeof o);
@@ -65,7 +72,6 @@ inline void store_pairs(uint16_t* to, Vec even, Vec odd) {
   // Adds 1, by subtracting -1, if more than half is cut off, or half and the kept part is odd.
   const PairVec pairs = upper - ((lower ^ int16_t(-0x8000)) > -(upper & int16_t(1)));
   std::memcpy(to, &pairs, sizeof pairs);
-#endif
 }
 
 // The scales and minima of a block: of quants 0 to 15 and of quants 16 to 31.
@@ -124,37 +130,15 @@ void expand_lanes(const uint8_t* weight, int64_t step, int output, uint16_t* to)
   }
 }
 
-// Expands steps [first, first + count) of all panels' steps. `ahead`: the first of as many steps that are prefetched.
-template <Format f>
-void expand_steps(const uint8_t* weight, int64_t first, int64_t count, uint16_t* to, int64_t ahead) {
-  constexpr int kFactors = kPanel * factor_bytes(f), kBytes = kPanel * block_bytes(f) + kFactors;
-  for (int64_t s = first; s < first + count; s++, ahead++, to += kStepElements) {
-    const uint8_t* later = weight + step_offset(f, ahead) - kFactors;
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(later + i, 0, 3);
-    for (int output = 0; output < kPanel; output += kLanes)
-      expand_lanes<f>(weight, s, output, to + output / kUnit * kUnitElements + output % kUnit * 2);
-  }
-}
-
-struct Expander {
-  void (*lanes)(const uint8_t* weight, int64_t step, int output, uint16_t* to);
-  void (*steps)(const uint8_t* weight, int64_t first, int64_t count, uint16_t* to, int64_t ahead);
-};
-template <Format f>
-constexpr Expander kExpander = {expand_lanes<f>, expand_steps<f>};
-constexpr const Expander* kExpanders[] = {nullptr,           &kExpander<kQ8_0>, &kExpander<kQ4_0>,
-                                          &kExpander<kQ4_1>, &kExpander<kQ5_0>, &kExpander<kQ5_1>,
-                                          &kExpander<kQ4_K>, &kExpander<kQ5_K>, &kExpander<kQ6_K>};
-
-// Returns steps [begin, end) of a panel in bf16: where they are, or expanded into `scratch`. Blocks `steps_ahead` steps
-// after these are prefetched; after a panel's last step comes the panel that is `panels_ahead` after it.
-inline const uint16_t* bf16_steps(const Linear& l, int64_t panel, int64_t begin, int64_t end, uint16_t* scratch,
-                                  int64_t steps_ahead, int64_t panels_ahead) {
-  if (l.format == kBFloat16) return reinterpret_cast<const uint16_t*>(step_of(l, panel, begin));
-  const int64_t steps = steps_of(l), next = begin + steps_ahead;
-  const int64_t ahead = next < steps ? panel * steps + next : (panel + panels_ahead - 1) * steps + next;
-  kExpanders[l.format]->steps(l.weight, panel * steps + begin, end - begin, scratch, ahead);
-  return scratch;
-}
+using ExpandLanes = void (*)(const uint8_t* weight, int64_t step, int output, uint16_t* to);
+constexpr ExpandLanes kExpanders[] = {nullptr,
+                                      expand_lanes<kQ8_0>,
+                                      expand_lanes<kQ4_0>,
+                                      expand_lanes<kQ4_1>,
+                                      expand_lanes<kQ5_0>,
+                                      expand_lanes<kQ5_1>,
+                                      expand_lanes<kQ4_K>,
+                                      expand_lanes<kQ5_K>,
+                                      expand_lanes<kQ6_K>};
 
 }  // namespace

@@ -3,13 +3,12 @@
 // More than 32 rows are first copied as tiles [rows / 16][in / 32][16][32] with zeros after the last row and input. They
 // are computed `kChunkRows` at a time: for a group of panels, the inputs pass in slices, so that a slice of the rows
 // stays in the second cache and a slice of a panel in the first. The sums of a group wait in memory between slices.
-// Blocks are expanded a step at a time for up to 16 rows, and else a slice of a panel at a time.
 #pragma once
 
 #include <omp.h>
 
 #include "buffer.h"
-#include "expand.h"
+#include "panels.h"
 #include "tiles.h"
 
 namespace {
@@ -46,19 +45,21 @@ inline void prefetch_step(const Linear& l, int64_t panel, int64_t step) {
   for (int64_t i = 0; i < step_bytes(l); i += 64) __builtin_prefetch(step_of(l, panel, step) + i, 0, 3);
 }
 
+inline const uint16_t* pairs_of(const Linear& l, int64_t panel, int64_t step) {
+  return reinterpret_cast<const uint16_t*>(step_of(l, panel, step));
+}
+
 // Up to 16 rows, two panels at a time.
 void multiply_few(const Linear& l, const Call& a, const Tiles& x, int64_t first, int64_t last) {
   alignas(64) float sums[2][kTileRows * kPanel];
-  alignas(64) uint16_t scratch[2][kStepElements];
   const int64_t steps = steps_of(l);
   configure_tiles(int(a.rows), int(a.rows));
   for (int64_t p = first; p < last; p += 2) {
     const int64_t q = p + 1 < last ? p + 1 : p;
     zero_sums();
     for (int64_t s = 0; s < steps; s++) {
-      if (l.format == kBFloat16) prefetch_step(l, p, s + kStepsAhead), prefetch_step(l, q, s + kStepsAhead);
-      const uint16_t* w = bf16_steps(l, p, s, s + 1, scratch[0], kStepsAhead, 2);
-      const uint16_t* v = bf16_steps(l, q, s, s + 1, scratch[1], kStepsAhead, 2);
+      prefetch_step(l, p, s + kStepsAhead), prefetch_step(l, q, s + kStepsAhead);
+      const uint16_t *w = pairs_of(l, p, s), *v = pairs_of(l, q, s);
       tile_load(4, x.at(0, s), x.row_bytes);
       tile_load(6, w, 64);
       tile_product(0, 4, 6);
@@ -121,11 +122,10 @@ void multiply_group(const Linear& l, const Call& a, const Tiles& x, int64_t firs
   const int64_t steps = steps_of(l), slices = (steps + kSliceSteps - 1) / kSliceSteps, blocks = end_block - block;
   const int64_t panel_sums = blocks * kTileRows * kPanel;
   const int lines = int(2 * (step_bytes(l) / 64) / blocks) + 1;
-  alignas(64) uint16_t scratch[kSliceSteps * kStepElements];
   for (int64_t i = 0; i < slices; i++) {
     const int64_t begin = steps * i / slices, end = steps * (i + 1) / slices;
     for (int64_t p = first; p < last; p++) {
-      const uint16_t* w = bf16_steps(l, p, begin, end, scratch, 0, 0);  // `ahead` was prefetched
+      const uint16_t* w = pairs_of(l, p, begin);
       const uint8_t* next = p + 1 < last ? step_of(l, p + 1, begin) : step_of(l, first, end);
       for (int64_t b = 0; b < blocks; b += 2) {
         float* c = sums + (p - first) * panel_sums + b * kTileRows * kPanel;

@@ -31,7 +31,6 @@ struct PairSums {
   void add(const void* unit, Factor pair) {
     sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(unit), (__m512bh)_mm512_set1_epi32(int(pair)));
   }
-  void resume(const float* from) { sum = _mm512_loadu_ps(from); }
   void save(float* out) const { _mm512_storeu_ps(out, sum); }
 };
 #else
@@ -55,9 +54,6 @@ struct PairSums {
       sum[i] += *reinterpret_cast<Vec*>(&odd) * pair.odd;
       sum[i] += *reinterpret_cast<Vec*>(&even) * pair.even;
     }
-  }
-  void resume(const float* from) {
-    for (int i = 0; i < kUnit / kLanes; i++) sum[i] = load(from + kLanes * i);
   }
   void save(float* out) const {
     for (int i = 0; i < kUnit / kLanes; i++) store(out + kLanes * i, sum[i]);

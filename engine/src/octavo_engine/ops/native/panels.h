@@ -1,6 +1,6 @@
 // The layouts of a weight, and what follows the sums of a linear layer: bias, rounding or activation, and the stores.
 //
-// A weight is in bf16, or in blocks of 32 inputs with 16-bit scales, which `expand.h` turns into bf16 in the CPU's cache.
+// A weight is in bf16, or in blocks of 32 inputs with 16-bit scales.
 // Panels of 32 outputs, each the run [in / 32][2 units][16 pairs of inputs][16 outputs][2]: a unit of a step of 32 inputs is
 // 1 KB, at once a tile of AMX, 16 registers of AVX512 and 32 of AVX2. `in` and `out` are padded with zeros to 32.
 // A step of blocks is [2 units][words of 32 bits][16 outputs], then the numbers of each block, each number as [32]: fp16
@@ -87,6 +87,19 @@ struct Call {
   int32_t activation;
   int num_threads;
 };
+
+// The call for up to `count` rows from `row`.
+inline Call rows_of(Call a, int64_t row, int64_t count) {
+  a.x += row * a.x_stride;
+  a.out = static_cast<uint8_t*>(a.out) + row * a.out_stride * (a.result == kFloat ? 4 : 2);
+  a.rows = std::min(count, a.rows - row);
+  return a;
+}
+
+// Where the outputs of the part of a layer that follows `l` are stored.
+inline void* next_part(const Call& a, const Linear& l) {
+  return static_cast<uint8_t*>(a.out) + l.out * (a.result == kFloat ? 4 : 2);
+}
 
 template <typename T>
 void save_unit(const float* sums, int rows, int64_t count, T* out, int64_t stride) {
