@@ -107,14 +107,9 @@ bool copy_step(const uint8_t* block, int s, uint8_t* step, int lane) {
 
 void gather(const Linear& l, int64_t id, float scale, BFloat16* out) {
   const Place place = place_of(l, id);
-  const int first = place.lane / kLanes * kLanes;
-  alignas(64) uint16_t pairs[kUnitElements];
-  for (int64_t s = 0; s < steps_of(l); s++) {
-    kExpanders[l.format](l.weight, place.panel * steps_of(l) + s, first, pairs);
-    for (int i = 0; i < kStep; i++) {
-      BFloat16 value{pairs[i / 2 * 2 * kUnit + (place.lane - first) * 2 + i % 2]};
-      from_float(to_float(value) * scale, out + s * kStep + i);
-    }
+  for (int64_t s = 0; s < steps_of(l); s++, out += kStep) {
+    kExpandStep[l.format](l.weight, place.panel * steps_of(l) + s, place.lane, out);
+    for (int i = 0; i < kStep; i++) from_float(to_float(out[i]) * scale, out + i);
   }
 }
 
@@ -137,9 +132,9 @@ int64_t pack_rows(const Linear& l, uint8_t* panels, const uint8_t* blocks, int64
 }
 
 using PackRows = int64_t (*)(const Linear&, uint8_t*, const uint8_t*, int64_t, int64_t, int);
-constexpr PackRows kPackers[] = {nullptr,          pack_rows<kQ8_0>, pack_rows<kQ4_0>,
-                                 pack_rows<kQ4_1>, pack_rows<kQ5_0>, pack_rows<kQ5_1>,
-                                 pack_rows<kQ4_K>, pack_rows<kQ5_K>, pack_rows<kQ6_K>};
+constexpr PackRows kPackers[] = {
+    nullptr,          pack_rows<kQ8_0>, pack_rows<kQ4_0>, pack_rows<kQ4_1>, pack_rows<kQ5_0>,
+    pack_rows<kQ5_1>, pack_rows<kQ4_K>, pack_rows<kQ5_K>, pack_rows<kQ6_K>};
 
 }  // namespace
 

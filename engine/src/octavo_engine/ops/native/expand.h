@@ -18,14 +18,8 @@ inline Vec float_vec(BitVec bits) {
   return value;
 }
 
-// Lanes of 16 bits: those of even numbers of `even`, those of odd numbers of `odd`.
+// Twice as many lanes, of 16 bits.
 typedef int16_t PairVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-inline PairVec alternate(BitVec even, BitVec odd) {
-  PairVec choice;
-  for (int i = 0; i < 2 * kLanes; i++) choice[i] = int16_t(i % 2 ? 2 * kLanes + i : i);
-  return __builtin_shuffle((PairVec)even, (PairVec)odd, choice);
-}
-
 inline BitVec load_words(const uint8_t* p) {
   BitVec words;
   std::memcpy(&words, p, sizeof words);
@@ -63,82 +57,42 @@ inline Vec load_fp16(const uint8_t* p) {
   return float_vec(result | (bits & 0x8000u) << 16);
 }
 
-// Stores pairs of bf16, rounded to nearest, ties to even; the upper half of a lane is `odd`.
-inline void store_pairs(uint16_t* to, Vec even, Vec odd) {
-  BitVec e, o;
-  std::memcpy(&e, &even, sizeof e);
-  std::memcpy(&o, &odd, sizeof o);
-  const PairVec upper = alternate(e >> 16, o), lower = alternate(e, o << 16);
-  // Adds 1, by subtracting -1, if more than half is cut off, or half and the kept part is odd.
-  const PairVec pairs = upper - ((lower ^ int16_t(-0x8000)) > -(upper & int16_t(1)));
-  std::memcpy(to, &pairs, sizeof pairs);
+// The numbers of a step for kLanes outputs: the scales of both halves, which differ in Q6_K only, and the minimum.
+struct StepNumbers { Vec scale[2], minimum; };
+
+// numbers: of the step; factor, least: of K types, those of the group.
+template <Format f>
+StepNumbers step_numbers(const uint8_t* numbers, int output, Vec factor, Vec least) {
+  const uint8_t* at = numbers + (is_k_type(f) ? 1 : 2) * output;
+  if (!is_k_type(f)) return {{load_fp16(at), Vec{}}, has_minima(f) ? load_fp16(at + 2 * kPanel) : Vec{}};
+  if (has_minima(f)) return {{factor * load_bytes<uint8_t>(at), Vec{}}, least * load_bytes<uint8_t>(at + kPanel)};
+  return {{factor * load_bytes<int8_t>(at), factor * load_bytes<int8_t>(at + kPanel)}, Vec{}};
 }
 
-// The scales and minima of a block: of quants 0 to 15 and of quants 16 to 31.
-struct Numbers {
-  Vec scale[2], minimum[2];
-};
-
+// Expands a step of one output, the `lane` of its panel.
 template <Format f>
-Numbers numbers_of(const uint8_t* numbers, const uint8_t* factors) {
-  constexpr float kHalf = float(1 << (low_bits(f) + high_bits(f) - 1));
-  if (!is_k_type(f)) {
-    const Vec scale = load_fp16(numbers), minimum = has_minima(f) ? load_fp16(numbers + 2 * kPanel) : scale * -kHalf;
-    return {{scale, scale}, {minimum, minimum}};
-  }
-  const Vec factor = load_fp16(factors);
-  if (has_minima(f)) {
-    const Vec scale = factor * load_bytes<uint8_t>(numbers);
-    const Vec minimum = load_fp16(factors + 2 * kPanel) * -load_bytes<uint8_t>(numbers + kPanel);
-    return {{scale, scale}, {minimum, minimum}};
-  }
-  const Vec first = factor * load_bytes<int8_t>(numbers), second = factor * load_bytes<int8_t>(numbers + kPanel);
-  return {{first, second}, {first * -kHalf, second * -kHalf}};
-}
-
-// Expands a step for kLanes outputs from `output` of the panel; to: the first of these outputs, pairs 2 * kUnit apart.
-template <Format f>
-void expand_lanes(const uint8_t* weight, int64_t step, int output, uint16_t* to) {
-  constexpr int kBits = low_bits(f), kPerWord = 32 / kBits, kWords = kStep / kPerWord, kHigh = high_bits(f);
-  constexpr int kNumber = is_k_type(f) ? 1 : 2;
+void expand_step(const uint8_t* weight, int64_t step, int lane, BFloat16* to) {
+  constexpr int kHigh = high_bits(f), kMiddle = has_minima(f) ? 0 : 1 << (low_bits(f) + kHigh - 1);
   const uint8_t* from = weight + step_offset(f, step);
+  const uint8_t* words = from + lane / kUnit * kUnit * quant_bytes(f) + lane % kUnit * 4;
   const uint8_t* factors = weight + step_offset(f, step / kGroupSteps * kGroupSteps) - kPanel * factor_bytes(f);
-  const uint8_t* words = from + output / kUnit * kUnit * quant_bytes(f) + output % kUnit * 4;
-  const Numbers n = numbers_of<f>(from + kPanel * quant_bytes(f) + kNumber * output, factors + 2 * output);
-  // A quant is used where it is in its word, so as a multiple of a power of two; only the top one would have a sign.
-  constexpr int kTop = kPerWord - 1, kHalves = kBits == 4 ? 2 : 1;
-  Vec scales[kPerWord];
-  for (int i = 0; i < kTop; i++) scales[i] = n.scale[i % kHalves] * (1.0f / float(1 << (kBits * i)));
-  scales[kTop] = n.scale[kTop % kHalves];
-#pragma GCC unroll 8
-  for (int j = 0; j < kWords; j++) {
-    const BitVec word = load_words(words + j * 4 * kUnit);
-    const int shift = kHigh * j % 4;
-    BitVec high = {};
-    if (kHigh) high = load_words(words + (kWords + kHigh * j / 4) * 4 * kUnit) >> shift;
-    auto value = [&](int i) {
-      BitVec quant = i == kTop ? word >> (32 - kBits) : word & ((1u << kBits) - 1) << (kBits * i);
-      const uint32_t mask = (1u << kHigh) - 1;
-      if (kHigh) quant |= i == kTop ? high >> 24 & mask << 4 : high << 4 & mask << (4 * i + 4);
-      return __builtin_convertvector(IntVec(quant), Vec) * scales[i] + n.minimum[i % kHalves];
-    };
-#pragma GCC unroll 4
-    for (int i = 0; i < 16 / kBits; i++) {  // pairs: bytes 0 and 1, bytes 2 and 3; of 4 bits, low halves before high
-      int half = i / 2, second = i % 2, first = (4 * half + 16 * second) / kBits;
-      store_pairs(to + (8 * half + 2 * j + second) * 2 * kUnit, value(first), value(first + 8 / kBits));
+  const int first = lane / kLanes * kLanes;
+  const Vec least = has_minima(f) ? -load_fp16(factors + 2 * kPanel + 2 * first) : Vec{};
+  const StepNumbers n = step_numbers<f>(from + kPanel * quant_bytes(f), first, load_fp16(factors + 2 * first), least);
+  for (int i = 0; i < kStep; i++) {
+    const int word = low_bits(f) == 8 ? i / 4 : i % 16 / 4, shift = low_bits(f) == 8 ? 0 : i / 16 * 4;
+    int quant = words[word * 4 * kUnit + i % 4] >> shift & ((1 << low_bits(f)) - 1);
+    if (kHigh) {
+      const int bits = words[(4 + kHigh * word / 4) * 4 * kUnit + i % 4] >> (shift + kHigh * word % 4);
+      quant |= (bits & ((1 << kHigh) - 1)) << 4;
     }
+    const float scale = n.scale[f == kQ6_K ? i / 16 : 0][lane - first];
+    from_float(scale * float(quant - kMiddle) + n.minimum[lane - first], to + i);
   }
 }
 
-using ExpandLanes = void (*)(const uint8_t* weight, int64_t step, int output, uint16_t* to);
-constexpr ExpandLanes kExpanders[] = {nullptr,
-                                      expand_lanes<kQ8_0>,
-                                      expand_lanes<kQ4_0>,
-                                      expand_lanes<kQ4_1>,
-                                      expand_lanes<kQ5_0>,
-                                      expand_lanes<kQ5_1>,
-                                      expand_lanes<kQ4_K>,
-                                      expand_lanes<kQ5_K>,
-                                      expand_lanes<kQ6_K>};
+constexpr void (*kExpandStep[])(const uint8_t* weight, int64_t step, int lane, BFloat16* to) = {
+    nullptr,            expand_step<kQ8_0>, expand_step<kQ4_0>, expand_step<kQ4_1>, expand_step<kQ5_0>,
+    expand_step<kQ5_1>, expand_step<kQ4_K>, expand_step<kQ5_K>, expand_step<kQ6_K>};
 
 }  // namespace

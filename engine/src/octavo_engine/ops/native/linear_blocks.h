@@ -119,18 +119,6 @@ Quants quants_at(const uint8_t* words, int j) {
   return {q.first | (high << 4 & kMask), q.second | (high & kMask)};
 }
 
-// The numbers of a step for kLanes outputs: the scales of both halves, which differ in Q6_K only, and the minimum.
-struct StepNumbers { Vec scale[2], minimum; };
-
-// numbers: of the step; factor, least: of K types, those of the group.
-template <Format f>
-StepNumbers step_numbers(const uint8_t* numbers, int output, Vec factor, Vec least) {
-  const uint8_t* at = numbers + (is_k_type(f) ? 1 : 2) * output;
-  if (!is_k_type(f)) return {{load_fp16(at), Vec{}}, has_minima(f) ? load_fp16(at + 2 * kPanel) : Vec{}};
-  if (has_minima(f)) return {{factor * load_bytes<uint8_t>(at), Vec{}}, least * load_bytes<uint8_t>(at + kPanel)};
-  return {{factor * load_bytes<int8_t>(at), factor * load_bytes<int8_t>(at + kPanel)}, Vec{}};
-}
-
 // Sums the integer products of a step, of Q6_K of half of it, for kTogether vectors of outputs from `output` of a panel.
 // from: the step of the panel; x: the step of the first row, rows `steps` apart.
 template <Format f, int Rows>
