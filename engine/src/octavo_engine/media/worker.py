@@ -234,8 +234,11 @@ def main(connection: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (start.memory_bytes, start.memory_bytes))
     sys.modules["torch"] = None  # type: ignore[assignment]
     from octavo_engine.media.processor import load_processor
+    from octavo_engine.sources.json_file import read_optional_json
 
-    files = ModelFiles(name=start.folder, root=Path(start.folder), load_format="", config={})
+    root = Path(start.folder)
+    config = read_optional_json(root / "config.json")
+    files = ModelFiles(name=start.folder, root=root, load_format="", config=config)
     try:
         processor = load_processor(files, start.kwargs, start.max_pixels)
     except StartupError as error:
