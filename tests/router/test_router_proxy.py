@@ -390,7 +390,13 @@ async def test_a_full_queue_refuses_requests(scripted):
     assert len(routed.router.queue) == 0
 
 
-async def test_keys_take_turns_in_the_queue_by_the_tokens_that_they_ask_for(scripted, tmp_path):
+LONG, SHORT = (CHAT, {"max_tokens": 128}), (CHAT, {"max_tokens": 0})
+BATCH, EMBED = ("/v1/chat/completions/batch", {"messages": [[]]}), ("/v1/embeddings", {"input": "hi"})
+TURNS = [(LONG, SHORT, "aabbbbaaa"), (LONG, BATCH, "aabbababa"), (BATCH, LONG, "aabababab"), (EMBED, LONG, "aabababab")]
+
+
+@pytest.mark.parametrize(("first", "then", "order"), TURNS)
+async def test_keys_take_turns_in_the_queue_by_the_tokens_that_they_ask_for(scripted, tmp_path, first, then, order):
     served, go_on = [], asyncio.Event()
 
     async def answer(request):
@@ -398,19 +404,18 @@ async def test_keys_take_turns_in_the_queue_by_the_tokens_that_they_ask_for(scri
         await go_on.wait()
         return await ok(request)
 
-    await scripted.replica(answer)
-    (keys := tmp_path / "keys").write_text("long: a\nshort: b\n")
+    (await scripted.replica(answer)).answers |= {first[0]: answer, then[0]: answer}
+    (keys := tmp_path / "keys").write_text("a: a\nb: b\n")
     (tenants := tmp_path / "tenants.yaml").write_text("default: {weight: 20}")
     settings = {"api_key_file": (keys,), "router_secret": ("s3cret",), "tenants_file": tenants}
     routed = await scripted.route(**settings, forward={"max_requests_per_replica": 1})
     asking = []
-    for key, fields in [("a", {"max_tokens": 128})] * 5 + [("b", {"max_tokens": 0})] * 4:
-        asking.append(routed.http.post(CHAT, json=BODY | fields, headers={"authorization": f"Bearer {key}"}))
-        asking[-1] = asyncio.create_task(asking[-1])
+    for key, (path, fields) in [("Bearer a", first)] * 5 + [("Bearer b", then)] * 4:
+        asking.append(asyncio.create_task(routed.http.post(path, json=BODY | fields, headers={"authorization": key})))
         await until(lambda: len(routed.router.queue) + len(served) == len(asking))
     go_on.set()
     await asyncio.gather(*asking)
-    assert served == ["long", "long", *["short"] * 4, "long", "long", "long"]
+    assert "".join(served) == order
 
 
 async def test_a_client_that_leaves_the_queue_is_removed(scripted):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MALFORMED = "The request body is not a JSON object with a `model` that is a string: correct it."
-NO_PROMPT = Prompt(num_tokens=1, affinity=0, max_tokens=0)
+NO_PROMPT = Prompt(num_tokens=1, affinity=0)
 #: Class of an error -> value of the metric label `reason`; the first match counts.
 REASONS = (
     (ClientLeft, "client left"),
@@ -166,7 +166,8 @@ class ProxyHandler:
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
         limits = NO_LIMITS if scope["path"] in UNCOUNTED else self.tenants.limits(tenant)
         without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
-        num_tokens = prompt.num_tokens + prompt.num_outputs * prompt.expected_output_tokens
+        num_outputs = prompt.num_outputs if kind is not None else 0  # requests without a kind may have no output
+        num_tokens = prompt.num_tokens + num_outputs * prompt.expected_output_tokens
         with self.rate_limits.admit(tenant, limits, num_tokens) as admitted:
             request = ProxyRequest(
                 target=downstream.target,
