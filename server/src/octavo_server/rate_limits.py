@@ -137,7 +137,7 @@ class RateLimits:
         self._lately: dict[str, tuple[float, float, float]] = {}  # by tenant: mean `own` and `others` of a second, time
         self._reports: dict[str, _Report] = {}  # by replica
         self._departed: list[_Report] = []
-        self._forget_at_s = clock()
+        self._forget_at_s = self._forget_tenants_at_s = clock()
 
     def record_report(self, replica: str, epoch: int, loads: "Mapping[str, TenantLoad]") -> None:
         """Record that `loads`, which may change later, holds the replica's present work."""
@@ -181,6 +181,17 @@ class RateLimits:
             self._forget_at_s = now + 1
             self._reports = {name: report for name, report in self._reports.items() if now - report.at_s < WINDOW_S}
             self._departed = [report for report in self._departed if now - report.at_s < WINDOW_S]
+        if now >= self._forget_tenants_at_s:
+            self._forget_tenants_at_s = now + WINDOW_S
+            for tenant in [*filter(self._is_idle, {*self._places, *self._lately})]:
+                for by_tenant in (self._places, self._sent, self._lately):
+                    by_tenant.pop(tenant, None)
+
+    def _is_idle(self, tenant: str) -> bool:
+        """True if the tenant has no request in progress here, and sent none that may still count."""
+        sent, places = self._sent.get(tenant), self._places.get(tenant, {})
+        is_old = not sent or sent[-1][0] + LATE_S + WINDOW_S <= self._clock()
+        return is_old and not any(place.running for place in places.values())
 
     def enter(self, request: OwnRequest, replica: str) -> tuple[_Place, float]:
         """Count a request at a replica, or as unsent. Return its place and the time."""
@@ -215,6 +226,7 @@ class RateLimits:
     def _check(self, tenant: str, limits: TenantLimits, tokens: int) -> dict[str, str]:
         """Return headers for the response. Raises RateLimited."""
         used, headers, refusals = self.usage(tenant), dict[str, str](), list[tuple[float, str]]()
+        caller, has = (f"The API key {tenant!r}", "has") if tenant else ("Callers without an API key", "have")
         per_minute = (
             (1, "requests", used.requests, limits.requests_per_minute, "requestsPerMinute"),
             (2, "tokens", used.tokens, limits.tokens_per_minute, "tokensPerMinute"),
@@ -229,12 +241,10 @@ class RateLimits:
                     refusals.append((wait_s, f"used {num} {what} in the last minute; its limit is {limit} ({field})"))
         if limits.concurrent_requests is not None and not self._has_place(tenant, limits.concurrent_requests, used):
             most = f"its limit is {limits.concurrent_requests} (concurrentRequests)"
-            refusals.append((BUSY_RETRY_S, f"has {used.own + used.others} requests in progress; {most}"))
+            refusals.append((BUSY_RETRY_S, f"{has} {used.own + used.others} requests in progress; {most}"))
         if refusals:
             wait_s, why = max(refusals)
-            raise RateLimited(
-                f"The API key {tenant!r} {why}: send the request again in {ceil(wait_s)} s.", ceil(wait_s), headers
-            )
+            raise RateLimited(f"{caller} {why}: send the request again in {ceil(wait_s)} s.", ceil(wait_s), headers)
         return headers
 
     def _has_place(self, tenant: str, limit: int, used: TenantUse) -> bool:

@@ -105,3 +105,28 @@ def test_tenants_without_limits_and_replicas_without_requests_take_no_memory():
             request.record_sent(f"pod-{i}")
     assert len(limits._places["bob"]) <= WINDOW_S + 2
     assert len(limits._sent["bob"]) <= WINDOW_S + 2
+
+
+def test_idle_tenants_take_no_memory():
+    """A gateway may name any number of tenants."""
+    clock = Clock()
+    limits = RateLimits(clock)
+    with limits.admit("busy", limits_of(concurrent_requests=1), 10) as busy:
+        busy.record_sent("a")
+        for i in range(1000):
+            clock.now_s += 1
+            with limits.admit(f"user-{i}", limits_of(concurrent_requests=1), 10) as request:
+                request.record_sent("a")
+            limits.record_report("b", 1, {f"guest-{i}": TenantLoad(unfinished=1, requests=1, tokens=1)})
+            with pytest.raises(RateLimited):
+                limits.admit(f"guest-{i}", limits_of(concurrent_requests=1), 10)
+        assert limits.usage("busy").own == 1
+    sizes = [len(limits._places), len(limits._sent), len(limits._lately)]
+    assert max(sizes) <= 3 * WINDOW_S, sizes
+
+
+@pytest.mark.parametrize("field", ["requests_per_minute", "concurrent_requests"])
+def test_the_message_to_callers_without_a_key_names_none(field):
+    limits, one = RateLimits(Clock()), limits_of(**{field: 1})
+    with limits.admit("", one, 10), pytest.raises(RateLimited, match=r"^Callers without an API key (used 1|have 1) "):
+        limits.admit("", one, 10)
