@@ -20,6 +20,8 @@ from octavo_server.api_keys import FileWatch
 logger = logging.getLogger(__name__)
 
 FLAG = "--tenants-file"
+#: Replaces messages of pydantic that name classes of this module.
+NO_MAPPING = "Input should be a mapping of fields to values"
 Limit = Annotated[int, Field(ge=1, le=10**9)]
 
 
@@ -89,7 +91,8 @@ def _read_content(path: Path) -> _Content:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"{part}: " for part in first["loc"])
-        raise StartupError(f"{FLAG} {path}: {place}{first['msg']}, not {str(first['input'])[:100]!r}.") from None
+        what = NO_MAPPING if first["type"] in ("model_type", "dict_type") else first["msg"]
+        raise StartupError(f"{FLAG} {path}: {place}{what}, not {str(first['input'])[:100]!r}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise StartupError(f"{FLAG} {path}: is not YAML: {' '.join(str(error).split())}.") from None
 

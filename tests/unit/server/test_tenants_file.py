@@ -67,13 +67,13 @@ def test_a_limit_is_a_whole_number_of_a_bounded_size(path, field, value):
 
 
 UNUSABLE = {
-    "": "valid dictionary",
-    "[]": "valid dictionary",
+    "": "Input should be a mapping of fields",
+    "[]": "Input should be a mapping of fields",
     "alice: {weight: 1}": "alice: Extra inputs",
     "tenants: {alice: {requests: 1}}": "tenants: alice: requests: Extra inputs",
     "tenants: {alice: {max_tokens: 1}}": "max_tokens: Extra inputs",
-    "tenants:": "tenants: Input should be",
-    "tenants: {alice: }": "alice: Input should be",
+    "tenants:": "tenants: Input should be a mapping",
+    "tenants: {alice: }": "alice: Input should be a mapping",
     "tenants: {1: {}}": "Input should be a valid string",
     "tenants: {alice: {weight: 1}, alice: {weight: 2}}": "'alice' is in line 1 and again",
     "tenants: {alice: {weight: 1": "is not YAML",
