@@ -200,6 +200,25 @@ def test_an_image_that_failed_is_encoded_when_it_is_asked_again(bench: Bench) ->
     assert not bench.errors
 
 
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_an_image_that_failed_in_a_step_without_its_tokens_ends_who_shows_it_later(
+    bench: Bench, is_aborted: bool
+) -> None:
+    """A plan may encode an image for which no token is left in the step; other sequences then expect its rows, too."""
+    bench.tower.raises = 66
+    bench.add(1, [5, IMAGE, 6], picture(1, b"B"))
+    bench.add(2, [5, 6, 7])
+    plan = StepPlan(step_id=1, seqs=[step(2, 0, 1)], encode=[(1, 0)])
+    assert bench.encoder.encode(plan, bench.rig.batch.seqs, bench.tower) == {}
+    bench.planned.add(key(b"B")[1])
+    shows = 1
+    if is_aborted:
+        bench.rig.batch.drop([1])
+        bench.add(shows := 3, [5, IMAGE, 6], picture(1, b"B"))
+    assert bench.embed(step(2, 1, 1), step(shows, 0, 3)) is None
+    assert list(bench.errors) == [shows]
+
+
 def test_the_time_of_encoding_does_not_count_as_a_cost_of_steps() -> None:
     """The encoder runs before the timer of the step starts; the recorded calls of the device would show it."""
     rig, seen = Rig(), list[str]()

@@ -50,8 +50,9 @@ class ImageEncoder:
         """Drop rows and encode images as planned; return the errors of the sequences that end."""
         for key in plan.dropped_images:
             self._rows.pop(key, None)
-        for key in [key for key, failed in self._failed.items() if failed.isdisjoint(seqs)]:
-            del self._errors[key], self._failed[key]
+        for key, failed in [*self._failed.items()]:
+            if key not in self._rows and failed.isdisjoint(seqs):
+                del self._errors[key], self._failed[key]
         if plan.encode:
             self._device.synchronize()
             started = time.perf_counter()
@@ -125,6 +126,7 @@ class ImageEncoder:
             where = f"the image at tokens {image.start} to {image.end - 1} of the prompt"
             self._errors[key] = ErrorInfo(f"Encoding failed for {where}: {type(error).__name__}: {error}")
             self._failed[key] = set()
+            self._rows[key] = torch.empty(0)  # plans count on rows of it until they drop them
 
     def _inputs(self, arrays: Arrays) -> dict[str, Tensor]:
         """Move an image's arrays to the device, where pixels, [..., channels, height, width], are normalised."""
