@@ -123,6 +123,22 @@ def test_a_request_that_has_begun_gets_all_its_images_whatever_they_need() -> No
     assert done(futures) == [True] * 3
 
 
+def test_requests_that_hold_images_get_further_ones_without_room() -> None:
+    """Their blocks were evicted before they ran. Each would wait for room that only the other one can give."""
+    bench = Bench(max_bytes=20, size=2)
+    bench.acquire("one", "a")
+    bench.acquire("two", "b")
+    bench.finish_all()
+    waiting = bench.acquire("three", "c")
+    futures = [*bench.acquire("one", "a2", "a"), *bench.acquire("two", "b2", "b")]
+    bench.finish_all()
+    assert done([*futures, *waiting]) == [True] * 4 + [False]
+    bench.images.release("one")
+    bench.images.release("two")
+    bench.finish_all()
+    assert done(waiting) == [True]
+
+
 def test_a_failure_is_that_of_all_who_wait_and_is_not_kept() -> None:
     bench = Bench()
     futures = [*bench.acquire("one", "a"), *bench.acquire("two", "a")]

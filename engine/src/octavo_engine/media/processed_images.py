@@ -2,7 +2,8 @@
 
 A request holds its images from when it begins until they are encoded. Images that no request holds are the cache: the
 least recently used ones are dropped to keep the limit. While those that are held reach the limit, further requests wait
-for room; a request that has begun gets all of its images, so none waits for one that waits for it.
+for room; a request that has begun gets all of its images, also those that it needs later because their blocks were
+evicted, so none waits for one that waits for it.
 """
 
 import threading
@@ -61,7 +62,11 @@ class ProcessedImages:
         """Process images. Each future is done when `arrays` has the image, which it keeps until `release`."""
         futures = [Future[object]() for _ in images]
         with self._lock:
-            self._waiting.setdefault(request_id, []).extend(zip(images, futures, strict=True))
+            if request_id in self._held:  # perhaps with others the room that it would wait for
+                for image, future in zip(images, futures, strict=True):
+                    self._hold(request_id, image, future)
+            else:
+                self._waiting.setdefault(request_id, []).extend(zip(images, futures, strict=True))
             self._advance()
         return futures
 
