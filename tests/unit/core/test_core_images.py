@@ -9,7 +9,7 @@ from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
 from octavo_engine.wire.hashing import block_hashes, image_extra, next_hash
 from octavo_engine.wire.plan import SeqResult, StepResult
-from octavo_engine.wire.records import EngineRequest, ImageInput
+from octavo_engine.wire.records import EngineRequest, ErrorInfo, ImageInput
 from octavo_testing.simulation import sim_config, sim_request
 
 PROMPT = list(range(1, 21))  # five blocks of four tokens
@@ -99,6 +99,32 @@ def test_a_trace_replays_images_without_their_bytes() -> None:
     assert report.ok, str(report)
     assert json.loads(lines[1])["add"]["images"] == [[9, 4, (b"a" * 32).hex()]]
     assert "the bytes" not in "".join(lines)
+
+
+def test_an_output_waits_for_images_that_have_failed_for_another_one() -> None:
+    """Both outputs need the image again after a preemption; the first one to ask for it ends alone."""
+    scheduler = Scheduler(sim_config(enable_prefix_caching=False))
+    asked = sim_request("r", PROMPT, max_tokens=9, n=2)
+    asked.images = (image(2, 7, b"a"),)
+    scheduler.add(asked, 0.0)
+    prepare(scheduler)
+    plan = scheduler.step(1.0)
+    scheduler.commit(
+        StepResult(step_id=plan.step_id, seqs=[SeqResult(seq_id=s.seq_id, token_ids=[7]) for s in plan.seqs]), 1.0
+    )
+    first, second = scheduler.sequences()
+    for seq, error in ((second, ErrorInfo("it was killed.", "unavailable")), (first, None)):
+        scheduler._state.preempt(seq, swap=False)
+        plan = scheduler.step(2.0)
+        assert [(request.request_id, start) for request, start in scheduler.unprepared] == [("r", 0)]
+        assert not plan.encode
+        ended = scheduler.prepared("r", 2.0, error=error)
+        assert [out.index for out in ended] == ([1] if error else [])
+        if plan.seqs:
+            scheduler.commit(
+                StepResult(step_id=plan.step_id, seqs=[SeqResult(seq_id=first.seq_id, token_ids=[7])]), 2.0
+            )
+    assert [step.seq_id for step in scheduler.step(3.0).seqs] == [first.seq_id]
 
 
 def test_a_request_waits_for_its_images() -> None:

@@ -134,6 +134,8 @@ class Scheduler:
             else:
                 outputs += state.end_outputs(seq, seq.indices, "error", error)
                 state.finish(seq)
+        if error is not None and group is not None and group.request.images:
+            group.images_from = group.request.images[-1].end  # other outputs cannot count on the images that failed
         self._check_invariants()
         return outputs
 
