@@ -257,6 +257,15 @@ def test_low_detail_shows_one_tile(load: Load, name: str) -> None:
     assert json.loads(prompts["low"].images[0].kwargs) == small
 
 
+@pytest.mark.parametrize("name", ["pixtral", "mistral3"])
+def test_low_detail_is_below_the_size_of_a_processor_without_a_setting(load: Load, name: str) -> None:
+    settings = {key: value for key, value in VISION[name].image.items() if key != "size"}
+    frontend = load(files=replace(VISION[name], image=settings), max_model_len=20_000)
+    low, usual = (chat(frontend, [ask(image_part(1000, 500, detail))]).images[0] for detail in ("low", None))
+    assert json.loads(low.kwargs) == {"size": {"longest_edge": 512}}
+    assert low.length < usual.length
+
+
 def test_a_detail_counts_for_its_image_only(load: Load) -> None:
     frontend = load("smolvlm")
     both = chat(frontend, [ask(image_part(90, 60, "low"), image_part(90, 60), "Hi")])

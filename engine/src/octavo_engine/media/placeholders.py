@@ -16,6 +16,8 @@ from octavo_engine.wire.errors import StartupError
 MAX_PIXELS = 64_000_000
 #: Most times that the longer side of an image may be as long as the shorter one, for Qwen-VL, as in transformers.
 MAX_RATIO = 200
+#: Limit of an image's edges in Pixtral and Mistral 3, without a setting.
+PIXTRAL_EDGE = 1024
 _MAX_SIDE = 4096  # of a scaled image that is cut into tiles
 _MAX_TILES = 256
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -313,7 +315,7 @@ def _patches(hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> Pat
 def _patch_rows(family: str, hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> PatchRows:
     if not (kind := _kind(image, "PixtralImageProcessor")).startswith("Pixtral"):
         raise _unsupported("image_processor_type", kind, "PixtralImageProcessor with Pixtral")
-    longest = image.get("size", {"longest_edge": 1024}).get("longest_edge")
+    longest = image.get("size", {"longest_edge": PIXTRAL_EDGE}).get("longest_edge")
     if not isinstance(longest, int) or not image.get("do_resize", True) or image.get("do_center_crop"):
         raise _unsupported("size", image.get("size"), "a longest_edge, with do_resize and without do_center_crop,")
     return PatchRows(token=token, patch=_merged_edge(family, hf), longest=longest)

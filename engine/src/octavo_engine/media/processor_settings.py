@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo_engine.media.placeholders import MAX_PIXELS
+from octavo_engine.media.placeholders import MAX_PIXELS, PIXTRAL_EDGE
 from octavo_engine.sources.json_file import read_optional_json
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import InvalidRequest, StartupError
@@ -38,7 +38,8 @@ def _low_pixels(image: Kwargs) -> dict[str, Any]:
 
 def _low_edge(image: Kwargs) -> dict[str, Any]:
     """Return the size of Pixtral and Mistral 3; LLaVA with CLIP shows one tile anyway."""
-    size = image.get("size")
+    is_pixtral = str(image.get("image_processor_type")).startswith("Pixtral")
+    size = image.get("size", {"longest_edge": PIXTRAL_EDGE} if is_pixtral else None)
     longest = size.get("longest_edge") if isinstance(size, Mapping) else None
     return {"size": {"longest_edge": min(longest, _LOW_EDGE)}} if longest else {}
 
