@@ -1,6 +1,7 @@
 """Processes that decode images: equal arrays, and an end for each image whatever happens to its process."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from octavo_engine.media.placeholders import make_image_tokens
 from octavo_engine.media.processor import load_processor
 from octavo_engine.media.worker import Image, MediaWorker, MediaWorkers, WorkerStart, encode
 from octavo_engine.wire.errors import InvalidRequest, StartupError, Unavailable
@@ -55,6 +57,26 @@ def test_arrays_equal_those_of_the_processor_in_this_process(worker: MediaWorker
     for name, array in expected.items():
         assert found[name].dtype == array.dtype
         assert np.array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("family", ["internvl", "mistral3"])
+def test_a_worker_calls_the_processor_as_the_model_does(family: str, tmp_path: Path) -> None:
+    """The processors of these families call their image processors with settings that config.json decides."""
+    files = VISION[family]
+    model = model_files(write_vision_files(tmp_path, files), files)
+    data = encoded(quarter(RED, size=(100, 41)), "PNG")
+    processor = load_processor(model)
+    assert processor is not None
+    expected = processor.process(data)["pixel_values"]
+    (tmp_path / "config.json").write_text(json.dumps(model.config))
+    worker = MediaWorker(WorkerStart(str(tmp_path)))
+    try:
+        worker.start()
+        assert np.array_equal(worker.process(encode(Image(data)))["pixel_values"], expected)
+    finally:
+        worker.stop()
+    rule = make_image_tokens(files.family, files.hf, files.image, "<image>")
+    assert expected.size == 3 * math.prod(rule.scaled_size(100, 41)) + (3 * 28 * 28 if family == "internvl" else 0)
 
 
 def test_a_worker_has_the_settings_of_the_start_and_of_an_image(folder: Path) -> None:
