@@ -11,7 +11,7 @@ def main() -> None:
         model=client.models.list().data[0].id,
         messages=[
             {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "What is the capital of France?"},
+            {"role": "user", "content": "What is the capital of France? Answer with one word."},
         ],
         temperature=0,
         stream=True,

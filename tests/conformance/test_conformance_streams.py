@@ -140,7 +140,7 @@ async def test_errors_before_the_first_token_set_the_status(scripted):
 @pytest.mark.real_model
 @conforms(12, "The joined stream equals the unstreamed answer", how="openai")
 def test_real_model_streams(real):
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
     asked = {"model": REAL_MODEL, "messages": question, "temperature": 0}
     stream = real.openai.chat.completions.create(**asked, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
-CAPITAL = "What is the capital of France?"
+CAPITAL = "What is the capital of France? Answer with one word."
 QUESTION = [{"role": "user", "content": CAPITAL}]
 
 

@@ -186,7 +186,7 @@ class Cluster:
         *,
         key: str = "none",
         at: str = "",
-        question: str = "What is the capital of France?",
+        question: str = "What is the capital of France? Answer with one word.",
     ) -> str:
         """The text of the streamed response."""
         with self.openai(host, key, at=at) as made:
