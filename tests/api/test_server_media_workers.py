@@ -1,4 +1,4 @@
-"""Images over HTTP while the processes that decode them are killed or hang."""
+"""Images over HTTP while the processes that decode them are killed, hang or lack memory."""
 
 import asyncio
 import os
@@ -14,8 +14,9 @@ import psutil
 import pytest
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import EngineConfig
-from octavo_testing import hasty_workers
 from octavo_testing.core_process import processes_of, running, scripted_environment
+from octavo_testing.limited_workers import HASTY_LOADER, SMALL_LOADER
+from octavo_testing.pictures import empty_png
 from octavo_testing.server import Served, serving
 from octavo_testing.tiny_vision import make_tiny_vision, picture
 
@@ -82,12 +83,27 @@ async def test_requests_end_once_when_workers_are_killed(folder: Path) -> None:
 
 async def test_images_of_workers_that_hang_end_with_400(folder: Path) -> None:
     """A second is too short for some images of a busy machine, so it may end other ones, too."""
-    async with started(folder, hasty_workers.LOADER) as served:
+    async with started(folder, HASTY_LOADER) as served:
         statuses = await fail_eight(served, None)
         assert statuses.count(400) >= 2
         assert set(statuses) <= {200, 400}
         while (await ask(served, picture(9))).status_code != 200:
             pass
+
+
+async def test_an_image_beyond_the_memory_of_its_worker_ends_with_400(folder: Path) -> None:
+    """It has 48 million pixels, of 4 bytes each, as allowed."""
+    async with started(folder, SMALL_LOADER) as served:
+        large, streamed, lines, small = await asyncio.gather(
+            ask(served, empty_png(8000, 6000)),
+            ask(served, empty_png(6000, 8000), stream=True),
+            read_text_stream(served),
+            ask(served, picture(1)),
+        )
+        assert (large.status_code, streamed.status_code, small.status_code) == (400, 400, 200)
+        assert "more than 512 MiB of memory" in large.json()["error"]["message"]
+        assert lines[-1] == "data: [DONE]"
+        assert not any('"error"' in line for line in lines)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
