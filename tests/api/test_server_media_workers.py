@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import processes_of, running, scripted_environment
 from octavo_testing.limited_workers import HASTY_LOADER, SMALL_LOADER
-from octavo_testing.pictures import empty_png
+from octavo_testing.pictures import empty_png, encoded
 from octavo_testing.server import Served, serving
 from octavo_testing.tiny_vision import make_tiny_vision, picture
+from PIL import Image
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +119,30 @@ async def test_no_worker_outlives_the_core(folder: Path, is_stopped: bool) -> No
         os.kill(core.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(workers, 120)
         assert not alive
+
+
+def resident_bytes(engine: Any) -> int:
+    """Return the resident bytes of this process, which has the API server, of the core and of its workers."""
+    return sum(process.memory_info().rss for process in (psutil.Process(), *processes_of(engine)))
+
+
+def noise(number: int) -> bytes:
+    """Return a PNG of a megapixel that is as large as its pixels."""
+    pixels = np.random.default_rng(number).integers(0, 256, (1000, 1000, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(pixels), "PNG", compress_level=0)
+
+
+async def test_memory_does_not_grow_after_100_images_of_a_megapixel(folder: Path) -> None:
+    """The cache of processed images is full before the 100th. Few blocks are all written by then, too."""
+    resident: dict[int, int] = {}
+    async with started(folder, mm_processor_cache_gb=0.001, num_gpu_blocks_override=64) as served:
+        for start in range(0, 300, 4):
+            answers = await asyncio.gather(*(ask(served, noise(start + i), max_tokens=1) for i in range(4)))
+            assert [answer.status_code for answer in answers] == [200] * 4
+            resident[start + 4] = resident_bytes(served.engine)
+        assert served.engine.stats.mm_cache_queries == 300
+        assert served.engine.stats.mm_cache_hits == 0
+    assert resident[300] < 1.1 * resident[100], resident
 
 
 async def test_logs_errors_and_traces_hold_no_image(
