@@ -299,3 +299,14 @@ def test_the_gap_of_streams_beside_images_is_the_limit_and_one_image(token_s: fl
     assert most <= (0.2 + 64 * token_s) * (1 + 4 * noise) + 5 * machine.prefill_token_s
     if token_s <= 0.001:
         assert max(step.encode_s for step in beside) > 1.5 * 64 * token_s, "several fit into a step"
+
+
+def test_a_prompt_that_waits_for_room_leaves_the_only_token_of_a_step_to_another() -> None:
+    """The request of tenant b is within the image that would have to go for one of the others."""
+    sim = Simulation(num_blocks=3, max_num_seqs=2, max_model_len=12, max_num_batched_tokens=1)
+    for i in range(9):
+        fields: dict[str, Any] = {"n": 1 + (i == 0), "max_tokens": 3, "tenant": "b" * (i == 3)}
+        sim.add(f"r{i}", [0] * 6, images=(image(b"a", 0, 5),), **fields)
+    sim.add("within", [0] * 3, images=(image(b"b", 0, 2),), max_tokens=3, tenant="b")
+    sim.drain(depth=2)
+    sim.verify()

@@ -77,6 +77,11 @@ class EncoderCache:
                 self._lengths.move_to_end(image_key(seq, image))
         return want
 
+    def lacks_next(self, seq: Sequence) -> bool:
+        """Return True if the next token of a sequence is one of an image without rows."""
+        images = [image for image in seq.group.request.images if image.start <= seq.computed < image.end]
+        return any(image_key(seq, image) not in self._lengths for image in images)
+
     def forget(self, seq: Sequence) -> None:
         """Drop the images of a sequence that has failed: one of them may have no rows."""
         for key in {image_key(seq, image) for image in seq.group.request.images}.intersection(self._lengths):

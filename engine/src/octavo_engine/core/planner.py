@@ -67,6 +67,7 @@ class Planner:
         self._givers: set[Tenant] = set()  # from which this step took back a sequence: they admit none
         self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
+        self._num_reserved = 0  # tokens of this step that are kept for them
         self._shares: PromptShares | None = None  # set while prompts get their shares
         self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
         self._reserved = 0
@@ -169,7 +170,10 @@ class Planner:
             return 0
         self._kv.grow(seq, len(seq.token_ids))
         self._prompts.append(seq)
-        return int(len(self._prompts) == 1)  # the first prompt advances, however many sequences decode
+        if self._num_reserved or self._state.encoder.lacks_next(seq):  # it may have to wait for its image
+            return 0
+        self._num_reserved = 1  # the first prompt advances, however many sequences decode
+        return 1
 
     def _share_step(self, budget: int, *, admits: bool) -> int:
         """Divide the rest of the step after its decodes between the prompts; return the tokens left."""
@@ -178,7 +182,7 @@ class Planner:
         if self._state.tenants.compete:
             prompts.sort(key=lambda seq: (seq.key[0], seq.group.tenant.counter, seq.key))
             max_step_s = 0.0  # no more than the rest of the step takes
-        budget += bool(prompts)
+        budget, self._num_reserved = budget + self._num_reserved, 0
         withheld = 0 if self._costs.prefill_token_s else max(budget - UNMEASURED_TOKENS, 0)
         budget -= withheld
         self._shares = PromptShares(max_step_s, self._costs, self._plan.seqs)
