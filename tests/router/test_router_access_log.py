@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from octavo_engine.log_format import JsonFormatter
-from octavo_server.access_log import AccessLogFilter
+from octavo_server.access_log import REPLICA, AccessLogFilter
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
@@ -35,6 +35,7 @@ def access():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_access_line_of_a_router_and_the_usage_line_of_its_replica_agree(tmp_path, access, stream):
+    REPLICA.set("")  # another test may have set it where this one began
     (tmp_path / "keys").write_text("alice: sk-a\n")
     log = tmp_path / "usage.jsonl"
     engine = ScriptedClient(write_byte_model(tmp_path))

@@ -56,6 +56,9 @@ async def test_held_requests_and_the_first_admission_are_reported():
     replica.answers[CHAT] = fine
     await replica.start()
     await replica.kill()
+    held = socket.socket()  # keeps servers of other tests from the port; connections are refused
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", replica.port))
     async with routing(replica.url) as routed:
         listener = Listener(routed.url)
         listening = asyncio.create_task(listener.run())
@@ -66,6 +69,7 @@ async def test_held_requests_and_the_first_admission_are_reported():
         metrics = parse_metrics((await routed.http.get("/metrics")).text)
         assert metrics['octavo_router_held_requests{model=""}'] == 1, "a name that no replica has is no label"
 
+        held.close()
         await replica.start()
         assert (await asking).status_code == 200
         await until(lambda: listener.rest["held"] == {} and listener.rest["models"] == [MODEL])
