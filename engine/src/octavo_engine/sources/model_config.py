@@ -75,6 +75,16 @@ _VISION_TEXT = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 _HEADS_OF_TEXT = ("lm_head.weight", "language_model.lm_head.weight")
+_QWEN2: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+}
 _QWEN2_VL: dict[str, Any] = {
     "vocab_size": 152_064,
     "hidden_size": 8192,
@@ -132,41 +142,11 @@ _NESTED_DEFAULTS: dict[str, dict[str, Any]] = {
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
-    "qwen2": {
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 22_016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-    },
+    "qwen2": _QWEN2,
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl_text": _QWEN2_VL,
-    "qwen3": {
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 22_016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-    },
-    "qwen3_vl_text": {
-        "vocab_size": 151_936,
-        "hidden_size": 4096,
-        "intermediate_size": 22_016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 128_000,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 500_000.0,
-    },
+    "qwen3": _QWEN2 | {"head_dim": 128},
+    "qwen3_vl_text": _QWEN2 | {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0},
 }
 #: Types of RoPE that a family has under other names.
 _RENAMED_ROPES: dict[Any, dict[str, str]] = {"phi3": {"su": "longrope", "yarn": "longrope"}}
