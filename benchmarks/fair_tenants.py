@@ -167,7 +167,7 @@ def result_of(plan: StepPlan) -> StepResult:
 def describe(row: Row, seconds: float, *, caching: bool) -> list[str]:
     """Run alice alone, without tenants and with tenants; return the cells of a row of the table."""
     loads = {"mallory": row.mallory, "alice": row.alice}
-    alone = Service(row, {"nobody": Load(0, 1, 1), "alice": row.alice}, caching=caching).run(seconds)["alice"]
+    alone = Service(row, {"idle": Load(0, 1, 1), "alice": row.alice}, caching=caching).run(seconds)["alice"]
     cells, totals = [], []
     for has_tenants in (False, True):
         service = Service(row, loads, has_tenants=has_tenants, caching=caching)

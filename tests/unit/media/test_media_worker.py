@@ -1,4 +1,4 @@
-"""Processes that decode images: equal arrays, and an end for each image whatever happens to its process."""
+"""Processes that decode images: equal arrays, and an end for each image, also if its process dies or hangs."""
 
 import json
 import math

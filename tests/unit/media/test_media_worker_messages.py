@@ -1,4 +1,4 @@
-"""Answers of a process that decodes images are data of a few types, whatever it sends."""
+"""Answers of a process that decodes images are data of a few types: other bytes are refused."""
 
 import numpy as np
 import pytest
