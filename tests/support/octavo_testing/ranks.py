@@ -1,15 +1,15 @@
 """Ranks of one model as threads of this process, so that a test sees the results of each of them."""
 
+import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.message_store import MessageStore
 from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -22,15 +22,36 @@ Result = TypeVar("Result")
 TIMEOUT = timedelta(seconds=30)
 
 
+def make_stores(size: int, timeout: timedelta = TIMEOUT) -> list[MessageStore]:
+    """Make the store of each rank, for threads of this process."""
+    inboxes = [queue.SimpleQueue[tuple[str, bytes]]() for _ in range(size)]
+
+    def make(rank: int) -> MessageStore:
+        def send(key: str, value: bytes) -> None:
+            for inbox in inboxes[:rank] + inboxes[rank + 1 :]:
+                inbox.put((key, value))
+
+        def receive(timeout_s: float) -> tuple[str, bytes]:
+            try:
+                return inboxes[rank].get(timeout=timeout_s)
+            except queue.Empty:
+                raise TimeoutError("another rank is late") from None
+
+        return MessageStore(send, receive, timeout)
+
+    return [make(rank) for rank in range(size)]
+
+
 def run_ranks(
     size: int, run: Callable[[Group], Result], timeout: timedelta = TIMEOUT, *, gpu: torch.device | None = None
 ) -> list[Result]:
     """Call `run` on a thread for each rank; return the results. Raises the first error that no other rank caused."""
-    with TemporaryDirectory() as folder, ThreadPoolExecutor(size) as pool:
+    stores = make_stores(size, timeout)
+    with ThreadPoolExecutor(size) as pool:
 
         def run_rank(rank: int) -> Result:
             torch.set_num_threads(1)
-            return run(open_group(Path(folder) / "ranks", rank, size, timeout, gpu=gpu))
+            return run(open_group(stores[rank], rank, size, timeout, timeout, gpu=gpu))
 
         started = [pool.submit(run_rank, rank) for rank in range(size)]
         errors = [error for each in started if (error := each.exception()) is not None]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -14,12 +13,14 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.process import parallel_executor
-from octavo_engine.process.rank_messages import RankStart, RunPlan, decode_to_rank, encode, meeting_file
+from octavo_engine.process.rank_messages import RankStart, RunPlan, decode_to_rank, encode
 from octavo_engine.runner import load
 from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import StepPlan
+
+from octavo_testing.ranks import make_stores
 
 
 class GpuStandIn(CpuDevice):
@@ -41,7 +42,7 @@ class ThreadRanks:
     """Takes the place of `RankProcesses`."""
 
     def __init__(self, size: int, timeout_s: int) -> None:
-        self._size, self._folder, self._pool = size, TemporaryDirectory(), ThreadPoolExecutor(size - 1)
+        self._size, self._stores, self._pool = size, make_stores(size), ThreadPoolExecutor(size - 1)
         self._timeout = timedelta(seconds=timeout_s)
         self._plans = [queue.SimpleQueue[StepPlan | None]() for _ in range(size)]
         self._ready = queue.SimpleQueue[int]()
@@ -56,17 +57,17 @@ class ThreadRanks:
                 memory=plans.memory,
                 num_blocks=plans.ranks[rank].kv.num_blocks,
                 num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
-                folder=self._folder.name,
+                folder="",
                 parent_pid=0,
                 log_format="text",
             )
-            executor, ready = load.load(part.config, part=part)
+            executor, ready = load.load(part.config, part=part, store=self._stores[rank])
             self._ready.put(ready.weights_bytes)
             while (plan := self._plans[rank].get()) is not None:
                 executor.submit(plan).result()
 
         self.ended = [self._pool.submit(run, rank) for rank in range(1, self._size)]
-        return open_group(meeting_file(self._folder.name), 0, self._size, self._timeout, gpu=gpu)
+        return open_group(self._stores[0], 0, self._size, self._timeout, gpu=gpu)
 
     def check(self) -> None:
         """Do nothing: a rank that fails is an error of `stop`."""
@@ -98,7 +99,6 @@ class ThreadRanks:
         for each in self.ended:
             each.result()
         self._pool.shutdown()
-        self._folder.cleanup()
 
 
 @contextmanager

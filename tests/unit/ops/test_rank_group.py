@@ -1,11 +1,14 @@
 """Collective operations of ranks, which are threads here, and the division of things among them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
-from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.message_store import MessageStore
+from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.ops.recording import Pool, record
-from octavo_engine.wire.errors import EngineDead, StartupError
-from octavo_testing.ranks import run_ranks
+from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
+from octavo_testing.ranks import TIMEOUT, make_stores, run_ranks
 from torch import Tensor
 
 
@@ -19,13 +22,51 @@ def test_all_ranks_get_the_sum(dtype: torch.dtype) -> None:
 
 
 def test_ranks_without_a_loopback_interface_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def create_device(interface: str) -> None:
-        raise RuntimeError(f"enforce fail at device.cc:84\nUnable to find address for: {interface}")
+    def create_device(hostname: str) -> None:
+        raise RuntimeError(f"enforce fail at device.cc:84\nUnable to find interface for: {hostname}")
 
     monkeypatch.setattr(torch.distributed.ProcessGroupGloo, "create_device", create_device)  # type: ignore[attr-defined]
     with pytest.raises(StartupError, match=r"loopback interface lo.*ip link set lo up") as failure:
         run_ranks(2, lambda group: None)
     assert "\n" not in str(failure.value)
+
+
+def test_groups_of_some_ranks_have_names() -> None:
+    """Ranks 0 and 1, and 1 and 2, connect by the entries of all three, of which each rank gets every one."""
+    stores = make_stores(3)
+    members = {"left": [0, 1], "right": [1, 2]}
+
+    def run(rank: int) -> dict[str, float]:
+        found = {}
+        for name, ranks in members.items():
+            if rank in ranks:
+                group = open_group(stores[rank], ranks.index(rank), 2, TIMEOUT, TIMEOUT, name=name)
+                found[name] = group.all_reduce(torch.tensor([1.0 + rank])).item()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, range(3))) == [{"left": 3.0}, {"left": 3.0, "right": 5.0}, {"right": 5.0}]
+
+
+def test_a_stranger_in_the_place_of_a_rank_is_an_error_of_the_start() -> None:
+    """The number that comes over gloo is not the one that rank 1 has sent in the store."""
+    stores = make_stores(2)
+    send = stores[1]._send
+    stores[1]._send = lambda key, value: send(key, b"x" * 16 if "number" in key else value)
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(open_group, stores[rank], rank, 2, TIMEOUT, TIMEOUT) for rank in range(2)]
+        with pytest.raises(GroupBroken, match="a process that is not rank 1 has connected in its place"):
+            found[0].result()
+        found[1].result()
+
+
+@pytest.mark.parametrize("error", [TimeoutError("another rank is late"), GroupBroken("another rank has failed")])
+def test_a_rank_that_does_not_connect_is_an_error_of_the_start(error: Exception) -> None:
+    def receive(timeout_s: float) -> tuple[str, bytes]:
+        raise error
+
+    with pytest.raises(GroupBroken, match=str(error)):
+        open_group(MessageStore(lambda key, value: None, receive, TIMEOUT), 0, 2, TIMEOUT, TIMEOUT)
 
 
 def test_rank_0_gathers_and_broadcasts() -> None:

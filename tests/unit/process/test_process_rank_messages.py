@@ -82,15 +82,14 @@ def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
 def test_a_message_to_a_rank_that_is_gone_is_no_error_of_its_own() -> None:
     """Clients get the cause that the rank reports at its end, even if a message is sent to it meanwhile."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    causes: list[tuple[int, Failed]] = []
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     folder = make_folder()
-    rank = RankProcess(rank_start(folder), context.socket(zmq.PUSH), reports, lambda *cause: causes.append(cause))
+    rank = RankProcess(rank_start(folder), context.socket(zmq.PUSH), lambda *report: reports.put(report))
     try:
         rank.kill()
+        assert reports.get(timeout=60) == (1, Failed("its process was killed by signal 9."))
         assert reports.get(timeout=60) == (1, None)
         rank.send(b"a plan")
-        assert causes == [(1, Failed("its process was killed by signal 9."))]
     finally:
         rank.request_stop()
         rank.stop()

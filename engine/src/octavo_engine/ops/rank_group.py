@@ -2,29 +2,28 @@
 
 Ranks are processes or threads of one host, with one `ProcessGroupGloo` each, which is not registered in
 `torch.distributed`: a process may have any number of groups. gloo listens on the loopback interface only. The ranks
-meet in a file, as torch's TCP store listens on every interface. On GPUs, NCCL takes the model's tensors, and gloo those
-of the host.
+connect by the entries of a `MessageStore`. On GPUs, NCCL takes the model's tensors, and gloo those of the host.
 """
 
 import ctypes
 import logging
 import os
+import secrets
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octavo_engine.ops.message_store import MEETING_TIMEOUT, named
 from octavo_engine.ops.recording import recordable
 from octavo_engine.wire.errors import GroupBroken, StartupError
 
-#: Time in which all ranks must have connected. A rank that has imported its packages waits for slower ones.
-MEETING_TIMEOUT = timedelta(minutes=10)
+LOOPBACK = "127.0.0.1"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -78,10 +77,10 @@ def connect_gpus(store: Any, rank: int, size: int, timeout: timedelta, device: t
     """
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    nccl, prefixed = cast("Any", dist).ProcessGroupNCCL, cast("Any", dist).PrefixStore  # torch's types lack both
+    nccl = cast("Any", dist).ProcessGroupNCCL  # torch's types lack it
     options = nccl.Options()
     options._timeout = timeout
-    collectives = GpuCollectives(nccl(prefixed("nccl", store), rank, size, options))
+    collectives = GpuCollectives(nccl(named(store, "nccl"), rank, size, options))
     probe = torch.ones(1, device=device)  # NCCL connects at the first operation, and the store does not last
     collectives.add_up(probe)
     collectives.wait()
@@ -186,32 +185,58 @@ class Group:
 
 
 def open_group(
-    meeting_file: Path,
+    store: Any,
     rank: int,
     size: int,
     timeout: timedelta,
     meeting_timeout: timedelta = MEETING_TIMEOUT,
     *,
+    name: str = "all",
+    address: str = LOOPBACK,
     gpu: torch.device | None = None,
 ) -> Group:
-    """Connect to the other ranks, which open the same file. `timeout`: of each operation. `gpu`: has the model's
-    tensors; None: they are in host memory.
+    """Connect to the other ranks, which open the group of the same name. `store`: a `MessageStore`. `timeout`: of each
+    operation. `address`: of this host, on which gloo listens. `gpu`: has the model's tensors; None: they are in host
+    memory.
 
-    Raises GroupBroken if a rank does not come within `meeting_timeout`, and StartupError without a loopback interface.
+    Raises GroupBroken if a rank does not come within `meeting_timeout`, and StartupError if the host lacks the address.
     """
-    gloo, files = cast("Any", dist.ProcessGroupGloo), cast("Any", dist).FileStore  # torch's types lack both
-    options = gloo._Options()
+    gloo = cast("Any", dist.ProcessGroupGloo)  # torch's types lack its options
+    options, store = gloo._Options(), named(store, name)
     try:
-        options._devices = [gloo.create_device(interface="lo")]
+        options._devices = [gloo.create_device(hostname=address)]
     except RuntimeError as error:
-        what = f"rank {rank} of {size}: the ranks connect over the loopback interface lo, which has no address here"
-        raise StartupError(f"{what}: bring it up (ip link set lo up), or use --tensor-parallel-size 1.") from error
+        raise StartupError(_describe_address(rank, size, address)) from error
     options._timeout = meeting_timeout
-    store = files(str(meeting_file), size)
-    store.set_timeout(meeting_timeout)
     try:
         collectives = gloo(store, rank, size, options)
+        _check_peers(collectives, store, rank, size, meeting_timeout)
         gpus = None if gpu is None else connect_gpus(store, rank, size, timeout, gpu)
         return Group(rank, size, collectives, timeout, gpus)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise GroupBroken(f"rank {rank} of {size} cannot connect to the other ranks: {error}") from error
+
+
+def _describe_address(rank: int, size: int, address: str) -> str:
+    if address != LOOPBACK:
+        return f"rank {rank} of {size}: {address} is no address of this host: set VLLM_HOST_IP to one of its addresses."
+    what = f"rank {rank} of {size}: the ranks connect over the loopback interface lo, which has no address here"
+    return f"{what}: bring it up (ip link set lo up), or use --tensor-parallel-size 1."
+
+
+def _check_peers(collectives: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Exchange random numbers with each rank, over gloo and in the store: gloo takes the first that connects.
+
+    Raises RuntimeError if another process is in the place of a rank.
+    """
+    number = secrets.token_bytes(16)
+    store.set(f"number-{rank}", number)
+    sent = torch.frombuffer(bytearray(number), dtype=torch.uint8)
+    received = {peer: torch.zeros_like(sent) for peer in range(size) if peer != rank}
+    works = [collectives.recv([x], peer, 0) for peer, x in received.items()]
+    works += [collectives.send([sent], peer, 0) for peer in received]
+    for work in works:
+        work.wait(timeout)
+    for peer, x in received.items():
+        if not secrets.compare_digest(bytes(x.tolist()), store.get(f"number-{peer}")):
+            raise RuntimeError(f"a process that is not rank {peer} has connected in its place")

@@ -5,10 +5,12 @@ core does. An error in a plan ends it.
 """
 
 import logging
+import math
 import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
@@ -36,10 +38,22 @@ def serve(executor: "LocalExecutor", inbox: "zmq.Socket[bytes]", report: Report)
         match messages.decode_to_rank(inbox.recv()):
             case messages.RunPlan(plan):
                 executor.submit(plan).result()
+            case messages.Entry():
+                pass  # of a rank that connects later
             case messages.Leave():
                 raise GroupBroken("rank 0 has lost another rank.")
             case call:
                 report(answer(executor, call))
+
+
+def receive_entry(inbox: "zmq.Socket[bytes]", timeout_s: float) -> tuple[str, bytes]:
+    """Wait for an entry, which is the only message before the group is open, except `Leave`."""
+    if not inbox.poll(math.ceil(1e3 * timeout_s)):
+        raise TimeoutError(f"another rank is late, after {timeout_s:.0f} s")
+    message = messages.decode_to_rank(inbox.recv())
+    if isinstance(message, messages.Entry):
+        return message.key, message.value
+    raise GroupBroken("rank 0 has lost another rank.")
 
 
 def answer(executor: "LocalExecutor", call: messages.Call) -> messages.Answer:
@@ -66,9 +80,15 @@ def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") 
 
     try:
         load = import_compute("octavo_engine.runner.load:load")
-        inbox.connect(messages.inbox_address(start.folder, start.rank))
+        # It needs torch, which `import_compute` reports if it is missing.
+        from octavo_engine.ops.message_store import MEETING_TIMEOUT, MessageStore
+
+        store = MessageStore(
+            lambda key, value: report(messages.Entry(key, value)), partial(receive_entry, inbox), MEETING_TIMEOUT
+        )
+        inbox.bind(messages.inbox_address(start.folder, start.rank))
         report(Hello())
-        executor, ready = load(start.config, part=start, progress=lambda done, total: None)
+        executor, ready = load(start.config, part=start, store=store, progress=lambda done, total: None)
         freeze_gc()
         report(messages.RankReady(ready.weights_bytes))
         serve(executor, inbox, report)

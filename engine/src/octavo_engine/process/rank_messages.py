@@ -2,7 +2,8 @@
 
 The rank reads `RankStart` from its standard input, then messages from an ipc socket, as msgpack, which it handles in
 order: plans, and calls between them; `Leave` is the last one. It reports on its standard output: `Hello` once it can
-load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report.
+load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report. `Entry` goes both ways
+while ranks connect: before the `Hello` of a slow rank, and after the `RankReady` of a fast one.
 """
 
 from pathlib import Path
@@ -33,9 +34,12 @@ class RankStart(msgspec.Struct, kw_only=True):
     parent_pid: int
     log_format: LogFormat
 
-    @property
-    def meeting_file(self) -> Path:
-        return meeting_file(self.folder)
+
+class Entry(msgspec.Struct, tag=True):
+    """An entry of a rank's `MessageStore`, which rank 0 sends to all others."""
+
+    key: str
+    value: bytes
 
 
 class RankReady(msgspec.Struct, tag=True):
@@ -81,8 +85,8 @@ class Left(msgspec.Struct, tag=True):
 
 
 Call = Release | Restore | AddAdapter | RemoveAdapter
-ToRank = RunPlan | Call | Leave
-FromRank = Hello | RankReady | Answer | Failed | Left
+ToRank = RunPlan | Call | Entry | Leave
+FromRank = Hello | Entry | RankReady | Answer | Failed | Left
 
 
 def _encode_path(value: Any) -> str:
@@ -99,10 +103,6 @@ encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=_decode_path).decode
-
-
-def meeting_file(folder: str) -> Path:
-    return Path(folder) / "ranks"
 
 
 def inbox_address(folder: str, rank: int) -> str:

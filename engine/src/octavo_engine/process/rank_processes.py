@@ -28,6 +28,7 @@ from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 5.0
+_RECONNECT_MS = 10
 
 #: A rank and its report; None: its process has ended.
 Report = tuple[int, messages.FromRank | None]
@@ -62,6 +63,8 @@ class RankProcesses:
         self._ranks: list[RankProcess] = []
         self._running: set[int] = set()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._entries: queue.SimpleQueue[messages.Entry | None] = queue.SimpleQueue()  # None: a rank has failed
+        self._has_started_all = threading.Event()
         self._failed: tuple[int, Failed] | None = None  # the first rank that has failed; set on another thread
         self._group: Group | None = None
         self._folder = make_folder()
@@ -75,7 +78,8 @@ class RankProcesses:
 
     def start(self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None) -> "Group":
         """Start the processes; return the group of all ranks. Raises StartupError if one of them cannot start."""
-        from octavo_engine.ops.rank_group import open_group  # it needs torch, which the rest of this module does not
+        from octavo_engine.ops.message_store import MessageStore  # it needs torch, which this module does not
+        from octavo_engine.ops.rank_group import open_group
 
         for rank in range(1, self._size):
             start = messages.RankStart(
@@ -90,14 +94,15 @@ class RankProcesses:
                 log_format=current_format(),
             )
             outbox = self._context.socket(zmq.PUSH)
-            started = self._launcher.submit(RankProcess, start, outbox, self._reports, self._fail)
-            self._ranks.append(started.result())
             self._running.add(rank)
+            started = self._launcher.submit(RankProcess, start, outbox, self._take)
+            self._ranks.append(started.result())
+        self._has_started_all.set()
         self._wait_for_all(Hello)
         timeout = timedelta(seconds=self._timeout_s)
         try:
-            meeting_file = messages.meeting_file(self._folder)
-            self._group = open_group(meeting_file, 0, self._size, timeout, _MEETING_TIMEOUT, gpu=gpu)
+            store = MessageStore(self._send_entry, self._receive_entry, _MEETING_TIMEOUT)
+            self._group = open_group(store, 0, self._size, timeout, _MEETING_TIMEOUT, gpu=gpu)
         except GroupBroken as error:
             self.check()
             raise StartupError(str(error)) from error
@@ -169,6 +174,7 @@ class RankProcesses:
     def stop(self) -> None:
         """End all processes. A second call does nothing."""
         self._is_stopping = True
+        self._has_started_all.set()
         self._abort()
         for each in self._ranks:
             each.request_stop()
@@ -204,9 +210,39 @@ class RankProcesses:
             self._running.discard(rank)
         return rank, report
 
+    def _take(self, rank: int, report: messages.FromRank | None) -> None:
+        """Take a report, on a thread of the rank."""
+        match report:
+            case messages.Entry():
+                self._has_started_all.wait()
+                data = messages.encode(report)
+                for each in self._ranks:
+                    if each.rank != rank:
+                        each.send(data)
+                self._entries.put(report)
+            case Failed():
+                self._fail(rank, report)
+                self._reports.put((rank, report))
+            case _:
+                self._reports.put((rank, report))
+
+    def _send_entry(self, key: str, value: bytes) -> None:
+        self.send(messages.Entry(key, value))
+
+    def _receive_entry(self, timeout_s: float) -> tuple[str, bytes]:
+        """Wait for an entry of another rank. Raises TimeoutError, and GroupBroken if a rank fails."""
+        try:
+            entry = self._entries.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"another rank is late, after {timeout_s:.0f} s") from None
+        if entry is None:
+            raise GroupBroken("another rank has failed")
+        return entry.key, entry.value
+
     def _fail(self, rank: int, failed: Failed) -> None:
         if not self._is_stopping and self._failed is None:
             self._failed = rank, failed
+            self._entries.put(None)
             self._on_lost(_describe(rank, failed))
             self._abort()
 
@@ -226,22 +262,22 @@ def _describe(rank: int, failed: Failed) -> EngineDead:
 class RankProcess:
     """The process of one rank, as rank 0 holds it: start, messages, end.
 
-    A thread reads its reports and waits for its end, which is thus known at once, in every state.
-    `reports`: receives all reports. `on_failed`: called on another thread, before the last report, if the rank has
-    failed or its process has ended. It is not called if the rank ends because another one is gone.
+    A thread reads its reports and waits for its end, which is thus known at once, in every state. It calls `on_report`
+    with each report, and with None at last. If the process ends without `Failed` or `Left`, it calls it with `Failed`.
     """
 
     def __init__(
         self,
         start: messages.RankStart,
         outbox: "zmq.Socket[bytes]",
-        reports: "queue.SimpleQueue[Report]",
-        on_failed: Callable[[int, Failed], None],
+        on_report: Callable[[int, messages.FromRank | None], None],
     ) -> None:
-        self.rank, self._outbox, self._reports, self._on_failed = start.rank, outbox, reports, on_failed
+        self.rank, self._outbox, self._on_report = start.rank, outbox, on_report
+        self._sending = threading.Lock()
         outbox.set_hwm(0)
         outbox.linger = 0
-        outbox.bind(messages.inbox_address(start.folder, start.rank))
+        outbox.reconnect_ivl = _RECONNECT_MS  # the rank binds the address
+        outbox.connect(messages.inbox_address(start.folder, start.rank))
         command = (sys.executable, "-P", "-m", "octavo_engine.process.rank")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._write(framed(messages.encode(start)))
@@ -249,9 +285,9 @@ class RankProcess:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """Send a message; it is lost if the process is gone, whose end is reported with its cause."""
-        with suppress(zmq.Again):
-            self._outbox.send(message, zmq.NOBLOCK)
+        """Send a message, on any thread, also before the process has an inbox, or after its end."""
+        with self._sending:
+            self._outbox.send(message)
 
     def kill(self) -> None:
         """Kill the process, also while it is stopped."""
@@ -286,12 +322,10 @@ class RankProcess:
         has_cause = False
         while (data := read_message(self._process.stdout.fileno())) is not None:
             report = messages.decode_from_rank(data)
-            if isinstance(report, Failed):
-                self._on_failed(self.rank, report)
             has_cause = isinstance(report, Failed | messages.Left)
-            self._reports.put((self.rank, report))
+            self._on_report(self.rank, report)
         code = self._process.wait()
         if not has_cause:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-            self._on_failed(self.rank, Failed(f"its process {how}."))
-        self._reports.put((self.rank, None))
+            self._on_report(self.rank, Failed(f"its process {how}."))
+        self._on_report(self.rank, None)

@@ -7,7 +7,6 @@ import logging
 import time
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from octavo_engine.devices.device import Device, open_device
 from octavo_engine.devices.memory import MemoryInfo, size
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.ops.message_store import MessageStore
 from octavo_engine.ops.rank_group import Group, open_group
 from octavo_engine.runner.checkpoint import Checkpoint, find_draft, read_checkpoint
 from octavo_engine.runner.executor import LocalExecutor
@@ -64,7 +64,7 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `memory`: of `RankPlans`. The ranks meet in `meeting_file`."""
+    """The part of a rank other than rank 0. `memory`: of `RankPlans`."""
 
     rank: int
     files: ModelFiles
@@ -72,20 +72,18 @@ class RankPart(Protocol):
     num_blocks: int
     num_host_blocks: int
 
-    @property
-    def meeting_file(self) -> Path: ...
-
 
 def load(
     config: EngineConfig,
     *,
     part: RankPart | None = None,
+    store: MessageStore | None = None,
     other_ranks: OtherRanks | None = None,
     progress: Progress | None = None,
 ) -> tuple[LocalExecutor, ReadyInfo]:
     """Load a model, or the part of one rank. Raises StartupError, and GroupBroken if another rank does not connect.
 
-    `part`: that of another rank than rank 0; `config` is then that of `RankPlans`. `other_ranks`: if this is rank 0.
+    `part`, `store`: if this is not rank 0; `config` is then that of `RankPlans`. `other_ranks`: if this is rank 0.
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
     device, began_s = open_device(config.device, 0 if part is None else part.rank), time.perf_counter()
@@ -93,7 +91,7 @@ def load(
         # Device
         config = divide_threads(config, device) if part is None else config
         device.prepare(config)
-        group = Group() if part is None else _join(config, device, part)
+        group = Group() if part is None else _join(config, device, part, store)
         prepared_s = time.perf_counter()
 
         # Files
@@ -104,8 +102,7 @@ def load(
         # Plan
         plans = _plan(config, device, target, draft, part)
         config, plan = plans.config, plans.ranks[0]
-        if other_ranks is not None:
-            group = other_ranks.start(target.files, plans, device.group_gpu)
+        group = group if other_ranks is None else other_ranks.start(target.files, plans, device.group_gpu)
 
         with as_startup_error(config, plan):
             # Model
@@ -138,9 +135,9 @@ def load(
     return LocalExecutor(runner, compiler, memory, adapters, model.images), ready
 
 
-def _join(config: EngineConfig, device: Device, part: RankPart) -> Group:
+def _join(config: EngineConfig, device: Device, part: RankPart, store: MessageStore | None) -> Group:
     timeout = timedelta(seconds=config.distributed_timeout_seconds)
-    return open_group(part.meeting_file, part.rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
+    return open_group(store, part.rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
 
 
 def _plan(
