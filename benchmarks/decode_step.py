@@ -2,14 +2,17 @@
 
 Two runners share the weights; each step of one is followed by the same step of the other. With `--transformers`, a
 third runner has the model of transformers. A step is the whole of `Runner.run`: inputs, model, head and greedy
-sampling. The kernels are timed by making a recording's calls one by one.
+sampling. The kernels are timed in eager steps. The work outside of them is the CPU time of the main thread in recorded
+steps without the recorded calls, less that in the kernels of the head and of sampling: what Python costs.
 """
 
 import argparse
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 from octavo_engine.devices.device import CpuDevice
@@ -17,6 +20,7 @@ from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
+from octavo_engine.ops.native_library import native_library
 from octavo_engine.ops.recording import Recording
 from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.memory_plan import plan_memory
@@ -31,6 +35,7 @@ from octavo_engine.wire.sampling import SamplingParams
 from table import Samples, number, print_table, save_json
 
 WARM_UP = 5
+Row = tuple[object, ...]
 KINDS = ("eager", "recorded", "transformers")
 
 
@@ -77,47 +82,95 @@ def make(config: EngineConfig, device: Cpu, model: Model) -> Runner:
     return make_runner(config, device, LoadedModel(model, lambda: model), plan, compiler)[0]
 
 
-def run(runner: Runner, plan: StepPlan) -> float:
+def run(runner: Runner, plan: StepPlan, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the milliseconds of a step."""
-    began = time.perf_counter()
+    began = clock()
     result = runner.run(plan)
+    duration_s = clock() - began
     if result.error is not None:
         raise RuntimeError(result.error)
-    return 1e3 * (time.perf_counter() - began)
+    return 1e3 * duration_s
+
+
+class Sequences:
+    """Sequences of these runners that decode in step. They have `context` tokens at first."""
+
+    def __init__(self, runners: list[Runner], rows: int, context: int, steps: int) -> None:
+        self.runners, self.rows, self.length = runners, rows, context
+        blocks_each = -(-(context + steps + WARM_UP + 1) // 16)
+        params = SamplingParams(temperature=0, max_tokens=steps + WARM_UP)
+        for i in range(rows):
+            prompt = [(i * 7919 + j * 104729) % 1000 + 10 for j in range(context)]
+            new = NewSeq(seq_id=i, token_ids=prompt, num_prompt_tokens=context, params=params)
+            table = [list(range(i * blocks_each, (i + 1) * blocks_each))]
+            step = SeqStep(seq_id=i, start=0, num_tokens=context, sample=True, block_ids=table)
+            for runner in runners:
+                run(runner, StepPlan(step_id=0, new_seqs=[new], seqs=[step]))
+
+    def decode(self, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+        """Run a step in each runner; return its milliseconds."""
+        seqs = [SeqStep(seq_id=i, start=self.length, num_tokens=1, sample=True) for i in range(self.rows)]
+        self.length += 1
+        return [run(runner, StepPlan(step_id=0, seqs=seqs), clock) for runner in self.runners]
+
+    def drop(self) -> None:
+        for runner in self.runners:
+            run(runner, StepPlan(step_id=0, dropped_seqs=list(range(self.rows))))
 
 
 def measure(runners: list[Runner], rows: int, context: int, steps: int) -> dict[str, Samples]:
-    """Return the milliseconds of the steps of each kind. Sequences have `context` tokens at first."""
-    blocks_each = -(-(context + steps + WARM_UP + 1) // 16)
-    params = SamplingParams(temperature=0, max_tokens=steps + WARM_UP)
-    for i in range(rows):
-        prompt = [(i * 7919 + j * 104729) % 1000 + 10 for j in range(context)]
-        new = NewSeq(seq_id=i, token_ids=prompt, num_prompt_tokens=context, params=params)
-        table = [list(range(i * blocks_each, (i + 1) * blocks_each))]
-        step = SeqStep(seq_id=i, start=0, num_tokens=context, sample=True, block_ids=table)
-        for runner in runners:
-            run(runner, StepPlan(step_id=0, new_seqs=[new], seqs=[step]))
-    samples: list[list[float]] = [[] for _ in runners]
-    for at in range(WARM_UP + steps):
-        seqs = [SeqStep(seq_id=i, start=context + at, num_tokens=1, sample=True) for i in range(rows)]
-        for runner, values in zip(runners, samples, strict=True):
-            values.append(run(runner, StepPlan(step_id=at, seqs=seqs)))
-    for runner in runners:
-        run(runner, StepPlan(step_id=0, dropped_seqs=list(range(rows))))
-    return {kind: Samples(tuple(values[WARM_UP:])) for kind, values in zip(KINDS, samples, strict=False)}
+    """Return the milliseconds of the steps of each kind."""
+    seqs = Sequences(runners, rows, context, steps)
+    samples = [seqs.decode() for _ in range(WARM_UP + steps)][WARM_UP:]
+    seqs.drop()
+    return {kind: Samples(tuple(values)) for kind, values in zip(KINDS, zip(*samples, strict=True), strict=False)}
 
 
-def time_kernels(recording: Recording, repetitions: int = 20) -> dict[str, tuple[int, Samples]]:
-    """Return, by kernel, the number of its calls in a step and the milliseconds of all of them."""
-    totals: list[Counter[str]] = []
-    for _ in range(repetitions):
-        totals.append(Counter())
-        for kernel, kernel_arguments in chain.from_iterable(recording.parts):
-            began = time.perf_counter()
-            kernel(*kernel_arguments)
-            totals[-1][kernel.__name__] += 1e3 * (time.perf_counter() - began)  # type: ignore[assignment]
-    calls = Counter(kernel.__name__ for kernel, _ in chain.from_iterable(recording.parts))
-    return {name: (calls[name], Samples(tuple(total[name] for total in totals))) for name in calls}
+@contextmanager
+def timed_kernels(clock: Callable[[], float] = time.perf_counter) -> Iterator[tuple[Counter[str], Counter[str]]]:
+    """Count the calls of each kernel, and their milliseconds, except in recordings."""
+    library, calls, totals = native_library(), Counter[str](), Counter[str]()
+    kernels = {name: kernel for name, kernel in vars(library).items() if name.startswith("octavo_")}
+
+    def call(name: str, *arguments: object) -> None:
+        began = clock()
+        kernels[name](*arguments)
+        calls[name] += 1
+        totals[name] += 1e3 * (clock() - began)  # type: ignore[assignment]
+
+    for name in kernels:
+        setattr(library, name, partial(call, name))
+    yield calls, totals
+    for name, kernel in kernels.items():
+        setattr(library, name, kernel)
+
+
+def time_kernels(runner: Runner, rows: int, context: int, steps: int) -> dict[str, tuple[int, Samples]]:
+    """Return, by kernel, the number of its calls in an eager step and the milliseconds of all of them."""
+    seqs, found = Sequences([runner], rows, context, steps), []
+    for _ in range(steps):
+        with timed_kernels() as (calls, totals):
+            seqs.decode()
+        found.append(totals)
+    seqs.drop()
+    return {name: (calls[name], Samples(tuple(totals[name] for totals in found))) for name in calls}
+
+
+def time_outside(device: Cpu, runner: Runner, rows: int, context: int, steps: int) -> Samples:
+    """Return the milliseconds of CPU time of recorded steps outside of kernels."""
+    seqs, samples = Sequences([runner], rows, context, steps), []
+    seqs.decode()
+    seqs.decode()
+    graph = device.graphs.graphs[rows]
+    if graph is not None:
+        device.graphs.graphs[rows] = replace(graph, recording=Recording())
+    for _ in range(steps):
+        with timed_kernels(time.thread_time) as (_, totals):
+            (step_ms,) = seqs.decode(time.thread_time)
+        samples.append(step_ms - totals.total())
+    device.graphs.graphs[rows] = graph
+    seqs.drop()
+    return Samples(tuple(samples))
 
 
 def main() -> None:
@@ -133,19 +186,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for all samples")
     arguments = parser.parse_args()
     device, runners = open_runners(arguments)
-    results, steps, kernels = {}, [], []
+    results, steps, outside, kernels = {}, list[Row](), list[Row](), list[Row]()
     for rows in arguments.rows:
         found = measure(runners, rows, arguments.context, arguments.steps)
         results[str(rows)] = {kind: samples.as_json() for kind, samples in found.items()}
         base = found["recorded"].median
-        steps.append((rows, *found.values(), *(number(base / times.median) for times in found.values())))
-        graph = device.graphs.graphs.get(rows)
-        if graph is not None:
-            kernels += [(rows, name, *figures) for name, figures in time_kernels(graph.recording).items()]
+        steps.append((rows, *found.values(), *(number(base / each.median) for each in found.values())))
+        outside.append((rows, time_outside(device, runners[1], rows, arguments.context, arguments.steps)))
+        times = time_kernels(runners[0], rows, arguments.context, min(arguments.steps, 20))
+        kernels += [(rows, name, *figures) for name, figures in times.items()]
     kinds = KINDS[: len(runners)]
     columns = ("rows", *kinds, *(f"speed of {kind}" for kind in kinds))
     print_table("ms per step: median [min, max]; speed relative to recorded steps", columns, steps)
-    print_table("ms per kernel in a step: median [min, max]", ("rows", "kernel", "calls", "ms"), kernels)
+    print_table("ms of CPU time outside of kernels: median [min, max]", ("rows", "recorded"), outside)
+    print_table("ms per kernel in an eager step: median [min, max]", ("rows", "kernel", "calls", "ms"), kernels)
     print(f"\nMemory of all recordings' outputs: {device.graphs.pool.used_bytes / 2**20:.1f} MiB")
     save_json(arguments.json, results)
 
