@@ -20,7 +20,7 @@ from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
-from octavo_engine.ops.native_library import native_library
+from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library
 from octavo_engine.ops.recording import Recording
 from octavo_engine.runner.graphed_model import LoadedModel
 from octavo_engine.runner.memory_plan import plan_memory
@@ -130,7 +130,7 @@ def measure(runners: list[Runner], rows: int, context: int, steps: int) -> dict[
 def timed_kernels(clock: Callable[[], float] = time.perf_counter) -> Iterator[tuple[Counter[str], Counter[str]]]:
     """Count the calls of each kernel, and their milliseconds, except in recordings."""
     library, calls, totals = native_library(), Counter[str](), Counter[str]()
-    kernels = {name: kernel for name, kernel in vars(library).items() if name.startswith("octavo_")}
+    kernels = {name: getattr(library, name) for name in KERNEL_ARGUMENTS}
 
     def call(name: str, *arguments: object) -> None:
         began = clock()

@@ -1,12 +1,16 @@
 """Recordings of kernel calls: memory from the pool, and operators of torch that prevent a replay."""
 
+import ctypes
 from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
 import pytest
 import torch
-from octavo_engine.ops.recording import Pool, record, recordable
+from octavo_engine.ops.gather import gather_rows
+from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library
+from octavo_engine.ops.recording import Pool, Recording, record, recordable
+from octavo_engine.ops.sampling import DrawParams, sample_natively
 from torch import Tensor
 
 
@@ -60,7 +64,6 @@ def test_a_replay_repeats_the_calls() -> None:
     kernel(0, 6, 2)
     recording.replay()
     assert memory.tolist() == [5, 5, 10, 10, 20, 20, 10, 10]
-    assert recording.parts == [[(double, (0, 2, 2)), (double, (2, 4, 2))]]
 
 
 def test_many_calls_are_replayed_in_order() -> None:
@@ -73,6 +76,66 @@ def test_many_calls_are_replayed_in_order() -> None:
     assert made == [*range(100), *range(100)]
 
 
+NATIVE = pytest.mark.skipif(native_library() is None, reason="the kernels are not available")
+
+
+@NATIVE
+@pytest.mark.parametrize("count", [1, 3, 5000], ids=["one", "three", "several-arrays"])
+def test_native_calls_are_replayed_with_all_their_arguments(count: int) -> None:
+    """Each gather has a float between its numbers and reads what the one before it wrote."""
+    table, ids, pool = torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), Pool()
+    with record(pool, table, ids) as recording:
+        x = table
+        for at in range(count):
+            x = gather_rows(x, ids, 0.5 if at % 1000 == 0 else 1.0)
+    assert recording.refused is None
+    want = x.clone()
+    table += 2
+    recording.replay()
+    assert x.equal(want * 3)
+    assert want.unique().tolist() == [0.5 ** -(-count // 1000)]
+
+
+@NATIVE
+def test_calls_with_the_most_arguments_are_replayed() -> None:
+    logits, rows = torch.arange(12.0).view(2, 6), np.zeros(2)
+    params = DrawParams(
+        temperature=rows.astype(np.float32),
+        top_k=rows.astype(np.int64),
+        top_p=rows,
+        min_p=rows.astype(np.float32),
+        keys=rows.astype(np.uint64),
+    )
+    with record(Pool(), logits) as recording:
+        tokens = sample_natively(logits, params)
+    assert tokens is not None
+    assert tokens.tolist() == [5, 5]
+    logits[1, 2] = 100.0
+    recording.replay()
+    assert tokens.tolist() == [5, 2]
+
+
+@NATIVE
+def test_native_and_other_calls_keep_their_order() -> None:
+    table, ids, seen = torch.ones(1, 3), torch.zeros(1, dtype=torch.int64), list[float]()
+    look = recordable(lambda address: seen.append(ctypes.c_float.from_address(address).value))
+    with record(Pool(), table, ids) as recording:
+        once = gather_rows(table, ids, 2.0)
+        look(once.data_ptr())
+        twice = gather_rows(once, ids, 2.0)
+        look(twice.data_ptr())
+    table *= 10
+    recording.replay()
+    assert seen == [2, 4, 20, 40]
+
+
+@pytest.mark.parametrize("name", KERNEL_ARGUMENTS)
+def test_a_recorded_call_has_room_for_the_arguments_of_each_kernel(name: str) -> None:
+    numbers = [kind for kind in KERNEL_ARGUMENTS[name] if kind is not ctypes.c_float]
+    assert len(numbers) <= 11
+    assert len(KERNEL_ARGUMENTS[name]) - len(numbers) <= 1
+
+
 def test_calls_of_other_threads_are_not_recorded() -> None:
     made: list[int] = []
     kernel = recordable(made.append)
@@ -80,22 +143,25 @@ def test_calls_of_other_threads_are_not_recorded() -> None:
         other = Thread(target=kernel, args=(1,))
         other.start()
         other.join()
-    assert (made, recording.parts) == ([1], [[]])
+    recording.replay()
+    assert made == [1]
 
 
 def test_an_error_ends_the_recording() -> None:
-    kernel = recordable(lambda: None)
+    made: list[int] = []
+    kernel = recordable(made.append)
 
     def fail() -> None:
         with record(Pool()) as recording:
             recordings.append(recording)
             raise RuntimeError("broken")
 
-    recordings: list[object] = []
+    recordings: list[Recording] = []
     with pytest.raises(RuntimeError, match="broken"):
         fail()
-    kernel()
-    assert recordings[0].parts == [[]]  # type: ignore[attr-defined]
+    kernel(1)
+    recordings[0].replay()
+    assert made == [1]
     assert torch.ones(2).mul(2).tolist() == [2, 2]
 
 

@@ -35,7 +35,7 @@ _TIMEOUT_S = 120
 _REASON_CHARS = 300
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-_ARGUMENTS = {
+KERNEL_ARGUMENTS = {
     "octavo_linear": (_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
     "octavo_pack_blocks": (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _INT),
     "octavo_gather_blocks": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _FLOAT, _POINTER, _INT),
@@ -127,10 +127,12 @@ def _open_prebuilt(path: Path) -> ctypes.CDLL | None:
 
 def _open(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for name, arguments in _ARGUMENTS.items():
+    replay = library.octavo_replay
+    replay.argtypes, replay.restype = (_POINTER, _LONG), None
+    for name, arguments in KERNEL_ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-        setattr(library, name, recordable(function))
+        setattr(library, name, recordable(function, replay))
     return library
 
 

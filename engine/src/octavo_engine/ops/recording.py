@@ -6,14 +6,16 @@ merely returned a view. It cannot see kernels' inputs that torch makes without i
 `torch.from_numpy`: code that calls kernels must not pass temporary memory of its own to them.
 """
 
+import ctypes
 import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from ctypes import c_float, c_void_p
 from functools import partial
 from itertools import pairwise
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -23,45 +25,71 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Kernel = Callable[..., None]
-Call = tuple[Kernel, tuple[Any, ...]]
 
 _ALIGNMENT = 64
 _REGION_BYTES = 64 << 20
-_PART_CALLS = 32
+_MOST_CALLS = 1024  # of one part of a recording
+_CALL = np.dtype([("kernel", "i8"), ("arguments", "i8", 11), ("scale", "f4")], align=True)  # `struct RecordedCall`
 
 
-@dataclass(slots=True)
-class Recording:
-    """Kernel calls in order. `refused`: the first operator that the calls do not replace, if any.
+class NativeCalls:
+    """Calls of native kernels, which `replay`, `octavo_replay`, makes at once.
 
-    The calls are in lists so short that Python's own allocator holds them. Objects that stay on the C heap would lie
-    between the logits of batches of different sizes, whose memory could then not be used again: a gigabyte was lost.
+    They are in memory of their own. Objects that stay on the C heap would lie between the logits of batches of
+    different sizes, whose memory could then not be used again: a gigabyte was lost.
     """
 
-    parts: list[list[Call]] = field(default_factory=lambda: [[]])
-    refused: str | None = None
+    def __init__(self, replay: Kernel) -> None:
+        self._replay = replay
+        self._calls = np.frombuffer(mmap(-1, _MOST_CALLS * _CALL.itemsize), _CALL)
+        self.count = 0
 
-    def append(self, call: Call) -> None:
-        if len(self.parts[-1]) == _PART_CALLS:
-            self.parts.append([])
-        self.parts[-1].append(call)
+    def append(self, kernel: Any, arguments: tuple[Any, ...]) -> None:
+        call, self.count = self._calls[self.count], self.count + 1
+        typed = list(zip(arguments, kernel.argtypes, strict=True))
+        numbers = [x or 0 for x, kind in typed if kind is not c_float]
+        call["kernel"], call["arguments"][: len(numbers)] = ctypes.cast(kernel, c_void_p).value, numbers
+        call["scale"] = sum(x for x, kind in typed if kind is c_float)
+
+    def __call__(self) -> None:
+        self._replay(self._calls.ctypes.data, self.count)
+
+
+class Recording:
+    """Kernel calls in order. `refused`: the first operator that the calls do not replace, if any."""
+
+    def __init__(self) -> None:
+        self.refused: str | None = None
+        self._parts: list[Callable[[], None]] = []
+
+    def append(self, kernel: Kernel, arguments: tuple[Any, ...], replay: Kernel | None) -> None:
+        if replay is None:
+            self._parts.append(partial(kernel, *arguments))
+            return
+        part = self._parts[-1] if self._parts else None
+        if not isinstance(part, NativeCalls) or part.count == _MOST_CALLS:
+            part = NativeCalls(replay)
+            self._parts.append(part)
+        part.append(kernel, arguments)
 
     def replay(self) -> None:
-        for part in self.parts:
-            for kernel, arguments in part:
-                kernel(*arguments)
+        for part in self._parts:
+            part()
 
 
 _current: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
-def recordable(kernel: Kernel) -> Kernel:
-    """Return the kernel, with each call also listed in the recording that is being made."""
+def recordable(kernel: Kernel, replay: Kernel | None = None) -> Kernel:
+    """Return the kernel, with each call also listed in the recording that is being made.
+
+    `replay`: the `octavo_replay` of a native kernel's library.
+    """
 
     def call(*arguments: Any) -> None:
         recording = _current.get()
         if recording is not None:
-            recording.append((kernel, arguments))
+            recording.append(kernel, arguments, replay)
         kernel(*arguments)
 
     return call
