@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from octavo_engine.media.placeholders import MAX_RATIO, ImageTokens, PatchGrid, make_image_tokens, most_tokens
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.media.placeholders import (
+    MAX_PIXELS,
+    MAX_RATIO,
+    ImageTokens,
+    PatchGrid,
+    make_image_tokens,
+    most_tokens,
+)
+from octavo_engine.media.processor_settings import REPLACEABLE, check_kwargs
+from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_testing.vision_checkpoints import IMAGE, VISION, VisionFiles, sizes, write_vision_files
 from transformers import (
     AutoImageProcessor,
@@ -280,3 +288,18 @@ def test_keys_that_a_file_omits_have_the_defaults_of_transformers(name: str, tmp
     for width, height in [(1, 1), (700, 300), (30, 900)]:
         text = reference.processor.replace_image_token(reference.outputs(width, height), image_idx=0)
         assert rule.text(width, height) == text
+
+
+SIZES = [(family, name) for family, settings in REPLACEABLE.items() for name in settings.names if name[:3] != "do_"]
+
+
+@pytest.mark.parametrize(("family", "name"), SIZES)
+def test_a_request_cannot_ask_for_a_text_that_fills_the_memory(family: str, name: str) -> None:
+    """A text of image tokens is made to check the settings, before those of the server limit them."""
+    for size in (MAX_PIXELS, MAX_PIXELS + 1, 10**12, 10**4000):
+        kwargs = {name: {"longest_edge": size} if name == "size" else size}
+        if size == MAX_PIXELS:
+            check_kwargs(kwargs, family)
+            continue
+        with pytest.raises(InvalidRequest, match=rf"{name} must be .* from 1 to {MAX_PIXELS}, got "):
+            check_kwargs(kwargs, family)

@@ -19,6 +19,7 @@ Kwargs = Mapping[str, Any]
 _LOW_EDGE = 512
 _LOW_PIXELS = _LOW_EDGE**2
 _EDGES = {"shortest_edge", "longest_edge"}
+_RANGE = f"from 1 to {MAX_PIXELS}"
 PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_config.json"
 
 
@@ -85,16 +86,18 @@ def check_kwargs(kwargs: Kwargs, family: str) -> None:
         if name.startswith("do_"):
             wanted, is_valid = "true or false", type(value) is bool
         elif name == "size":
-            wanted, edges = 'an object such as {"longest_edge": 512}', value if isinstance(value, Mapping) else {}
+            wanted = f'an object such as {{"longest_edge": 512}}, of numbers {_RANGE}'
+            edges = value if isinstance(value, Mapping) else {}
             is_valid = bool(edges) and edges.keys() <= _EDGES and all(map(_is_size, edges.values()))
         else:
-            wanted, is_valid = "a whole number, at least 1", _is_size(value)
+            wanted, is_valid = f"a whole number {_RANGE}", _is_size(value)
         if not is_valid:
             raise _refused(f"{name} must be {wanted}, got {value!r:.80}.")
 
 
 def _is_size(value: object) -> bool:
-    return type(value) is int and value > 0
+    """Return True for a size that a text of image tokens may be made of: larger ones would take all memory."""
+    return type(value) is int and 0 < value <= MAX_PIXELS
 
 
 def _refused(problem: str) -> InvalidRequest:
