@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from octavo_server import api_keys
 from octavo_testing.fleets import until
+from octavo_testing.raw_http import JSON_TYPE, RawConnection
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -134,6 +135,21 @@ async def test_requests_beyond_the_limit_get_a_429_and_other_keys_lose_nothing(l
     for _ in range(5):
         assert left(await complete("sk-b"), "requests") == (200, None, None)
     assert len(engine.requests) == 8
+
+
+async def test_requests_beyond_the_limit_get_a_429_before_their_body_is_read(limited):
+    http, engine = limited
+    body = {"prompt": "hi", "max_tokens": 1}
+    for _ in range(3):
+        assert (await http.post("/v1/completions", json=body, headers=bearer("sk-a"))).status_code == 200
+    head = b"POST %b HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer sk-a\r\n" + JSON_TYPE
+    head += b"Content-Length: 999999999\r\n\r\n"
+    for path, status in ((b"/v1/completions", 429), (b"/v1/chat/completions", 429), (b"/tokenize", 413)):
+        async with await RawConnection.open(http.base_url.port) as connection:
+            await connection.send(head % path)
+            (answer,) = await connection.read_answers(1)
+            assert answer.status == status, path
+    assert len(engine.requests) == 3
 
 
 async def test_tokens_beyond_the_limit_get_a_429(limited):

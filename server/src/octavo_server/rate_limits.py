@@ -149,8 +149,9 @@ class RateLimits:
     def admit(self, tenant: str, limits: TenantLimits, tokens: int) -> OwnRequest:
         """Admit a request. Raises RateLimited beyond a limit; the request then counts for nothing."""
         request = OwnRequest(self, tenant, tokens)
-        if limits.requests_per_minute or limits.tokens_per_minute or limits.concurrent_requests:
-            request.headers = self._check(tenant, limits, tokens)
+        headers = self.check(tenant, limits, tokens)
+        if headers is not None:
+            request.headers = headers
             request.enter(UNSENT)
         return request
 
@@ -223,8 +224,10 @@ class RateLimits:
         if place is places.get(UNSENT):
             place.discard(request)
 
-    def _check(self, tenant: str, limits: TenantLimits, tokens: int) -> dict[str, str]:
-        """Return headers for the response. Raises RateLimited."""
+    def check(self, tenant: str, limits: TenantLimits, tokens: int = 0) -> dict[str, str] | None:
+        """Return headers for the response, None without limits. Raises RateLimited beyond a limit."""
+        if not (limits.requests_per_minute or limits.tokens_per_minute or limits.concurrent_requests):
+            return None
         used, headers, refusals = self.usage(tenant), dict[str, str](), list[tuple[float, str]]()
         caller, has = (f"The API key {tenant!r}", "has") if tenant else ("Callers without an API key", "have")
         per_minute = (

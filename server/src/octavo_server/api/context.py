@@ -36,7 +36,7 @@ from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 from octavo_server.rate_limits import RateLimits
 from octavo_server.request_metrics import RequestUsage
-from octavo_server.tenants_file import TenantsFile
+from octavo_server.tenants_file import TenantLimits, TenantsFile
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:
@@ -127,8 +127,11 @@ class ApiContext:
         return self.stall.stall_reason(time.monotonic())
 
     def check_queue(self, request: Request) -> None:
-        """Reject a request before its body is read: raises Overloaded if the queue is full."""
-        self.admission.check(request.scope["state"].get("tenant", ""))
+        """Reject a request before its body is read: raises Overloaded if the queue is full, and RateLimited."""
+        tenant = request.scope["state"].get("tenant", "")
+        self.admission.check(tenant)
+        self._report_tenants()
+        self.rate_limits.check(tenant, self._limits_of(request))
 
     def resolve_model_name(self, asked: str | None) -> str:
         """Check the `model` of a body, which may be missing; return the name of its adapter, or the first served name.
@@ -154,7 +157,7 @@ class ApiContext:
         usage = state["usage"] = RequestUsage(
             request_id=state["request_id"],
             tenant=tenant,
-            limits=state.get("limits") or self.tenants.limits(tenant),
+            limits=self._limits_of(request),
             model=name,
             path=request.scope["path"],
             arrival_s=time.monotonic(),
@@ -201,7 +204,7 @@ class ApiContext:
         )
 
     def begin_request(self, usage: RequestUsage) -> None:
-        self.rate_limits.record_report(THIS_SERVER, 0, self.kv.tenant_loads())
+        self._report_tenants()
         usage.admitted = self.rate_limits.admit(usage.tenant, usage.limits, usage.num_prompt_tokens)
         usage.admitted.record_sent(THIS_SERVER)
         self.kv.add_request(usage.tenant, usage.num_prompt_tokens)
@@ -262,6 +265,13 @@ class ApiContext:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size}).", param=param)
         return self.client.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _report_tenants(self) -> None:
+        self.rate_limits.record_report(THIS_SERVER, 0, self.kv.tenant_loads())
+
+    def _limits_of(self, request: Request) -> TenantLimits:
+        state = request.scope["state"]
+        return state.get("limits") or self.tenants.limits(state.get("tenant", ""))
 
     def _log_request(self, meta: ResponseMeta, prompts: list[PromptInput], params: "SamplingParams") -> None:
         if self.config.enable_log_requests:

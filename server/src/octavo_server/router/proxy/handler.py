@@ -152,11 +152,13 @@ class ProxyHandler:
         scope = downstream.scope
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
         TENANT.set(tenant)
+        limits = NO_LIMITS if scope["path"] in UNCOUNTED else self.tenants.limits(tenant)
+        self.rate_limits.check(tenant, limits)  # before a body that counts for nothing is read
         with self.budget.reserve(tenant) as reservation:
-            await self._serve_body(downstream, observer, reservation)
+            await self._serve_body(downstream, observer, reservation, limits)
 
     async def _serve_body(
-        self, downstream: Downstream, observer: RequestObserver, reservation: BodyReservation
+        self, downstream: Downstream, observer: RequestObserver, reservation: BodyReservation, limits: TenantLimits
     ) -> None:
         scope, tenant = downstream.scope, reservation.tenant
         raw = await downstream.read_body(self.settings.limits, reservation)
@@ -164,7 +166,6 @@ class ProxyHandler:
         kind = KINDS.get(scope["path"])
         downstream.dialect = DIALECTS.get(kind, "chunks")
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
-        limits = NO_LIMITS if scope["path"] in UNCOUNTED else self.tenants.limits(tenant)
         without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
         num_outputs = prompt.num_outputs if kind is not None else 0  # requests without a kind may have no output
         num_tokens = prompt.num_tokens + num_outputs * prompt.expected_output_tokens
