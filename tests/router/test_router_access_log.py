@@ -5,8 +5,9 @@ import logging
 
 import pytest
 from octavo_engine.log_format import JsonFormatter
-from octavo_server.access_log import REPLICA, AccessLogFilter
+from octavo_server.access_log import AccessLogFilter
 from octavo_testing.fleets import until
+from octavo_testing.raw_http import RawConnection, request_bytes
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -35,7 +36,6 @@ def access():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_access_line_of_a_router_and_the_usage_line_of_its_replica_agree(tmp_path, access, stream):
-    REPLICA.set("")  # another test may have set it where this one began
     (tmp_path / "keys").write_text("alice: sk-a\n")
     log = tmp_path / "usage.jsonl"
     engine = ScriptedClient(write_byte_model(tmp_path))
@@ -58,3 +58,24 @@ async def test_the_access_line_of_a_router_and_the_usage_line_of_its_replica_agr
     assert usage["request_id"] == of_router[0]["request_id"]
     refused = [line for line in access.lines if line["code"] == 401]
     assert [line["tenant"] for line in refused] == ["(keyless)"]
+
+
+async def test_a_pipelined_request_has_nothing_of_the_one_before(tmp_path, access):
+    (tmp_path / "keys").write_text("alice: sk-a\n")
+    keys = {"api_key_file": (tmp_path / "keys",)}
+    async with (
+        serving(ScriptedClient(write_byte_model(tmp_path)), **keys) as served,
+        serving(ScriptedClient(write_byte_model(tmp_path))) as replica,
+        routing(replica.url, **keys) as router,
+    ):
+        await router.routable(MODEL, 1)
+        for url in (served.url, router.url):
+            body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+            named = request_bytes(body, lines=(b"Authorization: Bearer sk-a",))
+            async with await RawConnection.open(int(url.rpartition(":")[2])) as connection:
+                await connection.send(named + request_bytes(body))
+                assert [answer.status for answer in await connection.read_answers(2)] == [200, 401]
+    lines = [line for line in access.lines if line["tenant"] == "alice" or line["code"] == 401]
+    refused = ("(keyless)", 401, False)
+    wanted = [("alice", 200, False), refused, ("alice", 200, True), refused]
+    assert [(line["tenant"], line["code"], "replica" in line) for line in lines] == wanted

@@ -112,5 +112,6 @@ def _uvicorn_config(
         proxy_headers=False,  # a client may write any text into X-Forwarded-For, and so into the access log
         timeout_keep_alive=settings.keep_alive_timeout,
         timeout_graceful_shutdown=FINAL_WRITE_S,
+        reset_contextvars=True,  # else a pipelined request begins with the tenant and the replica of the one before
         **more,
     )
