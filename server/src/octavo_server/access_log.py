@@ -4,8 +4,10 @@ Requests of probes and scrapers, which are frequent, have no line in the access 
 the fields tenant, code and, in a router, replica.
 """
 
+import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -64,10 +66,19 @@ class UsageLog:
         self._path = path
         self._file: int | None = 1
         if path != STDOUT:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             try:
-                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                self._file = os.open(path, flags, 0o640)
+                if stat.S_ISFIFO(os.fstat(self._file).st_mode):
+                    self.close()
+                    raise OSError(errno.EINVAL, "a pipe, whose reader could stop the server")
             except OSError as error:
                 raise StartupError(f"--usage-log {path}: {error.strerror}: name a file that can be written.") from None
+
+    def close(self) -> None:
+        if self._file is not None and self._path != STDOUT:
+            os.close(self._file)
+        self._file = None
 
     def write(self, usage: "RequestUsage") -> None:
         """Write the line at once and whole, so that lines of several processes don't mix."""
@@ -93,5 +104,5 @@ class UsageLog:
         except OSError as error:
             reason = error.strerror
         if reason is not None:
-            self._file = None
+            self.close()
             logger.error("--usage-log %s ends here: %s. Remove the cause and restart the server.", self._path, reason)

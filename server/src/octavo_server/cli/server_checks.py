@@ -46,7 +46,7 @@ def check_tools(config: ServerConfig) -> None:
 def check_usage_log(config: ServerConfig) -> None:
     """Raises StartupError for a file that can't be written."""
     if config.usage_log is not None:
-        UsageLog(config.usage_log)
+        UsageLog(config.usage_log).close()
 
 
 def check_tls(config: ServerConfig) -> None:
