@@ -1,10 +1,14 @@
 """The queue: the order of requests, and the errors of refused and expired ones."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 from octavo_engine.wire.errors import Overloaded, Unavailable
+from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.balance.queue import RequestQueue
+from octavo_server.router.prompts.prompt import Prompt
+from octavo_server.router.settings import ForwardLimits
 
 
 class Places:
@@ -95,6 +99,22 @@ async def test_a_tenant_keeps_to_half_of_the_queue_while_another_waits():
     places.free["m"] = 4
     places.queue.wake()
     await asyncio.gather(*tasks)
+
+
+async def test_the_cost_of_a_turn_counts_each_output():
+    costs = []
+
+    async def wait(*_, cost, **options):
+        costs.append(cost)
+        raise Unavailable("the queue is full", retry_after_s=1)
+
+    queue, fleet = Mock(wait=wait), Mock(routable=lambda _: [], listed_service=lambda _: None)
+    balancer = Balancer(fleet=fleet, picker=Mock(), pools=Mock(), queue=queue, limits=ForwardLimits())
+    for prompt in (Prompt(10, 0, max_tokens=9), Prompt(10, 0, max_tokens=9, num_outputs=4), Prompt(10, 0)):
+        with pytest.raises(Unavailable):
+            async with balancer.acquire("m", prompt, weight=0.5, hold_s=1):
+                raise AssertionError("no replica is free")
+    assert costs == [2 * (10 + 2 * 9), 2 * (10 + 2 * 4 * 9), 2 * (10 + 2 * 128)]
 
 
 async def ask_all(places, requests):

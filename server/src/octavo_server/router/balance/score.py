@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: Share of a block's prefill time that is saved if the block is in host memory.
 HOST_SHARE = 0.75
-EXPECTED_OUTPUT_TOKENS = 128
 #: Assumed prefill tokens of one step. Decoding requests take part in each step.
 CHUNK_TOKENS = 2048
 #: A second's delay of one decoding request counts as this many seconds to the first token.
@@ -91,8 +90,7 @@ def _shortage_s(prompt: "Prompt", replica: "Replica", match: "Match", token_s: f
     """
     load = replica.load
     free = load.free_blocks + load.cached_blocks
-    output = min(prompt.max_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS) * prompt.num_outputs
-    needed = -(-(prompt.num_tokens + output) // prompt.block_size) - match.device
+    needed = -(-(prompt.num_tokens + prompt.expected_output_tokens) // prompt.block_size) - match.device
     if needed <= free and not load.waiting:
         return 0.0
     needed += load.prefill_backlog_tokens // prompt.block_size

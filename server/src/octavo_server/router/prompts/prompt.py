@@ -22,6 +22,8 @@ OPENING_CHARS = 256
 #: Number of prompts' beginnings whose hashes are cached.
 MAX_OPENINGS = 1024
 MAX_EXPECTED = 128
+#: Most outputs of a prompt that count: replicas refuse requests for more than they run at once.
+MAX_OUTPUTS = 1024
 #: Approximate number of tokens that a template adds to each message.
 TOKENS_PER_MESSAGE = 4
 
@@ -44,8 +46,8 @@ class Prompt(NamedTuple):  # constructed three times as fast as a frozen datacla
 
     @property
     def expected_output_tokens(self) -> int:
-        """Tokens that an output is assumed to have, as few requests use all that they ask for."""
-        return MAX_EXPECTED if self.max_tokens is None else min(self.max_tokens, MAX_EXPECTED)
+        """Tokens that all outputs are assumed to have together, as few requests use all that they ask for."""
+        return self.num_outputs * (MAX_EXPECTED if self.max_tokens is None else min(self.max_tokens, MAX_EXPECTED))
 
 
 def kind_of_body(kind: RouteKind, body: Mapping[str, Any]) -> Kind:
@@ -105,7 +107,7 @@ def output_limit(kind: Kind, body: Mapping[str, Any]) -> int | None:
 
 def num_outputs(body: Mapping[str, Any]) -> int:
     n = body.get("n")
-    return max(1, min(n, INT32_MAX)) if isinstance(n, int) else 1
+    return max(1, min(n, MAX_OUTPUTS)) if isinstance(n, int) else 1
 
 
 def _opening(kind: Kind, body: Mapping[str, Any]) -> list[str]:

@@ -167,8 +167,9 @@ class ProxyHandler:
         downstream.dialect = DIALECTS.get(kind, "chunks")
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
         without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
-        num_outputs = prompt.num_outputs if kind is not None else 0  # requests without a kind may have no output
-        num_tokens = prompt.num_tokens + num_outputs * prompt.expected_output_tokens
+        num_tokens = prompt.num_tokens
+        if kind is not None:  # others may have no output
+            num_tokens += prompt.expected_output_tokens
         with self.rate_limits.admit(tenant, limits, num_tokens) as admitted:
             request = ProxyRequest(
                 target=downstream.target,
