@@ -104,6 +104,10 @@ async def test_pages_of_allowed_origins_may_read_responses(tmp_path, settings, a
         assert preflight.headers.get("access-control-allow-origin") == allowed
         answer = await served.http.get("/version", headers=PAGE)
         assert answer.headers.get("access-control-allow-origin") == allowed
+        if allowed is not None:
+            assert {"retry-after", "x-ratelimit-reset-tokens"} <= {
+                *answer.headers["access-control-expose-headers"].split(", ")
+            }
 
 
 async def test_openapi_document_declares_errors_and_bodies(served):

@@ -144,12 +144,16 @@ def test_internal_headers_are_for_routers_and_administrators(keys):
     assert AccessPolicy().shows_internals(Identity())
 
 
+LEFT = ", ".join(f"x-ratelimit-{n}-{what}" for what in ("requests", "tokens") for n in ("limit", "remaining", "reset"))
+EXPOSED = {b"access-control-expose-headers": f"x-request-id, retry-after, {LEFT}".encode()}
+
+
 @pytest.mark.parametrize(
     ("allowed", "origin", "expected"),
     [
         ((), b"https://a", {}),
-        (("*",), b"https://a", {b"access-control-allow-origin": b"*"}),
-        (("https://a",), b"https://a", {b"access-control-allow-origin": b"https://a", b"vary": b"origin"}),
+        (("*",), b"https://a", {b"access-control-allow-origin": b"*"} | EXPOSED),
+        (("https://a",), b"https://a", {b"access-control-allow-origin": b"https://a", b"vary": b"origin"} | EXPOSED),
         (("https://a",), b"https://b", {b"vary": b"origin"}),
         (("*",), None, {}),
     ],

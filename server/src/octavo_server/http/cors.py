@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 ALLOW_ORIGIN = b"access-control-allow-origin"
 ALLOW_CREDENTIALS = (b"access-control-allow-credentials", b"true")
+#: Headers that those pages can read besides the ones that browsers always show.
+EXPOSED = (
+    *("x-request-id", "retry-after"),
+    *(f"x-ratelimit-{name}-{what}" for what in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
+)
+EXPOSE_HEADERS = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
 ANY = "*"
 
 
@@ -40,10 +46,10 @@ class CorsPolicy(Declared):
             return []
         credentials = [ALLOW_CREDENTIALS] if self.allow_credentials else []
         if ANY in self.allowed_origins and not credentials:
-            return [(ALLOW_ORIGIN, b"*")]
+            return [(ALLOW_ORIGIN, b"*"), EXPOSE_HEADERS]
         vary = (b"vary", b"origin")
         if ANY in self.allowed_origins or origin.decode("latin-1") in self.allowed_origins:
-            return [(ALLOW_ORIGIN, origin), *credentials, vary]
+            return [(ALLOW_ORIGIN, origin), EXPOSE_HEADERS, *credentials, vary]
         return [vary]
 
     def is_foreign(self, origin: bytes | None, host: bytes | None) -> bool:
@@ -64,4 +70,5 @@ class CorsPolicy(Declared):
             allow_methods=self.allowed_methods,
             allow_headers=self.allowed_headers,
             allow_credentials=self.allow_credentials,
+            expose_headers=EXPOSED,
         )
