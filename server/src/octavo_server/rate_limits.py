@@ -90,12 +90,13 @@ class _Place:
 class OwnRequest:
     """A request of this process, from its admission to its end. `headers`: of its response. `tokens`: as estimated."""
 
-    __slots__ = ("_limits", "_place", "headers", "sent_s", "tenant", "tokens")
+    __slots__ = ("_limits", "_place", "headers", "is_refused", "sent_s", "tenant", "tokens")
 
     def __init__(self, limits: "RateLimits", tenant: str, tokens: int) -> None:
         self._limits = limits
         self._place: _Place | None = None  # None if its tenant has no limits
         self.headers: dict[str, str] = {}
+        self.is_refused = False  # by the latest replica, or it failed there
         self.tenant = tenant
         self.tokens = tokens
 
@@ -107,9 +108,11 @@ class OwnRequest:
 
     def enter(self, replica: str) -> None:
         self._place, self.sent_s = self._limits.enter(self, replica)
+        self.is_refused = False
 
     def forget(self) -> None:
         """Count nothing for the request, as the replica refused it or failed."""
+        self.is_refused = True
         if self._place is not None:
             self._place.discard(self)
 
@@ -220,7 +223,8 @@ class RateLimits:
     def leave(self, request: OwnRequest, place: _Place) -> None:
         places = self._places[request.tenant]
         place.running -= 1
-        place.ends.append(self._clock())
+        if not request.is_refused:  # else no report has its end: it would pass for that of another process
+            place.ends.append(self._clock())
         if place is places.get(UNSENT):
             place.discard(request)
 

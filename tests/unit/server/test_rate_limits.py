@@ -62,6 +62,18 @@ def test_refused_and_failed_requests_count_for_nothing():
     assert limits.usage("alice") == TenantUse(1, 10, 0, 0, 1)
 
 
+def test_requests_that_a_replica_refuses_hide_none_of_other_processes():
+    limits, alice = RateLimits(Clock()), limits_of(concurrent_requests=4)
+    limits.record_report("a", 1, {"alice": TenantLoad(unfinished=3, requests=3, tokens=9)})
+    for retried in (False, True) * 5:
+        with limits.admit("alice", alice, 10) as request:
+            request.record_sent("a")
+            request.forget()
+            if retried:
+                request.record_sent("b")
+        assert limits.usage("alice").others == 3
+
+
 def test_headers_and_messages_name_each_limit():
     clock = Clock()
     limits = RateLimits(clock)
