@@ -46,7 +46,7 @@ PART_HASHES = 2048  # most hashes of a tier (device, host) in one frame, so that
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 TENANT_WINDOW_S = 60
 TENANTS_EVERY_S = 0.1
-MAX_TENANTS = 256  # most tenants in one step, which bounds the bytes per second; the others are in the next one
+MAX_TENANTS = 256  # most tenants in one frame, which bounds its bytes; the others are in the next one
 _NO_CHANGE = KVChange()
 _NO_WORK = TenantLoad()
 
@@ -304,10 +304,11 @@ class KVPublisher:
     ) -> Iterator[bytes]:
         """Pack each part when it is requested: packing a million hashes at once would delay the streams of requests."""
         yield write(self._hello)
-        for start in range(0, max(len(device), len(host), len(tenants)), PART_HASHES):
+        for start in range(0, max(len(device), len(host)), PART_HASHES):
             part = slice(start, start + PART_HASHES)
-            hashes = run_together(device[part]), run_together(host[part])
-            yield write(Part(device=hashes[0], host=hashes[1], tenants=dict(tenants[part])))
+            yield write(Part(device=run_together(device[part]), host=run_together(host[part])))
+        for start in range(0, len(tenants), MAX_TENANTS):
+            yield write(Part(tenants=dict(tenants[start : start + MAX_TENANTS])))
         yield write(end)
 
     def _step(self, change: KVChange, **changed: Any) -> bytes:
