@@ -1,12 +1,13 @@
 """Weights and limits of tenants, from the file of a router or a server to the engine."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import pytest
 from octavo_server import api_keys
 from octavo_testing.fleets import until
-from octavo_testing.raw_http import JSON_TYPE, RawConnection
+from octavo_testing.raw_http import JSON_TYPE, RawConnection, request_bytes
 from octavo_testing.routing import routing
 from octavo_testing.scripted import write_byte_model
 from octavo_testing.server import MODEL, ScriptedClient, serving
@@ -195,3 +196,17 @@ async def test_requests_of_a_key_that_is_removed_end_normally(limited, files):
     answer = await held
     assert (answer.status_code, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
     assert (await http.post("/v1/completions", json={"prompt": "hi"}, headers=bearer("sk-b"))).status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("kind", ["server", "router"])
+async def test_a_request_has_ended_when_the_next_one_of_its_connection_begins(files, kind, is_stream):
+    (files / "tenants.yaml").write_text("tenants: {alice: {concurrentRequests: 1}}")
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": is_stream}).encode()
+    request = request_bytes(body, lines=(b"Authorization: Bearer sk-a",))
+    async with (
+        entry(kind, files, ScriptedClient(write_byte_model(files))) as started,
+        await RawConnection.open(started.http.base_url.port) as connection,
+    ):
+        await connection.send(request * 5)
+        assert [answer.status for answer in await connection.read_answers(5)] == [200] * 5

@@ -39,29 +39,32 @@ class CancellableResponse(Response):
         self._ended_by: Exception | None = None
         self._has_started = False
         self._path = ""
+        self._usage: RequestUsage | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._path = scope["path"]
+        self._path, self._usage = scope["path"], scope["state"].get("usage")
         work = self._work = asyncio.create_task(self._run(send))
         self._in_flight.add(self)
-        usage: RequestUsage | None = scope["state"].get("usage")
-        finish = "cut"
         try:
             if await run_until_disconnect(work, receive):
                 error = self._error_of(work)
-                finish = "error" if error is not None else ""
+                self._end_usage("error" if error is not None else "")
                 await self._finish(send, error)
             else:
                 logger.info("request %s: the client left, aborting", self._request_id)
         finally:
             self._in_flight.discard(self)
-            if usage is not None:
-                usage.end(finish)
+            self._end_usage("cut")
 
     def end(self, error: Exception) -> None:
         self._ended_by = error
         if self._work is not None:
             self._work.cancel()
+
+    def _end_usage(self, finish: str) -> None:
+        """End the request before the last bytes are sent, as its client may then send the next one. Once."""
+        if self._usage is not None:
+            self._usage.end(finish)
 
     def _error_of(self, work: "asyncio.Task[None]") -> Exception | None:
         if work.cancelled():
@@ -101,6 +104,7 @@ class CancellableJSONResponse(CancellableResponse):
 
     async def _run(self, send: Send) -> None:
         body = await self._body()
+        self._end_usage("")
         await self._start(send, 200, [self.kind, _length(body), *self._make_headers()])
         await send({"type": "http.response.body", "body": body})
 
