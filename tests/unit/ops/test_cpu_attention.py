@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from octavo_engine.ops.attention import AttentionBackend, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.cpu_length_groups import Lengths
@@ -161,9 +163,9 @@ def test_the_number_of_threads_changes_nothing(make: MakeBackend, shapes: list[S
         assert torch.equal(together, alone)
 
 
-def tiles_of(*shapes: SeqShape, threads: int) -> Tiles:
+def tiles_of(*shapes: SeqShape, threads: int, window: int | None = None) -> Tiles:
     lengths = Lengths.from_batch(make_batch([*shapes], 16)[0])
-    return make_tiles(lengths, group=3, kv_heads=3, window=None, tile_rows=64, threads=threads)
+    return make_tiles(lengths, group=3, kv_heads=3, window=window, tile_rows=64, threads=threads)
 
 
 def test_keys_are_divided_only_if_threads_would_wait() -> None:
@@ -171,6 +173,23 @@ def test_keys_are_divided_only_if_threads_would_wait() -> None:
     assert len(tiles_of(long, threads=1).merges) == 0
     assert len(tiles_of(*[long] * 16, threads=2).merges) == 0
     assert tiles_of(*[short] * 8, long, threads=4).merges.tolist() == [[8, 1, 0, 20]]
+
+
+@given(
+    computed=st.lists(st.sampled_from((0, 7, 255, 256, 300, 5000)), min_size=1, max_size=9),
+    window=st.sampled_from((None, 5, 300)),
+    threads=st.sampled_from((1, 4, 64)),
+)
+def test_the_tiles_of_a_decode_step_do_not_depend_on_how_they_are_made(
+    computed: list[int], window: int | None, threads: int
+) -> None:
+    """A sequence without a query makes a step no decode step, and adds no tile."""
+    shapes = [SeqShape(length, 1) for length in computed]
+    decoding = tiles_of(*shapes, window=window, threads=threads)
+    other = tiles_of(*shapes, SeqShape(400, 0), window=window, threads=threads)
+    assert decoding.tiles.tolist() == other.tiles.tolist()
+    assert decoding.merges.tolist() == other.merges.tolist()
+    assert decoding.partial_rows == other.partial_rows
 
 
 def test_the_memory_of_partial_results_is_bounded() -> None:

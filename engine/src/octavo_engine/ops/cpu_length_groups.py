@@ -50,7 +50,7 @@ class Lengths:
     @staticmethod
     def from_batch(batch: AttentionBatch) -> "Lengths":
         starts = batch.query_start.numpy().astype(np.int64)
-        return Lengths(starts[:-1], np.diff(starts), batch.seq_lens.numpy().astype(np.int64))
+        return Lengths(starts[:-1], starts[1:] - starts[:-1], batch.seq_lens.numpy().astype(np.int64))
 
 
 def make_groups(

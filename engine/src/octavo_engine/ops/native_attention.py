@@ -20,7 +20,7 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cpu_cache import BlockStore
-from octavo_engine.ops.cpu_length_groups import Lengths
+from octavo_engine.ops.cpu_length_groups import Ints, Lengths
 from octavo_engine.ops.scratch import Scratch
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -44,37 +44,47 @@ def make_tiles(
     lengths: Lengths, *, group: int, kv_heads: int, window: int | None, tile_rows: int, threads: int
 ) -> Tiles:
     """Make the work list. A tile is divided if one KV head of it is more than half of a thread's share."""
-    per_tile = max(1, tile_rows // group)
-    num_tiles = -(-lengths.query // per_tile)
-    seq = np.repeat(np.arange(len(num_tiles)), num_tiles)
-    query = (np.arange(len(seq)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
-    num_queries = np.minimum(per_tile, lengths.query[seq] - query)
-    position = (lengths.seq - lengths.query)[seq] + query
-    row = lengths.row[seq] + query
+    seq, row, num_queries = np.arange(len(lengths.seq)), lengths.row, lengths.query
+    position = lengths.seq - num_queries
+    if (num_queries != 1).any():  # else, in a decode step, each sequence is a tile
+        per_tile = max(1, tile_rows // group)
+        seq, number = _count_up(-(-num_queries // per_tile))
+        row, position = row[seq] + number * per_tile, position[seq] + number * per_tile
+        num_queries = np.minimum(per_tile, num_queries[seq] - number * per_tile)
     begin = np.zeros_like(position) if window is None else np.maximum(0, position + 1 - window)
     end = position + num_queries
-
     cost = num_queries * (end - begin)
-    parts = -(-end // PART_KEYS) - begin // PART_KEYS
-    is_divided = (parts > 1) & (2 * threads * cost > kv_heads * cost.sum()) & (threads > 1)
-    is_divided &= np.cumsum(np.where(is_divided, parts * num_queries * group, 0)) <= _MOST_PARTIAL_ROWS
-    parts = np.where(is_divided, parts, 1)
+    tiles = np.zeros((len(seq), _TILE_FIELDS), dtype=np.int32)
+    for field, values in enumerate((seq, row, position, num_queries, begin, end, -1)):
+        tiles[:, field] = values
+    is_divided = (2 * threads * cost > kv_heads * cost.sum()) & (end > PART_KEYS)
+    if threads > 1 and is_divided.any():
+        return _divide(tiles, is_divided, group)
+    return Tiles(tiles[np.argsort(-cost, kind="stable")], np.empty((0, 4), dtype=np.int32), 0)
 
-    tile = np.repeat(np.arange(len(parts)), parts)
-    part = np.arange(len(tile)) - np.repeat(np.cumsum(parts) - parts, parts)
-    part_begin = (begin[tile] // PART_KEYS + part) * PART_KEYS
-    begin = np.where(is_divided[tile], np.maximum(begin[tile], part_begin), begin[tile])
-    end = np.where(is_divided[tile], np.minimum(end[tile], part_begin + PART_KEYS), end[tile])
-    rows = np.where(is_divided, num_queries * group, 0)[tile]
-    partial = np.cumsum(rows) - rows
-    columns = [
-        *(column[tile] for column in (seq, row, position, num_queries)),
-        *(begin, end, np.where(is_divided[tile], partial, -1), np.zeros_like(tile)),
-    ]
-    tiles = np.stack(columns, axis=1).astype(np.int32)
-    order = np.argsort(-(num_queries[tile] * (end - begin)), kind="stable")
-    merges = np.stack([row, num_queries, partial[np.cumsum(parts) - parts], parts], axis=1)[is_divided]
-    return Tiles(np.ascontiguousarray(tiles[order]), merges.astype(np.int32), int(rows.sum()))
+
+def _divide(tiles: npt.NDArray[np.int32], is_divided: npt.NDArray[np.bool_], group: int) -> Tiles:
+    """Make the work list with some tiles divided into parts, if they have several."""
+    row, num_queries, begin, end = tiles[:, (1, 3, 4, 5)].astype(np.int64).T
+    parts = -(-end // PART_KEYS) - begin // PART_KEYS
+    rows = np.where(is_divided & (parts > 1), num_queries * group, 0)
+    rows[np.cumsum(parts * rows) > _MOST_PARTIAL_ROWS] = 0
+    parts[rows == 0] = 1
+    tile, part = _count_up(parts)
+    tiles, first_key = tiles[tile], (begin[tile] // PART_KEYS + part) * PART_KEYS
+    partial = np.cumsum(rows[tile]) - rows[tile]
+    tiles[:, 4] = np.maximum(begin[tile], first_key)
+    tiles[:, 5] = np.where(rows[tile] > 0, np.minimum(end[tile], first_key + PART_KEYS), end[tile])
+    tiles[:, 6] = np.where(rows[tile] > 0, partial, -1)
+    merges = np.stack([row, num_queries, partial[np.cumsum(parts) - parts], parts], axis=1)[rows > 0]
+    order = np.argsort(-(tiles[:, 3] * (tiles[:, 5] - tiles[:, 4])), kind="stable")
+    return Tiles(tiles[order], merges.astype(np.int32), int((parts * rows).sum()))
+
+
+def _count_up(counts: Ints) -> tuple[Ints, Ints]:
+    """Return each index as often as its count says, and beside it 0, 1, ... up to the count."""
+    index = np.repeat(np.arange(len(counts)), counts)
+    return index, np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
 
 
 class _Layer(ctypes.Structure):
@@ -221,9 +231,11 @@ class NativeBackend(AttendByParts):
 
     def _point_to_partials(self) -> None:
         """Layers use one buffer in turn; if it grows, it moves."""
-        address = self._scratch.get_buffer("partials", max(map(self._partial_size, self._works.values()), default=0))
-        for work in self._works.values():
-            work.struct.partials = address.data_ptr()
+        size = max(map(self._partial_size, self._works.values()), default=0)
+        if size > 0:
+            address = self._scratch.get_buffer("partials", size).data_ptr()
+            for work in self._works.values():
+                work.struct.partials = address
 
     def _partial_size(self, work: _Work) -> int:
         assert work.tiles is not None
