@@ -4,7 +4,7 @@ import pytest
 from kubernetes import client
 from kubernetes.dynamic import DynamicClient
 from octavo_operator.desired.children import desired_children
-from octavo_operator.desired.engine import desired_engine
+from octavo_operator.desired.engine import desired_engine, engine_templates
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, OPEN, Case, stored
 
@@ -22,8 +22,10 @@ def _service(case: Case, namespace: str) -> InferenceService:
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
+    """The suite in e2e/ applies LeaderWorkerSets."""
     service = _service(case, strict_namespace)
-    for made in [*desired_children(service, SETTINGS), desired_engine(service, SETTINGS, replicas=1)]:
+    engine = desired_engine(service, SETTINGS, replicas=1)
+    for made in [*desired_children(service, SETTINGS), *[engine] * (engine["kind"] == "Deployment")]:
         kind = objects.resources.get(api_version=made["apiVersion"], kind=made["kind"])
         answer = kind.server_side_apply(made, field_manager="octavo-tests", dry_run="All")
         assert answer.metadata.name == made["metadata"]["name"]
@@ -33,9 +35,9 @@ def test_the_api_server_accepts_all_children(objects: DynamicClient, strict_name
 def test_pods_meet_the_restricted_standard(objects: DynamicClient, strict_namespace: str, case: Case) -> None:
     """Pods that mount a folder of the node are left out: the standard forbids them."""
     service, pods = _service(case, strict_namespace), objects.resources.get(api_version="v1", kind="Pod")
-    deployments = [d for d in desired_children(service, SETTINGS) if d["kind"] == "Deployment"]
-    for made in [*deployments, desired_engine(service, SETTINGS, replicas=1)]:
-        spec = made["spec"]["template"]["spec"]
+    routers = [made["spec"]["template"] for made in desired_children(service, SETTINGS) if made["kind"] == "Deployment"]
+    for template in [*routers, *engine_templates(desired_engine(service, SETTINGS, replicas=1))]:
+        spec = template["spec"]
         meta = {"name": "pod", "namespace": strict_namespace}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _without_other_objects(spec)}
         assert pods.create(pod, dry_run="All").metadata.name == "pod"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from octavo_operator.desired.engine import engine_revision
-from octavo_operator.desired.router_secrets import RouterSecrets
+from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Delete
 from octavo_operator.plan.plan import KEPT, Plan, plan
@@ -17,13 +17,20 @@ from octavo_testing.infsvc_cases import HOST, KEYS, OPEN, Case, stored
 from octavo_testing.newer_templates import newer_templates
 from octavo_testing.plan_cluster import PlanCluster
 
-SETTINGS = Settings(engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system")
+SETTINGS = Settings(
+    engine_image="engine:1", router_image="router:1", operator_namespace="octavo-system", has_group_sets=True
+)
+#: A replica of one pod, and one of two pods.
+DIVISIONS: tuple[dict[str, Any], ...] = ({}, {"parallelism": {"tensor": 2, "nodes": 2}})
 SPECS: tuple[dict[str, Any], ...] = (
     {},
     {"replicas": 0},
     {"replicas": 3},
     {"engine": {"maxModelLen": 100}},
     {"engine": {"maxModelLen": 200}, "replicas": 2},
+    DIVISIONS[1],
+    DIVISIONS[1] | {"replicas": 3},
+    DIVISIONS[1] | {"engine": {"maxModelLen": 200}, "replicas": 2},
     {"exposure": HOST, "auth": KEYS},
     {"auth": OPEN, "networkPolicy": {"enabled": False}},
     {"router": {"ref": {"name": "other"}}, "replicas": 2},
@@ -58,7 +65,7 @@ class World:
 
     def planned(self, view: Observed | None = None) -> Plan:
         seen, secret = view or self.cluster.observe(), str(self.rng.random())
-        secrets = RouterSecrets(shared=secret, admin=f"{secret} for admins")
+        secrets = ServiceSecrets(shared=secret, admin=f"{secret} for admins", group=f"{secret} for a group")
         return plan(self.service, seen, self.settings, now=self.cluster.now, new_secrets=secrets)
 
     def operate(self, *, view: Observed | None = None, dies: bool = False, least: int | None = None) -> None:
@@ -190,7 +197,7 @@ def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history:
     before, cluster.num_cut, cluster.num_lost = cluster.num_serving, 0, 0
     for length in range(300, 300 + rng.randint(1, 20)):
         wanted = rng.choice((before, before, before + 1, max(0, before - 1)))
-        spec = {"engine": {"maxModelLen": length}, "replicas": wanted}
+        spec = {"engine": {"maxModelLen": length}, "replicas": wanted} | rng.choice(DIVISIONS)
         world.service = read_service(stored(Case("", spec, name="llm"), generation=world.generation + 1))
         most = max(wanted + 1, cluster.num_held)
         for _ in range(rng.randint(1, 8)):
@@ -208,13 +215,13 @@ def test_serving_pods_are_kept_until_the_new_revision_serves(seed: int, history:
     ]
 
 
-def _rolled_out(seed: int, replicas: int, *, room: int, **engine: Any) -> World:
-    """A world where `replicas` serve, there is room for `room` pods, and another revision is wanted."""
+def _rolled_out(seed: int, replicas: int, division: dict[str, Any], *, room: int) -> World:
+    """A world where `replicas` serve, there is room for `room` of them, and another revision is wanted."""
     world = World(random.Random(seed))
-    world.service = _service_of(replicas)
+    world.service = _service_of(replicas, **division)
     world.converge()
     world.cluster.room, world.cluster.num_cut = room, 0
-    world.service = _service_of(replicas, engine={"maxModelLen": 300, **engine})
+    world.service = _service_of(replicas, engine={"maxModelLen": 300}, **division)
     return world
 
 
@@ -234,13 +241,14 @@ def _watch(world: World, *, least: int) -> None:
         assert world.cluster.num_cut == 0
 
 
+divisions = st.sampled_from(DIVISIONS)
 LONG = settings(max_examples=max(5, settings().max_examples // 20))  # each with many plans
 
 
 @LONG
-@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4))
-def test_without_room_for_a_surge_a_rollout_goes_in_place(seed: int, replicas: int) -> None:
-    world = _rolled_out(seed, replicas, room=replicas)
+@given(seed=st.integers(0, 2**32), replicas=st.integers(2, 4), division=divisions)
+def test_without_room_for_a_surge_a_rollout_goes_in_place(seed: int, replicas: int, division: dict[str, Any]) -> None:
+    world = _rolled_out(seed, replicas, division, room=replicas)
     _watch(world, least=replicas - 1)
     assert world.cluster.num_unplaced == 1
     assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
@@ -248,9 +256,9 @@ def test_without_room_for_a_surge_a_rollout_goes_in_place(seed: int, replicas: i
 
 
 @LONG
-@given(seed=st.integers(0, 2**32))
-def test_a_single_replica_is_never_replaced_in_place(seed: int) -> None:
-    world = _rolled_out(seed, 1, room=1)
+@given(seed=st.integers(0, 2**32), division=divisions)
+def test_a_single_replica_is_never_replaced_in_place(seed: int, division: dict[str, Any]) -> None:
+    world = _rolled_out(seed, 1, division, room=1)
     _watch(world, least=1)
     assert _reasons(world)["Progressing"] == "NoRoomToSurge"
     world.cluster.room = 2
@@ -259,27 +267,29 @@ def test_a_single_replica_is_never_replaced_in_place(seed: int) -> None:
 
 
 @LONG
-@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3), room=st.integers(0, 2))
-def test_a_revision_that_never_serves_is_given_up(seed: int, replicas: int, room: int) -> None:
+@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3), room=st.integers(0, 2), division=divisions)
+def test_a_revision_that_never_serves_is_given_up(
+    seed: int, replicas: int, room: int, division: dict[str, Any]
+) -> None:
     """The old one is then whole, and an edit back to it or to another revision works."""
     assume(room or replicas > 1)
-    world, least = _rolled_out(seed, replicas, room=replicas + room), replicas - (room == 0)
+    world, least = _rolled_out(seed, replicas, division, room=replicas + room), replicas - (room == 0)
     world.cluster.broken.add(engine_revision(world.service, SETTINGS))
     _watch(world, least=least)
     assert _reasons(world)["Progressing"] == "DeadlineExceeded"
-    assert _revisions_of(world) == [engine_revision(_service_of(replicas), SETTINGS)]
+    assert _revisions_of(world) == [engine_revision(_service_of(replicas, **division), SETTINGS)]
     assert world.cluster.num_serving == replicas
-    world.service = _service_of(replicas, engine={"maxModelLen": world.rng.choice((400, None))})
+    world.service = _service_of(replicas, engine={"maxModelLen": world.rng.choice((400, None))}, **division)
     _watch(world, least=least)
     assert _revisions_of(world) == [engine_revision(world.service, SETTINGS)]
 
 
 @LONG
-@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3))
-def test_two_edits_a_second_for_a_minute_end_at_the_last(seed: int, replicas: int) -> None:
-    world = _rolled_out(seed, replicas, room=replicas + 1)
+@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 3), division=divisions)
+def test_two_edits_a_second_for_a_minute_end_at_the_last(seed: int, replicas: int, division: dict[str, Any]) -> None:
+    world = _rolled_out(seed, replicas, division, room=replicas + 1)
     for number in range(120):
-        spec = {"replicas": replicas, "engine": {"maxModelLen": 301 + number}}
+        spec = {"replicas": replicas, "engine": {"maxModelLen": 301 + number}} | division
         world.service = read_service(stored(Case("", spec, name="llm"), generation=2 + number))
         world.operate(least=replicas)
         for event in world.rng.choices(("pods", "endpoints"), k=2):

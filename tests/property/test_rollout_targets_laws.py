@@ -18,10 +18,17 @@ def revisions(draw: st.DrawFn, name: str) -> Revision:
         replicas=replicas,
         pods=pods,
         admitted=admitted,
-        serving=draw(st.integers(0, admitted)),
+        serving=_serving(draw, draw(st.integers(0, admitted))),
         served_last=name == "old 0" and draw(st.booleans()),
         created=name,
     )
+
+
+def _serving(draw: st.DrawFn, count: int) -> tuple[int, ...]:
+    """Ordinals of serving pods: any in a LeaderWorkerSet, and the first ones in a Deployment."""
+    if draw(st.booleans()):
+        return tuple(range(count))
+    return tuple(draw(st.sets(st.integers(0, 6), min_size=count, max_size=count)))
 
 
 @st.composite
@@ -41,8 +48,7 @@ def situations(draw: st.DrawFn) -> Situation:
 def test_no_serving_replica_that_is_needed_is_removed(now: Situation) -> None:
     targets = replica_targets(now)
     found = (now.wanted, *now.older)
-    # Of a Deployment's pods, those that don't serve are removed first.
-    kept = sum(min(each.lasting, targets[each.name]) for each in found)
+    kept = sum(min(each.lasting, each.lasting_at(targets[each.name])) for each in found)
     assert kept >= min(sum(each.lasting for each in found), now.desired - now.in_place)
 
 
@@ -59,7 +65,9 @@ def test_targets_are_within_bounds(now: Situation) -> None:
     targets = replica_targets(now)
     assert targets.keys() == {now.wanted.name, *(each.name for each in now.older)}
     assert all(0 <= target <= max(now.desired, each.replicas) for each, target in _with(now, targets))
-    assert targets[now.wanted.name] <= now.desired
+    last, lasting = targets[now.wanted.name] - 1, now.wanted.lasting_at(targets[now.wanted.name])
+    is_exceeded = last >= now.desired  # only for a pod that serves in the place of one with a lower ordinal
+    assert not is_exceeded or (last in now.wanted.serving and lasting <= now.desired and last < now.wanted.replicas)
     assert not now.paused or not now.older or targets[now.wanted.name] <= now.wanted.replicas
 
 
@@ -68,7 +76,7 @@ def test_a_drain_is_not_taken_back(now: Situation, last: str) -> None:
     """Drained pods don't serve, and the revision that served last may be another one: both change the order."""
     targets = replica_targets(now)
     drained = [
-        replace(each, serving=min(each.serving, targets[each.name]), served_last=each.name == last)
+        replace(each, serving=[i for i in each.serving if i < targets[each.name]], served_last=each.name == last)
         for each in now.older
     ]
     again = replica_targets(replace(now, older=drained))
@@ -83,14 +91,15 @@ def test_every_rollout_ends_with_the_wanted_revision_alone(now: Situation) -> No
         targets = replica_targets(now)
         stays = [replace(each, replicas=targets[each.name]) for each in (now.wanted, *now.older)]
         wanted, *older = [
-            replace(each, **dict.fromkeys(("pods", "admitted", "serving"), each.replicas)) for each in stays
+            replace(each, pods=each.replicas, admitted=each.replicas, serving=range(each.replicas)) for each in stays
         ]
         now = replace(now, wanted=wanted, older=[each for each in older if each.replicas], ending=0)
-    assert (now.wanted.serving, list(now.older)) == (now.desired, [])
+    assert (now.wanted.lasting, now.wanted.replicas, list(now.older)) == (now.desired, now.desired, [])
 
 
 def _steady(name: str, replicas: int, **fields: bool) -> Revision:
-    return Revision(name=name, replicas=replicas, pods=replicas, serving=replicas, admitted=replicas, **fields)
+    serving = range(replicas)
+    return Revision(name=name, replicas=replicas, pods=replicas, serving=serving, admitted=replicas, **fields)
 
 
 def _starting(name: str, replicas: int) -> Revision:
@@ -151,6 +160,29 @@ def _starting(name: str, replicas: int) -> Revision:
             Situation(desired=2, wanted=_steady("w", 1), older=[_steady("o", 1)], paused=True),
             {"w": 1, "o": 1},
             id="paused",
+        ),
+        pytest.param(
+            Situation(desired=1, wanted=Revision(name="w", replicas=3, pods=3, serving=(2,), admitted=1)),
+            {"w": 3},
+            id="the only ordinal that serves stays",
+        ),
+        pytest.param(
+            Situation(
+                desired=2,
+                wanted=_steady("w", 1),
+                older=[Revision(name="o", replicas=3, pods=3, serving=(0, 1, 2), admitted=3)],
+            ),
+            {"w": 1, "o": 1},
+            id="the highest ordinals go",
+        ),
+        pytest.param(
+            Situation(
+                desired=2,
+                wanted=_steady("w", 1),
+                older=[Revision(name="o", replicas=3, pods=3, serving=(1,), admitted=1)],
+            ),
+            {"w": 1, "o": 2},
+            id="an ordinal that serves keeps those below it",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from octavo_operator.cluster.pods import is_serving_router, state_port
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.desired.router_secrets import RouterSecrets
+from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.kopf_runner import Resource
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import Settings
@@ -57,7 +57,7 @@ class EventHandlers:
         queue: WorkQueue[Key],
         reports: RouterReports,
         *,
-        secrets_of: Callable[[Key], RouterSecrets],
+        secrets_of: Callable[[Key], ServiceSecrets],
         on_watch_start: Callable[[], None],
     ) -> None:
         self._view = view

@@ -112,8 +112,8 @@ class Telemetry:
                 self._actions.labels(type(action).__name__, manifest["kind"]).inc()
             case Delete(kind):
                 self._actions.labels("Delete", kind).inc()
-            case SetReplicas():
-                self._actions.labels("SetReplicas", "Deployment").inc()
+            case SetReplicas(kind):
+                self._actions.labels("SetReplicas", kind).inc()
             case SetGate() | NotifyPod():
                 self._actions.labels(type(action).__name__, "Pod").inc()
 

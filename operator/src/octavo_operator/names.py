@@ -27,6 +27,10 @@ SERVICE_PORT = 80
 HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"
+#: Component of the pods of a replica that has several, except the first pod, which is the engine for all others.
+ENGINE_WORKER = "engine-worker"
+#: Kinds of the object that has the replicas of one revision: pods, or groups of pods.
+DEPLOYMENT, GROUP_SET = "Deployment", "LeaderWorkerSet"
 
 #: Metrics of a service in the API custom.metrics.k8s.io, by their type in spec.autoscaling.
 METRIC_NAMES = {"KVUtilization": "kv_used_replicas", "WaitingRequests": "waiting_requests"}
@@ -34,6 +38,11 @@ METRIC_NAMES = {"KVUtilization": "kv_used_replicas", "WaitingRequests": "waiting
 
 def engine_deployment(service: str, revision: str) -> str:
     return f"{service}-engine-{revision}"
+
+
+def engine_group_set(service: str, revision: str) -> str:
+    """Name of a LeaderWorkerSet. It has at most 49 characters: Kubernetes' names of its pods add up to 14 more."""
+    return f"{service}-{revision}"
 
 
 def router_deployment(router: str) -> str:
@@ -53,6 +62,11 @@ def router_secret(router: str) -> str:
 def router_admin_secret(router: str) -> str:
     """Name of the Secret by which the operator authenticates to the router."""
     return f"{router}-router-admin-secret"
+
+
+def group_secret(service: str) -> str:
+    """Name of the Secret by which the pods of one replica authenticate each other."""
+    return f"{service}-group-secret"
 
 
 def services_config(router: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from octavo_operator.names import DEPLOYMENT
+
 Ref = tuple[str, str]  # kind, name
 
 #: Reason why a pod isn't ready, derived from its status in Kubernetes and its Events.
@@ -45,6 +47,7 @@ class Pod:
     name: str
     uid: str
     revision: str
+    ordinal: int = 0  # place of its replica in a LeaderWorkerSet
     is_ready: bool = False  # all containers are ready, whether or not the readiness gate is open; the node is alive
     is_pod_ready: bool = False  # the pod's own condition Ready, by which Kubernetes and routers send it requests
     is_admitted: bool = False  # the readiness gate is open
@@ -70,13 +73,15 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeployment:
-    """The engine Deployment of one revision."""
+    """The object that has the replicas of one revision: a Deployment or, if a replica has several pods, a
+    LeaderWorkerSet, of which `Observed.pods` has the leaders."""
 
     name: str
     uid: str
     revision: str
     replicas: int
     created: str  # RFC 3339, so that text sorts by time
+    kind: str = DEPLOYMENT
     version: str = ""  # resourceVersion; a delete fails if the Deployment has changed since this version
     is_deleting: bool = False
     failure: str = ""  # reason why Kubernetes can't create its pods; empty if it can

@@ -1,6 +1,6 @@
 """Secrets by which operator, routers and engines authenticate. All derive from one key: the operator stores only it.
 
-A secret is the HMAC-SHA256 (RFC 2104) of the router's namespace and name, and of its purpose, under the operator's key.
+A secret is the HMAC-SHA256 (RFC 2104) of the service's namespace and name, and of its purpose, under that key.
 """
 
 import base64
@@ -11,18 +11,18 @@ import secrets
 from http import HTTPStatus
 
 from octavo_operator.cluster.client import ApiError, Cluster
-from octavo_operator.desired.router_secrets import RouterSecrets
+from octavo_operator.desired.service_secrets import ServiceSecrets
 
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 
 
-def derive_secrets(operator_key: bytes, router: tuple[str, str]) -> RouterSecrets:
-    """Derive the secrets of a router. `router`: its namespace and name."""
-    name = "/".join(router)  # names have no slash, so no two messages are equal
-    shared, admin = (hmac.new(operator_key, text.encode(), hashlib.sha256) for text in (name, f"{name}/admin"))
-    return RouterSecrets(shared=shared.hexdigest(), admin=admin.hexdigest())
+def derive_secrets(operator_key: bytes, service: tuple[str, str]) -> ServiceSecrets:
+    """Derive the secrets of a service and its router. `service`: its namespace and name."""
+    name = "/".join(service)  # names have no slash, so no two messages are equal
+    texts = (name, f"{name}/admin", f"{name}/group")
+    return ServiceSecrets(*(hmac.new(operator_key, text.encode(), hashlib.sha256).hexdigest() for text in texts))
 
 
 async def operator_key(cluster: Cluster, *, namespace: str, name: str) -> bytes:

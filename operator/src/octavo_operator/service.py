@@ -32,6 +32,7 @@ class Settings:
     has_fixed_user: bool = True  # False: the platform assigns the user of pods, as OpenShift does
     restricts_pods: bool = False  # refuses specs that give pods rights on their node; on by default in `cli.py`
     has_gateway_api: bool = False
+    has_group_sets: bool = False  # replicas may have several pods, as LeaderWorkerSets
     has_metrics_api: bool = False  # the operator serves the metrics by which HPAs scale services
 
 
@@ -72,6 +73,16 @@ class InferenceService:
     def num_ranks(self) -> int:
         """Number of processes that compute one replica's model together."""
         return self.spec.parallelism.tensor or 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of pods of one replica."""
+        return self.spec.parallelism.nodes or 1
+
+    @property
+    def num_local_ranks(self) -> int:
+        """Number of a replica's ranks that run in one pod."""
+        return self.num_ranks // self.num_nodes
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -108,6 +108,9 @@ ACCEPTED = (
     Case("a part of a GPU", {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1000m", "memory": "1e9"}}}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
     Case("several ranks", {"parallelism": {"tensor": 2, "pipeline": 1}}),
+    Case("several pods", {"parallelism": {"tensor": 4, "nodes": 2}}),
+    Case("pods and a shared router", {"parallelism": {"tensor": 3, "nodes": 3}, "router": {"ref": {"name": "other"}}}),
+    Case("one pod", {"parallelism": {"tensor": 3, "nodes": 1}}),
     Case("ranks with adapters", {"parallelism": {"tensor": 2}, "adapters": [SUPPORT]}),
     Case("several GPUs", {"parallelism": {"tensor": 8}, "resources": {"limits": {"nvidia.com/gpu": 8}}}),
     Case("shared router", {"router": {"ref": {"name": "other"}}}),
@@ -212,6 +215,10 @@ REFUSED = (
         Case(f"{flag} for the engine", {"engine": {"extraArgs": [flag]}}, "use the field of the spec")
         for flag in (
             "--no-router-only",
+            "--master_port=1",
+            "--headless",
+            "-n=2",
+            "-r",
             "--router_secret=x",
             "--no_enable_prefix_caching",
             "--no-cache-isolation",
@@ -251,6 +258,12 @@ REFUSED = (
         "resources.limits.cpu",
     ),
     Case("pipeline", {"parallelism": {"pipeline": 2}}, "parallelism.pipeline above 1 is not supported yet"),
+    Case("pods that cannot have as many ranks", {"parallelism": {"tensor": 3, "nodes": 2}}, "a multiple of nodes"),
+    Case("more pods than ranks", {"parallelism": {"nodes": 2}}, "a multiple of nodes"),
+    *(
+        Case(f"{value!r} pods", {"parallelism": {"nodes": value}}, "parallelism.nodes")
+        for value in (0, -1, 65, "2", 1.5, True)
+    ),
     *(
         Case(f"{value!r} ranks", {"parallelism": {"tensor": value}}, "parallelism.tensor")
         for value in (0, -1, 65, "2", 1.5, True)

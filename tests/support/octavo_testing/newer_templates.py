@@ -14,7 +14,7 @@ ADDED = "ADDED_BY_AN_UPGRADE"  # a variable of the main container in the newer t
 
 @contextmanager
 def newer_templates() -> Iterator[None]:
-    tables: Any = (engine.TEMPLATES, router.TEMPLATES)
+    tables: Any = (engine.TEMPLATES, engine.GROUPS, router.TEMPLATES)
     with ExitStack() as patches:
         for versions in tables:
             newest = max(versions)
@@ -25,8 +25,9 @@ def newer_templates() -> Iterator[None]:
 def _with_variable(render: Any) -> Any:
     def made(service: InferenceService, settings: Settings) -> Manifest:
         template: Manifest = render(service, settings)
-        container = template["spec"]["containers"][0]
-        container["env"] = [*container.get("env", ()), {"name": ADDED, "value": "1"}]
+        for each in template.get("templates", {"": template}).values():
+            container = each["spec"]["containers"][0]
+            container["env"] = [*container.get("env", ()), {"name": ADDED, "value": "1"}]
         return template
 
     return made

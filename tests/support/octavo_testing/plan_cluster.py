@@ -1,8 +1,9 @@
 """`PlanCluster`: an in-memory cluster that carries out plans: objects, the pods of Deployments, and routers.
 
 It simulates the API server as far as a plan can observe it: fields get defaults, pods follow their Deployment, and the
-pods of a deleted object end later. Routers learn late which pods are ready, and send requests to those that they take
-to be ready. Tests in tests/cluster show that a real API server accepts the applied objects.
+pods of a deleted object end later. Of a LeaderWorkerSet only the leaders are pods: they have the ordinals below its
+replicas. Routers learn late which pods are ready, and send requests to those that they take to be ready. Tests in
+tests/cluster show that a real API server accepts the applied objects.
 """
 
 import copy
@@ -12,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from octavo_operator.desired.router_secrets import RouterSecrets
-from octavo_operator.names import APPLIED, REVISION_LABEL
+from octavo_operator.desired.service_secrets import ServiceSecrets
+from octavo_operator.names import APPLIED, DEPLOYMENT, GROUP_SET, REVISION_LABEL
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.timestamps import seconds_since
 
-SECRETS = RouterSecrets(shared="shared", admin="admin")
+SECRETS = ServiceSecrets(shared="shared", admin="admin", group="group")
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -100,21 +101,16 @@ class PlanCluster:
                 live = self.pods.get(name)
                 if live is not None and live.pod.uid == uid:
                     live.pod = replace(live.pod, adapter_list=digest)
-            case SetReplicas(name, uid, replicas):
-                self._scale(name, uid, replicas)
+            case SetReplicas(kind, name, uid, replicas):
+                self._scale(kind, name, uid, replicas)
 
     def settle_pods(self, rng: random.Random | None = None) -> None:
         """Create, start and end pods as their Deployments require; with `rng`, each change happens half the time."""
         for deployment in self.engine_deployments.values():
-            mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
-            for _ in range(deployment.replicas - len(mine)):
-                if happens(rng):
-                    self._start_pod(deployment.revision)
-            if rng is not None:
-                rng.shuffle(mine)
-            mine.sort(key=lambda live: (not live.seen.is_pod_ready, not live.pod.is_ready))
-            for live in mine[deployment.replicas :]:
-                self._remove_pod(live)
+            if deployment.kind == GROUP_SET:
+                self._settle_group_set(deployment, rng)
+            else:
+                self._settle_deployment(deployment, rng)
         self.routers = {name: self.routers.get(name) or LiveRouter() for name in self._router_names()}
         revisions = {s.revision for s in self.engine_deployments.values()}
         for name, live in [*self.pods.items()]:
@@ -128,6 +124,27 @@ class PlanCluster:
                 self._made += 1
                 live.epoch = f"epoch-{self._made}"
                 live.pod = replace(live.pod, is_ready=True, stuck_since=None)
+
+    def _settle_deployment(self, deployment: EngineDeployment, rng: random.Random | None) -> None:
+        mine = [p for p in self.pods.values() if p.pod.revision == deployment.revision and not p.pod.is_terminating]
+        for _ in range(deployment.replicas - len(mine)):
+            if happens(rng):
+                self._start_pod(f"pod-{self._made + 1}", deployment.revision)
+        if rng is not None:
+            rng.shuffle(mine)
+        mine.sort(key=lambda live: (not live.seen.is_pod_ready, not live.pod.is_ready))
+        for live in mine[deployment.replicas :]:
+            self._remove_pod(live)
+
+    def _settle_group_set(self, group_set: EngineDeployment, rng: random.Random | None) -> None:
+        """A pod of an ordinal is only created when the earlier one has gone, as they have the same name."""
+        mine = {p.pod.ordinal: p for p in self.pods.values() if p.pod.revision == group_set.revision}
+        for ordinal in range(group_set.replicas):
+            if ordinal not in mine and happens(rng):
+                self._start_pod(f"{group_set.name}-{ordinal}", group_set.revision, ordinal)
+        for ordinal, live in mine.items():
+            if ordinal >= group_set.replicas:
+                self._remove_pod(live)
 
     @property
     def now(self) -> str:
@@ -217,10 +234,10 @@ class PlanCluster:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         self._made += 1
         revision = manifest["metadata"]["labels"].get(REVISION_LABEL)
-        if kind == "Deployment" and revision is not None:
+        if kind in (DEPLOYMENT, GROUP_SET) and revision is not None:
             before = self.engine_deployments.get(name)
             made = EngineDeployment(
-                name=name, uid=f"uid-{self._made}", revision=revision, replicas=0, created=f"{self._made:06}"
+                name=name, uid=f"uid-{self._made}", kind=kind, revision=revision, replicas=0, created=f"{self._made:06}"
             )
             version = str(self._made)
             self.engine_deployments[name] = replace(
@@ -233,28 +250,30 @@ class PlanCluster:
         manifest["metadata"]["resourceVersion"] = str(self._made)
         self.objects[kind, name] = _defaulted(manifest)
 
-    def _scale(self, name: str, uid: str, replicas: int) -> None:
+    def _scale(self, kind: str, name: str, uid: str, replicas: int) -> None:
         found = self.engine_deployments.get(name)
-        if found is not None and found.uid == uid:
+        if found is not None and (found.kind, found.uid) == (kind, uid):
             self._made += 1
             self.engine_deployments[name] = replace(found, replicas=replicas, version=str(self._made))
             self.engine_manifests[name]["spec"]["replicas"] = replicas
             self.engine_manifests[name]["metadata"]["annotations"][APPLIED] = f"replicas-{replicas}"
 
     def _delete(self, kind: str, name: str, uid: str, version: str) -> None:
-        if name in self.engine_deployments:
-            if (self.engine_deployments[name].uid, self.engine_deployments[name].version) == (uid, version):
+        if (found := self.engine_deployments.get(name)) is not None:
+            if (found.kind, found.uid, found.version) == (kind, uid, version):
                 del self.engine_deployments[name], self.engine_manifests[name]
             return
         metadata = self.objects.get((kind, name), {}).get("metadata", {})
         if (metadata.get("uid"), metadata.get("resourceVersion")) == (uid, version):
             del self.objects[kind, name]
 
-    def _start_pod(self, revision: str) -> None:
+    def _start_pod(self, name: str, revision: str, ordinal: int = 0) -> None:
         self._made += 1
-        name = f"pod-{self._made}"
+        for router in self.routers.values():  # an earlier pod of the name had another address
+            router.endpoints.discard(name)
         waits = {"trouble": "Unschedulable", "waits_since": self.now}
-        self.pods[name] = LivePod(Pod(name=name, uid=f"uid-{name}", revision=revision, **waits))
+        pod = Pod(name=name, uid=f"uid-{self._made}", revision=revision, ordinal=ordinal, **waits)
+        self.pods[name] = LivePod(pod)
         self._place(self.pods[name])
         self.num_unplaced += not self.pods[name].pod.has_node
 

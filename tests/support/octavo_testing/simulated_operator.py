@@ -21,7 +21,7 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
-from octavo_operator.desired.router_secrets import RouterSecrets
+from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.metrics import Telemetry
 from octavo_operator.names import (
     ADMITTED_GATE,
@@ -177,7 +177,9 @@ class SimulatedOperator:
             leadership=self._leadership,
             reports=nodes,
             queue=self._queue,
-            secrets_of=lambda router: RouterSecrets(f"shared by {router[1]}", f"admin of {router[1]}"),
+            secrets_of=lambda router: ServiceSecrets(
+                f"shared by {router[1]}", f"admin of {router[1]}", f"group of {router[1]}"
+            ),
             clock=lambda: self.now_s,
             scaling=lambda key: None,
             telemetry=Telemetry(),

@@ -8,8 +8,8 @@ import pytest
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.children import desired_children
-from octavo_operator.desired.engine import desired_engine
-from octavo_operator.desired.router_secrets import mounted_secrets
+from octavo_operator.desired.engine import desired_engine, engine_templates
+from octavo_operator.desired.service_secrets import mounted_secrets
 from octavo_operator.handlers import EventHandlers
 from octavo_operator.names import COMPONENT_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.service import InferenceService, Settings, read_service
@@ -119,10 +119,15 @@ def test_engines_require_the_routers_secret(spec: dict[str, Any]) -> None:
 def test_only_routers_have_the_admin_secret() -> None:
     router = desired_children(_service(), SETTINGS)
     (deployment,) = [child for child in router if child["kind"] == "Deployment"]
-    assert mounted_secrets(deployment) == {"llm-router-secret", "llm-router-admin-secret"}
-    assert mounted_secrets(desired_engine(_service(), SETTINGS, replicas=1)) == {"llm-router-secret"}
-    behind = _service(router={"ref": {"name": "other"}})
-    assert mounted_secrets(desired_engine(behind, SETTINGS, replicas=1)) == {"other-router-secret"}
+    assert mounted_secrets(deployment["spec"]["template"]) == {"llm-router-secret", "llm-router-admin-secret"}
+    assert _secrets_of_engines(_service()) == {"llm-router-secret"}
+    assert _secrets_of_engines(_service(router={"ref": {"name": "other"}})) == {"other-router-secret"}
+    groups = _service(parallelism={"tensor": 2, "nodes": 2})
+    assert _secrets_of_engines(groups) == {"llm-router-secret", "llm-group-secret"}
+
+
+def _secrets_of_engines(service: InferenceService) -> set[str]:
+    return mounted_secrets(engine_templates(desired_engine(service, SETTINGS, replicas=1))[0])
 
 
 class FakeReports:

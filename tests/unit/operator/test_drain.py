@@ -1,9 +1,11 @@
 """Pods that shall be removed are drained first: which, when their Deployment may be scaled, and what ends the wait."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from octavo_operator.names import DEPLOYMENT, GROUP_SET
 from octavo_operator.observed import EngineDeployment, Observed, Pod, RouterReport
 from octavo_operator.plan.drain import drain
 
@@ -27,9 +29,15 @@ def _report(sends_to: str = "", **in_flight: int) -> RouterReport:
     return RouterReport(pod="router", sends_to=frozenset(sends_to.split()), in_flight=in_flight)
 
 
-def _observed(*pods: Pod, replicas: int = 2, **fields: Any) -> Observed:
-    deployment = EngineDeployment(name="d", uid="d", revision="r", replicas=replicas, created="1")
+def _observed(*pods: Pod, replicas: int = 2, kind: str = DEPLOYMENT, **fields: Any) -> Observed:
+    deployment = EngineDeployment(name="d", uid="d", kind=kind, revision="r", replicas=replicas, created="1")
     return Observed(engine_deployments=(deployment,), pods=pods, **fields)
+
+
+def _of_set(*pods: Pod, replicas: int = 3, **fields: Any) -> Observed:
+    """The pods of a LeaderWorkerSet in the order of their ordinals."""
+    numbered = (replace(pod, ordinal=ordinal) for ordinal, pod in enumerate(pods))
+    return _observed(*numbered, replicas=replicas, kind=GROUP_SET, **fields)
 
 
 def _drain(observed: Observed, target: int = 1) -> tuple[set[str], int]:
@@ -100,3 +108,23 @@ def test_a_pod_with_requests_is_not_risked_when_it_is_needed_again() -> None:
     reopened = _pod("x", is_ready=True, is_admitted=True, admitted_epoch="e")  # the kubelet has not seen it yet
     seen = _observed(reopened, _pod("starts"), _serving("y"), replicas=3, routers={"a": _report("y", x=1)})
     assert _drain(seen, target=2) == ({"starts"}, 3)
+
+
+@pytest.mark.parametrize(
+    ("pods", "sends_to", "found"),
+    [
+        pytest.param((_serving("x"), _serving("y"), _serving("z")), "x y z", ({"y", "z"}, 3), id="all serve"),
+        pytest.param((_serving("x"), _draining("y"), _draining("z")), "x", ({"y", "z"}, 1), id="all have drained"),
+        pytest.param((_serving("x"), _draining("y"), _serving("z")), "x z", ({"y", "z"}, 3), id="one has drained"),
+        pytest.param((_pod("x"), _draining("y"), _draining("z")), "", ({"y", "z"}, 1), id="another one starts"),
+        pytest.param((_serving("x"), _pod("y"), _pod("z")), "x", ({"y", "z"}, 1), id="those that go start"),
+    ],
+)
+def test_a_set_removes_the_highest_ordinals(pods: tuple[Pod, ...], sends_to: str, found: tuple[set[str], int]) -> None:
+    """Unlike the pods of a Deployment, an unready pod with a low ordinal stays, and need not be drained."""
+    assert _drain(_of_set(*pods, routers={"a": _report(sends_to)})) == found
+
+
+def test_pods_that_a_set_is_about_to_remove_get_no_requests() -> None:
+    removing = _of_set(_serving("x"), _serving("y"), _serving("z"), replicas=1, routers={"a": _report("x y z")})
+    assert _drain(removing) == ({"y", "z"}, 1)

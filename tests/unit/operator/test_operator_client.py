@@ -129,8 +129,9 @@ async def test_the_error_for_a_secret_without_its_key_has_the_remedy() -> None:
             await operator_key(cluster, namespace="octavo-system", name="octavo-key")
 
 
-def test_each_router_has_two_secrets_of_its_own() -> None:
+def test_each_service_has_three_secrets_of_its_own() -> None:
     """Running engines have the shared one, so another version of the operator must derive the same."""
     made = [derive_secrets(b"key", router) for router in (("default", "llm"), ("default", "other"), ("prod", "llm"))]
     assert made[0].shared == "09f17d9c72d72a5c079472793e40346452237bd292c379b6d7a6bc730abb7c84"
-    assert len({secret for secrets in made for secret in secrets}) == 6
+    assert len({secret for secrets in made for secret in secrets}) == 9
+    assert all(len(secrets.group) >= 32 for secrets in made)

@@ -13,7 +13,7 @@ from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.objects import child
 from octavo_operator.names import ADAPTER_LIST, ADMITTED_EPOCH
 from octavo_operator.observed import Refusal
-from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate
+from octavo_operator.plan.actions import Action, Apply, CreateOnce, Delete, NotifyPod, SetGate, SetReplicas
 from octavo_operator.plan.events import ServiceEvent
 from octavo_operator.service import InferenceService, read_service
 from octavo_testing.infsvc_cases import Case, stored
@@ -281,3 +281,25 @@ async def test_a_pod_with_containers_has_no_setup_trouble() -> None:
     await setup.refresh([_pod(SCHEDULED)])
     await setup.refresh([_pod(SCHEDULED, ("PodReadyToStartContainers", "True"))])
     assert setup.trouble_of("u") == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Deployment", "/apis/apps/v1/namespaces/default/deployments/x"),
+        ("LeaderWorkerSet", "/apis/leaderworkerset.x-k8s.io/v1/namespaces/default/leaderworkersets/x"),
+    ],
+)
+async def test_an_object_is_scaled_by_its_kind(kind: str, path: str) -> None:
+    metadata = {"name": "x", "namespace": "default", "uid": "u", "labels": {}}
+    cluster = ScriptedCluster({"metadata": metadata, "spec": {"replicas": 2}})
+    assert await _execute(cluster, SetReplicas(kind, "x", "u", 2, "why")) is None
+    assert cluster.calls == [("PATCH", path)]
+    assert (cluster.bodies[0]["metadata"]["uid"], cluster.bodies[0]["spec"]) == ("u", {"replicas": 2})
+
+
+async def test_a_set_whose_webhook_is_away_is_named() -> None:
+    """The reconciler tries a refused write again."""
+    away = ApiError(500, "InternalError", 'failed calling webhook "vleaderworkerset.kb.io": connection refused')
+    ref, refusal = await _execute(ScriptedCluster(away), SetReplicas("LeaderWorkerSet", "x", "u", 2, "why"))
+    assert (ref, refusal.reason) == (("LeaderWorkerSet", "x"), "Refused")

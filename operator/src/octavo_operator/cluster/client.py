@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "Pod": ("v1", "pods"),
     "Event": ("events.k8s.io/v1", "events"),
     "Deployment": ("apps/v1", "deployments"),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers"),
@@ -208,12 +209,12 @@ class Cluster:
         body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         await self._merge(path_of(KIND, namespace, name) + "/scale", body)
 
-    async def set_replicas(self, namespace: str, deployment: str, uid: str, replicas: int) -> Raw:
-        """Scale a Deployment. It fails with a conflict if another Deployment has its name now. The digest of the
-        manifest is replaced: with the next accepted spec, the number is no user's change that must be repaired."""
+    async def set_replicas(self, kind: str, namespace: str, name: str, uid: str, replicas: int) -> Raw:
+        """Scale an object. It fails with a conflict if another object has its name now. The digest of the manifest is
+        replaced: with the next accepted spec, the number is no user's change that must be repaired."""
         metadata = {"uid": uid, "annotations": {APPLIED: f"replicas-{replicas}"}}
         body = {"metadata": metadata, "spec": {"replicas": replicas}}
-        return await self.patch("Deployment", namespace, deployment, body)
+        return await self.patch(kind, namespace, name, body)
 
     async def _merge(self, path: str, body: Mapping[str, Any]) -> Raw:
         return await self._call("PATCH", path, body, kind=MERGE, query=f"?fieldManager={MANAGER}")

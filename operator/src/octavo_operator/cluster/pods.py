@@ -21,6 +21,8 @@ from octavo_operator.names import (
 from octavo_operator.observed import Pod, Startup, Trouble
 
 FETCH = "fetch"
+#: Label of the pods of a LeaderWorkerSet.
+GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 #: Reason for which a container waits, in Kubernetes' status -> reason in our condition.
 _WAITING: dict[str, Trouble] = {
     "ImagePullBackOff": "ImagePullError",
@@ -63,6 +65,7 @@ def pod_of(raw: Raw) -> Pod:
         name=metadata["name"],
         uid=metadata["uid"],
         revision=metadata.get("labels", {}).get(REVISION_LABEL, ""),
+        ordinal=_number(metadata.get("labels", {}).get(GROUP_INDEX, "")),
         is_ready=is_ready,
         is_pod_ready=conditions.get("Ready", {}).get("status") == "True",
         is_admitted=is_admitted,
@@ -81,6 +84,11 @@ def pod_of(raw: Raw) -> Pod:
         restarts=main.get("restartCount", 0),
         startup=_startup_of(raw, main),
     )
+
+
+def _number(text: str) -> int:
+    """The number in a label; 0 for another text."""
+    return int(text) if text.isdecimal() else 0
 
 
 def _is_lost(conditions: Mapping[str, Raw]) -> bool:

@@ -20,7 +20,7 @@ from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
-from octavo_operator.desired.router_secrets import RouterSecrets
+from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.metrics import Telemetry
 from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
@@ -54,7 +54,7 @@ class Reconciler:
         leadership: Leadership,
         reports: RouterReports,
         queue: WorkQueue[Key],
-        secrets_of: Callable[[Key], RouterSecrets],
+        secrets_of: Callable[[Key], ServiceSecrets],
         scaling: Callable[[Key], ScalingState | None],
         telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,

@@ -20,7 +20,9 @@ from octavo_operator.cluster.trim import trimmed
 from octavo_operator.desired.engine import served_names
 from octavo_operator.names import (
     COMPONENT_LABEL,
+    DEPLOYMENT,
     ENGINE,
+    GROUP_SET,
     REVISION_LABEL,
     ROUTER,
     ROUTER_LABEL,
@@ -342,7 +344,7 @@ def _move(table: dict[K, set[Key]], service: Key, before: K | None, after: K | N
 
 def _is_engine_deployment(ref: Ref, raw: Raw) -> bool:
     labels = raw["metadata"].get("labels") or {}
-    return ref[0] == "Deployment" and REVISION_LABEL in labels
+    return ref[0] in (DEPLOYMENT, GROUP_SET) and REVISION_LABEL in labels
 
 
 def _engine_deployment(raw: Raw) -> EngineDeployment:
@@ -350,6 +352,7 @@ def _engine_deployment(raw: Raw) -> EngineDeployment:
     return EngineDeployment(
         name=metadata["name"],
         uid=metadata["uid"],
+        kind=raw["kind"],
         revision=metadata["labels"][REVISION_LABEL],
         replicas=raw["spec"].get("replicas", 1),
         created=metadata["creationTimestamp"],
@@ -365,6 +368,6 @@ def _is_engine(pod: Raw) -> bool:
 
 
 def _labelled_router(raw: Raw) -> Key:
-    """The router that the label of a pod or an engine Deployment names, with its namespace."""
+    """The router that the label of a pod, an engine Deployment or a LeaderWorkerSet names, with its namespace."""
     metadata = raw["metadata"]
     return metadata["namespace"], (metadata.get("labels") or {}).get(ROUTER_LABEL, "")

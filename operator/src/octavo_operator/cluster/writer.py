@@ -55,9 +55,9 @@ class Writer:
                 await self._cluster.set_gate(service.namespace, pod, uid, epoch=epoch, condition=condition)
             case NotifyPod(pod, uid, digest):
                 await self._cluster.notify_pod(service.namespace, pod, uid, digest=digest)
-            case SetReplicas(name, uid, replicas):
-                written = await self._cluster.set_replicas(service.namespace, name, uid, replicas)
-                self._view.update({**written, "kind": "Deployment"})
+            case SetReplicas(kind, name, uid, replicas):
+                written = await self._cluster.set_replicas(kind, service.namespace, name, uid, replicas)
+                self._view.update({**written, "kind": kind})
         return None
 
     async def _create(self, service: ServiceIdentity, manifest: Mapping[str, Any]) -> Refusal | None:
@@ -110,17 +110,15 @@ def described(action: Action) -> str:
             return f"{'admits' if epoch else 'drains' if drains else 'withdraws'} pod {pod}: {reason}"
         case NotifyPod(pod, _, _, reason):
             return f"notifies pod {pod}: {reason}"
-        case SetReplicas(name, _, replicas, reason):
-            return f"scales Deployment {name} to {replicas}: {reason}"
+        case SetReplicas(kind, name, _, replicas, reason):
+            return f"scales {kind} {name} to {replicas}: {reason}"
 
 
 def _ref(action: Action) -> Ref:
     match action:
         case Apply(manifest) | CreateOnce(manifest):
             return manifest["kind"], manifest["metadata"]["name"]
-        case Delete(kind, name):
+        case Delete(kind, name) | SetReplicas(kind, name):
             return kind, name
         case SetGate(pod) | NotifyPod(pod):
             return "Pod", pod
-        case SetReplicas(name):
-            return "Deployment", name

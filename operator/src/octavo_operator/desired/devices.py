@@ -40,7 +40,7 @@ def unsupported_accelerators(service: InferenceService) -> list[str]:
 
 
 def num_gpus(service: InferenceService) -> int:
-    """Number of NVIDIA GPUs that one replica requests. Partitions and shared GPUs count as one each."""
+    """Number of NVIDIA GPUs that one pod requests. Partitions and shared GPUs count as one each."""
     return sum(
         math.ceil(parse_quantity(amount) or 0)
         for name, amount in _requested(service).items()
@@ -49,7 +49,7 @@ def num_gpus(service: InferenceService) -> int:
 
 
 def num_whole_gpus(service: InferenceService) -> int:
-    """Number of NVIDIA GPUs that one replica requests for itself. Several ranks need such GPUs: NCCL connects neither
+    """Number of NVIDIA GPUs that one pod requests for itself. Several ranks need such GPUs: NCCL connects neither
     partitions nor processes that share a GPU."""
     return math.ceil(parse_quantity(_requested(service).get("nvidia.com/gpu", 0)) or 0)
 
@@ -85,7 +85,7 @@ def container_security(service: InferenceService) -> Manifest:
 
 def shared_memory(service: InferenceService) -> tuple[list[Manifest], list[Manifest]]:
     """The mounts and volumes for /dev/shm; none for the container runtime's own, which has 64 MiB."""
-    has_several = num_gpus(service) > 1 or service.num_ranks > 1
+    has_several = num_gpus(service) > 1 or service.num_local_ranks > 1
     default = SHARED_MEMORY_OF_SEVERAL if has_several else SHARED_MEMORY
     size = service.spec.shared_memory or (default if _gets_nvidia(service) else None)
     if size is None:

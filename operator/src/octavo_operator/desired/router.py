@@ -20,7 +20,7 @@ from octavo_operator.desired.objects import (
     with_expanded,
 )
 from octavo_operator.desired.pod_template import conflicts, with_template
-from octavo_operator.desired.router_secrets import ADMIN_SECRET_VARIABLE, secret_variables
+from octavo_operator.desired.service_secrets import ADMIN_SECRET_VARIABLE, secret_variables
 from octavo_operator.desired.template_version import Versions, choose_template
 from octavo_operator.names import (
     ADMIN,

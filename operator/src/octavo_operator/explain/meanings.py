@@ -55,6 +55,10 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "missing.",
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
         ),
+        "NoLeaderWorkerSets": Meaning(
+            "`parallelism.nodes` is above 1, which this version of the operator does not support yet.",
+            "Leave it out.",
+        ),
         "PodTemplateConflict": Meaning(
             "A `podTemplate` contains fields that only the operator sets, such as the engine's arguments or probes.",
             "The message names the fields. Leave them out; `engine.image`, `engine.extraArgs` and `drain` are the "

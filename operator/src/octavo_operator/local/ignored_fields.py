@@ -9,6 +9,7 @@ from octavo_operator.service import InferenceService
 _POD = "it places pods on nodes, and everything runs on this machine"
 #: Field of the spec -> why it has no effect.
 _IGNORED = {
+    "parallelism.nodes": "all ranks of a replica run on this machine",
     "resources": "engines share this machine: nothing is reserved or limited",
     "sharedMemory": "processes use this machine's shared memory",
     "nodeSelector": _POD,

@@ -61,8 +61,9 @@ class NotifyPod:
 
 @dataclass(frozen=True, slots=True)
 class SetReplicas:
-    """Scale a Deployment whose other fields stay as they are."""
+    """Scale a Deployment or a LeaderWorkerSet whose other fields stay as they are."""
 
+    kind: str
     name: str
     uid: str
     replicas: int

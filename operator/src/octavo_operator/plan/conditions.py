@@ -23,6 +23,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "HostTaken": "False",
         "ModelNameTaken": "False",
         "NoGatewayApi": "False",
+        "NoLeaderWorkerSets": "False",
         "PodTemplateConflict": "False",
         "PodTemplateRefused": "False",
         "UnusedGpus": "False",

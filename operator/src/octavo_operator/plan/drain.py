@@ -5,13 +5,14 @@ and its Deployment removes it before serving ones. Everything derives from the p
 operator the next one continues, and a pod that stays after all is admitted again.
 
 The order in which a Deployment removes unready pods can't be chosen, so it is scaled once all pods that shall go are
-drained.
+drained. A LeaderWorkerSet removes the pods with the highest ordinals, ready or not.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from octavo_operator.observed import Observed, Pod
+from octavo_operator.names import GROUP_SET
+from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.timestamps import seconds_since
 
 
@@ -36,16 +37,26 @@ def drain(observed: Observed, targets: Mapping[str, int], *, timeout_s: int, now
             continue
         target = targets.get(deployment.name, deployment.replicas)
         pods = [pod for pod in observed.staying_pods if pod.revision == deployment.revision]
-        first = _first(pods, max(0, len(pods) - target), observed)
-        candidates = [pod for pod in pods if first and (pod in first or not pod.is_pod_ready)]  # it may remove any
+        first, candidates = _pods_to_remove(deployment, pods, target, observed)
         busy = {pod.name for pod in candidates if _is_busy(observed, pod, timeout_s=timeout_s, now=now)}
         replicas[deployment.name] = max(target, deployment.replicas) if busy else target
-        if len(pods) <= deployment.replicas:
+        if deployment.kind == GROUP_SET or len(pods) <= deployment.replicas:
             leaving |= {pod.name for pod in first}
         else:  # the Deployment is about to remove unready pods: none that has requests may become unready
             leaving |= {pod.name for pod in first if not pod.serves}
         all_busy |= busy
     return DrainStep(frozenset(leaving), frozenset(all_busy), replicas)
+
+
+def _pods_to_remove(
+    deployment: EngineDeployment, pods: list[Pod], target: int, observed: Observed
+) -> tuple[list[Pod], list[Pod]]:
+    """The pods that shall go, and those that may go instead of them."""
+    if deployment.kind == GROUP_SET:
+        highest = [pod for pod in pods if pod.ordinal >= target]
+        return highest, highest
+    first = _first(pods, max(0, len(pods) - target), observed)
+    return first, [pod for pod in pods if first and (pod in first or not pod.is_pod_ready)]
 
 
 def _first(pods: Iterable[Pod], count: int, observed: Observed) -> list[Pod]:

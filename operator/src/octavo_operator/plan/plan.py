@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo_operator.desired.children import desired_children
-from octavo_operator.desired.engine import engine_revision
+from octavo_operator.desired.engine import engine_ref, engine_revision, engine_templates
 from octavo_operator.desired.network import exposed_url, internal_url, load_balancer_url
 from octavo_operator.desired.objects import Manifest
 from octavo_operator.desired.router import desired_engine_budget
-from octavo_operator.desired.router_secrets import RouterSecrets, desired_secrets, mounted_secrets
-from octavo_operator.names import TEMPLATE, engine_deployment, engine_selector, router_deployment
+from octavo_operator.desired.service_secrets import ServiceSecrets, desired_secrets, mounted_secrets
+from octavo_operator.names import TEMPLATE, engine_selector, group_secret, router_deployment
 from octavo_operator.observed import Observed, Ref, Refusal
 from octavo_operator.plan.actions import Action, CreateOnce, Delete
 from octavo_operator.plan.adapter_status import adapter_events, adapter_rows, notify_actions
@@ -52,7 +52,7 @@ class Plan:
 
 
 def plan(
-    service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secrets: RouterSecrets
+    service: InferenceService, observed: Observed, settings: Settings, *, now: str, new_secrets: ServiceSecrets
 ) -> Plan:
     """Make the plan for one service. `now`: RFC 3339. `new_secrets`: for Secrets that are created."""
     wanted = engine_revision(service, settings, live=observed.revisions)
@@ -110,15 +110,19 @@ def plan_unreadable(service: UnreadableService, observed: Observed, message: str
 
 
 def _secrets(
-    service: InferenceService, observed: Observed, children: Sequence[Manifest], values: RouterSecrets, pace: Pace
+    service: InferenceService, observed: Observed, children: Sequence[Manifest], values: ServiceSecrets, pace: Pace
 ) -> Iterator[Action]:
-    """Create the router's Secrets before the pods that refer to them. Secrets are not watched: a Secret is taken to be
-    missing if the router's live Deployment does not refer to it, or if a pod fails for lack of the Secret.
+    """Create Secrets before the pods that refer to them. Secrets are not watched: a Secret is taken to be missing if no
+    live template of router or engines refers to it, or if a pod fails for lack of the Secret.
     """
     router = ("Deployment", router_deployment(service.name))
-    mounted = {name for manifest in children if _ref(manifest) == router for name in mounted_secrets(manifest)}
+    mounted = {name for made in children if _ref(made) == router for name in mounted_secrets(made["spec"]["template"])}
     live = observed.children.get(router)
-    mounted_before = set() if live is None else mounted if pace.is_held else mounted_secrets(live)
+    mounted_before = set() if live is None else mounted if pace.is_held else mounted_secrets(live["spec"]["template"])
+    if service.num_nodes > 1:
+        mounted.add(group_secret(service.name))
+        templates = (engine_templates(live)[0] for live in observed.engine_manifests.values())
+        mounted_before = mounted_before.union(*map(mounted_secrets, templates))
     for manifest, why in desired_secrets(service, values):
         name = manifest["metadata"]["name"]
         if name in mounted - mounted_before or (name in mounted and name in observed.missing_secrets):
@@ -144,9 +148,9 @@ def _taken_names(
     service: InferenceService, observed: Observed, children: Sequence[Manifest], revision: str
 ) -> dict[Ref, Refusal]:
     """Refusals for children whose names belong to objects of another owner."""
-    engine = engine_deployment(service.name, revision)
+    engine = engine_ref(service, revision)
     live = {ref: observed.children.get(ref) for ref in map(_ref, children)}
-    live["Deployment", engine] = observed.engine_manifests.get(engine)
+    live[engine] = observed.engine_manifests.get(engine[1])
     return {ref: name_taken(raw) for ref, raw in live.items() if raw is not None and not is_ours(raw, service)}
 
 

@@ -1,6 +1,6 @@
-"""Rolls out engine Deployments, one for each revision: `pace_of` decides between a surge, in place, paused and stopped
-at its deadline; `rollout` decides the replicas (`replica_targets`), drains the pods that shall go (`drain`), and
-deletes the Deployments that are not needed any more.
+"""Rolls out engines, with a Deployment or a LeaderWorkerSet for each revision: `pace_of` decides between a surge, in
+place, paused and stopped at its deadline; `rollout` decides the replicas (`replica_targets`), drains the pods that
+shall go (`drain`), and deletes the objects that are not needed any more.
 
 A rollout that waits for room is not at fault: only a pod that has its node runs against the deadline. Facts that must
 outlast their pods are in the status: the field `rollout.inPlace`, until all replicas serve or another revision is
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from octavo_operator.desired.engine import desired_engine, engine_revision
-from octavo_operator.names import engine_deployment
+from octavo_operator.desired.engine import desired_engine, engine_ref, engine_revision
+from octavo_operator.names import GROUP_SET
 from octavo_operator.observed import EngineDeployment, Observed, Pod
 from octavo_operator.plan.actions import Action, Delete, SetReplicas
 from octavo_operator.plan.apply_digest import with_digest
@@ -103,10 +103,11 @@ def _failure(observed: Observed, wanted: str, pods: list[Pod], deadline_s: int, 
 
 def rollout(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:
     wanted = engine_revision(service, settings, live=observed.revisions)
-    name = engine_deployment(service.name, wanted)
+    _, name = engine_ref(service, wanted)
     live = [s for s in observed.engine_deployments if not s.is_deleting]
     kept = wanted if pace.reason != "DeadlineExceeded" else _fallback(observed, live, wanted)
-    targets = replica_targets(_situation(service, observed, pace, kept))
+    main = name if kept == wanted else next(s.name for s in live if s.revision == kept)
+    targets = replica_targets(_situation(service, observed, pace, kept, main))
     drained = drain(observed, targets, timeout_s=service.planned_drain_s, now=now)
     actions: list[Action] = []
     if kept == wanted:
@@ -117,10 +118,10 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings, p
     for each in live:
         if each.revision != kept and targets[each.name] == drained.replicas[each.name] == 0:
             why = f"revision {kept} serves" if is_complete(service, observed, kept) else "other revisions serve"
-            actions.append(Delete("Deployment", each.name, each.uid, each.version, why))
+            actions.append(Delete(each.kind, each.name, each.uid, each.version, why))
         elif each.revision != wanted and drained.replicas[each.name] != each.replicas:
             why = f"revision {kept} shall have {service.spec.replicas} replicas"
-            actions.append(SetReplicas(each.name, each.uid, drained.replicas[each.name], why))
+            actions.append(SetReplicas(each.kind, each.name, each.uid, drained.replicas[each.name], why))
     removed = {pod.name for pod in observed.staying_pods if pod.revision not in {wanted, *observed.revisions}}
     return Steps(tuple(actions), replace(drained, leaving=drained.leaving | removed))
 
@@ -128,20 +129,22 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings, p
 def scale_current(
     observed: Observed, replicas: int | None, *, now: str, timeout_s: int = DEFAULT_PLANNED_DRAIN_S
 ) -> Steps:
-    """Scale the Deployment with the most admitted pods; of several, the one that served last, else the newest one.
+    """Scale the revision with the most admitted pods; of several, the one that served last, else the newest one.
     `replicas`: None keeps those of all."""
     staying = [s for s in observed.engine_deployments if not s.is_deleting]
     admitted, last = _num_admitted(observed), last_served(observed)
     current = max(staying, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)
-    targets = {} if current is None or replicas is None else {current.name: replicas}
+    targets: dict[str, int] = {}
+    if current is not None and replicas is not None:
+        targets[current.name] = _revision(observed, current.name, current.revision, current).replicas_for(replicas)
     drained = drain(observed, targets, timeout_s=timeout_s, now=now)
     why = f"the spec asks for {replicas} replicas"
     changed = (s for s in staying if drained.replicas[s.name] != s.replicas)
-    return Steps(tuple(SetReplicas(s.name, s.uid, drained.replicas[s.name], why) for s in changed), drained)
+    return Steps(tuple(SetReplicas(s.kind, s.name, s.uid, drained.replicas[s.name], why) for s in changed), drained)
 
 
 def last_served(observed: Observed) -> str | None:
-    """The revision that serves or, without one, that served last, if its Deployment exists."""
+    """The revision that serves or, without one, that served last, if its object exists."""
     revision = observed.status.get("revision", {}).get("current")
     return revision if revision in observed.revisions else None
 
@@ -156,33 +159,33 @@ def _fallback(observed: Observed, live: list[EngineDeployment], wanted: str) -> 
     return max(others, key=lambda s: (admitted[s.revision], s.created)).revision if others else wanted
 
 
-def _situation(service: InferenceService, observed: Observed, pace: Pace, kept: str) -> Situation:
-    """`kept`: the revision that shall have all replicas in the end."""
-    admitted, last = _num_admitted(observed), last_served(observed)
-
-    def revision(name: str, revision: str, live: EngineDeployment | None) -> Revision:
-        pods = [pod for pod in observed.staying_pods if pod.revision == revision]
-        return Revision(
-            name=name,
-            replicas=0 if live is None else live.replicas,
-            pods=len(pods),
-            serving=sum(pod.serves for pod in pods),
-            admitted=admitted[revision],
-            served_last=revision == last,
-            created="" if live is None else live.created,
-        )
-
+def _situation(service: InferenceService, observed: Observed, pace: Pace, kept: str, name: str) -> Situation:
+    """`kept`, `name`: the revision that shall have all replicas in the end, and its object."""
     live = {s.revision: s for s in observed.engine_deployments if not s.is_deleting}
-    older = [revision(s.name, s.revision, s) for s in live.values() if s.revision != kept]
+    older = [_revision(observed, s.name, s.revision, s) for s in live.values() if s.revision != kept]
     ending = _ending(observed, {kept, *live})
     return Situation(
         desired=service.spec.replicas,
-        wanted=revision(engine_deployment(service.name, kept), kept, live.get(kept)),
+        wanted=_revision(observed, name, kept, live.get(kept)),
         older=older,
         ending=sum(bool(older) or pod.revision != kept for pod in ending),
         surge=pace.surge,
         in_place=pace.in_place,
         paused=pace.reason == "Paused",
+    )
+
+
+def _revision(observed: Observed, name: str, revision: str, live: EngineDeployment | None) -> Revision:
+    pods = [pod for pod in observed.staying_pods if pod.revision == revision]
+    serving = [pod.ordinal for pod in pods if pod.serves]
+    return Revision(
+        name=name,
+        replicas=0 if live is None else live.replicas,
+        pods=len(pods),
+        serving=serving if live is not None and live.kind == GROUP_SET else range(len(serving)),
+        admitted=_num_admitted(observed)[revision],
+        served_last=revision == last_served(observed),
+        created="" if live is None else live.created,
     )
 
 

@@ -9,19 +9,21 @@ new number of replicas are just other targets. If only this function's steps and
 Plain scaling, without older revisions, is not bounded by the surge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One revision of the engine. `pods`: without those that end. `admitted`: pods that were admitted once: unready and
-    draining ones can serve again. `served_last`: no revision has served since."""
+    """One revision of the engine. `pods`: without those that end. `serving`: ordinals of the serving pods. A scaled
+    object keeps those below its replicas; as a Deployment keeps serving pods first, theirs are 0, 1 and so on.
+    `admitted`: pods that were admitted once: unready and draining ones can serve again. `served_last`: no revision has
+    served since."""
 
     name: str
     replicas: int = 0
     pods: int = 0
-    serving: int = 0
+    serving: Collection[int] = ()
     admitted: int = 0
     served_last: bool = False
     created: str = ""
@@ -32,8 +34,16 @@ class Revision:
 
     @property
     def lasting(self) -> int:
-        """Serving pods that stay: further ones exceed the Deployment's replicas, and may be removed at any moment."""
-        return min(self.serving, self.replicas)
+        """Serving pods that stay: further ones exceed the replicas, and may be removed at any moment."""
+        return self.lasting_at(self.replicas)
+
+    def lasting_at(self, replicas: int) -> int:
+        return sum(ordinal < replicas for ordinal in self.serving)
+
+    def replicas_for(self, count: int) -> int:
+        """Least number of replicas, `count` or more, of which so many serve, or all of `lasting`."""
+        kept = sorted(ordinal for ordinal in self.serving if ordinal < self.replicas)[:count]
+        return max(count, *(ordinal + 1 for ordinal in kept[-1:]), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,7 @@ class Situation:
 def replica_targets(now: Situation) -> dict[str, int]:
     """Replicas by the name of the revision; 0 for one that is not needed any more."""
     if not now.older and not now.ending:
-        return {now.wanted.name: now.desired}
+        return {now.wanted.name: now.wanted.replicas_for(now.desired)}
     older = sorted(now.older, key=_rank, reverse=True)
     missing = now.desired - now.in_place - now.wanted.lasting
     targets = _needed(older, missing)
@@ -88,14 +98,15 @@ def _needed(older: Sequence[Revision], missing: int) -> dict[str, int]:
     has_admitted = any(each.admitted for each in older)
     for each in older:
         is_kept = missing > 0 and (each.admitted > 0 if has_admitted else each.served_last)
-        targets[each.name] = min(each.replicas, missing if has_admitted else each.replicas) if is_kept else 0
-        missing -= min(each.lasting, targets[each.name])
+        needed = each.replicas_for(missing) if has_admitted else each.replicas
+        targets[each.name] = min(each.replicas, needed) if is_kept else 0
+        missing -= each.lasting_at(targets[each.name])
     return targets
 
 
 def _wanted_target(now: Situation, targets: dict[str, int]) -> int:
     wanted = now.wanted
     room = now.limit - sum(max(each.held, targets[each.name]) for each in now.older)
-    kept = min(wanted.replicas, max(room, wanted.lasting))  # pods that end give way by themselves
+    kept = min(wanted.replicas, max(room, wanted.replicas_for(wanted.lasting)))  # pods that end give way by themselves
     grown = kept if now.paused else max(kept, room - now.ending)
-    return max(0, min(now.desired, grown))
+    return max(0, min(wanted.replicas_for(now.desired), grown))

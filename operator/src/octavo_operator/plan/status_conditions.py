@@ -90,6 +90,11 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
     if exposure is not None and exposure.gateway is not None and not settings.has_gateway_api:
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
         return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
+    if service.num_nodes > 1 and not settings.has_group_sets:
+        what = (
+            "parallelism.nodes above 1 needs LeaderWorkerSets, which this version of the operator does not create yet"
+        )
+        return Condition("Accepted", "NoLeaderWorkerSets", f"{what}: leave parallelism.nodes out")
     if taken := _template_conflicts(service, settings):
         what = f"the operator itself sets {', '.join(taken)}"
         remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
@@ -172,9 +177,10 @@ def _beyond_limit(service: InferenceService) -> str:
     engine, resources = service.spec.engine, service.spec.resources
     limit = None if resources is None else parse_quantity(resources.limits.get("memory", ""))
     asked = {"kvCacheMemory": engine.kv_cache_memory, "swapSpace": engine.swap_space}
-    each = f" for each of {service.num_ranks} ranks" if service.num_ranks > 1 else ""
+    ranks = service.num_local_ranks
+    each = f" for each of {ranks} ranks" if ranks > 1 else ""
     parts = [f"engine.{name} {size}{each}" for name, size in asked.items() if size is not None]
-    total = service.num_ranks * sum(num_bytes(size) for size in asked.values() if size is not None)
+    total = ranks * sum(num_bytes(size) for size in asked.values() if size is not None)
     if limit is None or device_of(service) == "cuda" or total < limit:
         return ""
     return (
@@ -298,22 +304,31 @@ def _device_fault(service: InferenceService) -> Condition | None:
 
 def _gpu_fault(service: InferenceService) -> Condition | None:
     """A service with device cuda that requests no GPU gets GPUs in another way, such as a resource claim."""
-    requested, whole, ranks = num_gpus(service), num_whole_gpus(service), service.num_ranks
+    requested, whole, ranks = num_gpus(service), num_whole_gpus(service), service.num_local_ranks
+    owner = "replica" if service.num_nodes == 1 else "pod"
     if requested > ranks:
-        what = f"each replica requests {requested} GPUs, but its engine computes on {ranks}"
-        remedy = f"request {ranks}, or set parallelism.tensor to {whole}" if whole > ranks else f"request {ranks}"
+        what, tensor = (
+            f"each {owner} requests {requested} GPUs, but its engine computes on {ranks}",
+            whole * service.num_nodes,
+        )
+        remedy = f"request {ranks}, or set parallelism.tensor to {tensor}" if whole > ranks else f"request {ranks}"
         return Condition("Accepted", "UnusedGpus", f"{what}: {remedy}")
     if requested and whole < ranks > 1:
-        what = f"parallelism.tensor is {ranks}, and each rank needs a whole GPU, but each replica requests {whole}"
+        what = f"{_ranks_of(service)}, and each rank needs a whole GPU, but each {owner} requests {whole}"
         remedy = f"set nvidia.com/gpu to {ranks} in resources, or lower parallelism.tensor"
         return Condition("Accepted", "TooFewGpus", f"{what}: {remedy}")
     return None
 
 
 def _cpu_fault(service: InferenceService) -> Condition | None:
-    threads, ranks = max_threads(service), service.num_ranks
+    threads, ranks = max_threads(service), service.num_local_ranks
     if threads is None or threads >= ranks:
         return None
-    what = f"parallelism.tensor is {ranks}, and each rank needs a CPU core, but resources.limits.cpu allows {threads}"
+    what = f"{_ranks_of(service)}, and each rank needs a CPU core, but resources.limits.cpu allows {threads}"
     remedy = f"raise it to {ranks} or more, or lower parallelism.tensor"
     return Condition("Accepted", "TooFewCpus", f"{what}: {remedy}")
+
+
+def _ranks_of(service: InferenceService) -> str:
+    nodes = f" and parallelism.nodes is {service.num_nodes}" if service.num_nodes > 1 else ""
+    return f"parallelism.tensor is {service.num_ranks}{nodes}"

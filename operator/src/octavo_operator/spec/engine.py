@@ -16,8 +16,8 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 RESERVED_FLAGS = (
     "--(no-)?(config|model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
-    "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|api-key|api-key-file|router-secret|"
-    "router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?"
+    "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|master-addr|master-port|headless|"
+    "api-key|api-key-file|router-secret|router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?|-[nr]"
 )
 
 
@@ -117,9 +117,15 @@ class Engine(SpecPart):
 class Parallelism(SpecPart):
     tensor: Annotated[int, Field(ge=1, le=64)] | None = None
     pipeline: Annotated[int, Field(ge=1, le=64)] | None = None
+    nodes: Annotated[int, Field(ge=1, le=64)] | None = None
 
     @model_validator(mode="after")
     def _can_run(self) -> Self:
+        if (self.tensor or 1) * (self.pipeline or 1) % (self.nodes or 1):
+            raise ValueError(
+                "parallelism.nodes pods divide the ranks of a replica evenly: make tensor, times pipeline, a multiple "
+                "of nodes"
+            )
         if (self.pipeline or 1) != 1:
             raise ValueError(
                 "parallelism.pipeline above 1 is not supported yet: leave it out, and divide each layer with "
