@@ -164,8 +164,8 @@ def test_default_parameters_can_be_replaced(model):
 def test_unknown_and_unsupported_arguments_are_errors(model):
     with pytest.raises(TypeError, match=r"'max_model_length' is not an engine argument\. Did you mean max_model_len"):
         LLM(model=model, max_model_length=1)
-    with pytest.raises(StartupError, match="pipeline_parallel_size=2 is not supported"):
-        LLM(model=model, pipeline_parallel_size=2)
+    with pytest.raises(StartupError, match="data_parallel_size=2 is not supported"):
+        LLM(model=model, data_parallel_size=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

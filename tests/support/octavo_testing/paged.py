@@ -36,11 +36,18 @@ class PagedDriver:
         self.backend.begin_step(batch)
         with torch.inference_mode():
             ctx = ForwardContext(batch=batch, backend=self.backend)
-            hidden = self.model(self.model_inputs(inputs), positions, ctx)
+            hidden = self.run_model(self.model_inputs(inputs), positions, ctx)
             if last_only:
-                logits = self.model.logits(hidden[batch.query_start[1:].long() - 1])
+                logits = self.logits(hidden[batch.query_start[1:].long() - 1])
                 return dict(zip(ids, logits, strict=True))
-            return dict(zip(ids, self.model.logits(hidden).split(counts), strict=True))
+            return dict(zip(ids, self.logits(hidden).split(counts), strict=True))
+
+    def run_model(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        hidden: Tensor = self.model(inputs, positions, ctx)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
 
     def model_inputs(self, tokens: Tensor) -> Tensor:
         """Return the model's inputs for these tokens. A subclass may return embeddings."""

@@ -11,7 +11,8 @@ import torch
 from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
-from octavo_engine.ops.rank_group import Group, open_group
+from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages, open_ranks
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import RankStart, RunPlan, decode_to_rank, encode
 from octavo_engine.runner import load
@@ -48,7 +49,7 @@ class ThreadRanks:
         self._ready = queue.SimpleQueue[int]()
         self.ended: list[Future[None]] = []
 
-    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
         def run(rank: int) -> None:
             part = RankStart(
                 rank=rank,
@@ -57,6 +58,7 @@ class ThreadRanks:
                 memory=plans.memory,
                 num_blocks=plans.ranks[rank].kv.num_blocks,
                 num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
+                num_layers=plans.num_layers,
                 folder="",
                 parent_pid=0,
                 log_format="text",
@@ -67,7 +69,7 @@ class ThreadRanks:
                 executor.submit(plan).result()
 
         self.ended = [self._pool.submit(run, rank) for rank in range(1, self._size)]
-        return open_group(self._stores[0], 0, self._size, self._timeout, gpu=gpu)
+        return open_ranks(self._stores[0], 0, self._size, plans.num_layers, self._timeout, gpu=gpu)
 
     def check(self) -> None:
         """Do nothing: a rank that fails is an error of `stop`."""

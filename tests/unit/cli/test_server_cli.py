@@ -141,7 +141,8 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
     ("argv", "message"),
     [
         (["-tp", "2", "--async-scheduling"], "tensor_parallel_size=2 is not supported with async_scheduling"),
-        (["-pp", "2"], "pipeline_parallel_size=2 is not supported"),
+        (["-pp", "2", "--async-scheduling"], "pipeline_parallel_size=2 is not supported with async_scheduling"),
+        (["-dp", "2"], "data_parallel_size=2 is not supported"),
         (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
         (["--quantization", "fp8"], "quantization='fp8' is not supported"),
         (["--lora-modules", "a=/x"], "needs --enable-lora"),

@@ -68,6 +68,7 @@ def rank_start(folder: str) -> messages.RankStart:
         memory=MemoryInfo(total_bytes=2, available_bytes=1),
         num_blocks=3,
         num_host_blocks=4,
+        num_layers=(),
         folder=folder,
         parent_pid=os.getpid(),
         log_format="json",

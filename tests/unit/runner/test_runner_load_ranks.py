@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import RankPlans
 from octavo_engine.settings.config import EngineConfig
@@ -20,8 +21,8 @@ class FailingRank:
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
 
-    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
-        return Group(0, 2)
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
+        return Group(0, 2), Stages()
 
     def check(self) -> None:
         self.num_checks -= 1

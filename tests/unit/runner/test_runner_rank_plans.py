@@ -50,7 +50,7 @@ def test_threads_of_a_binding_are_those_of_each_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1|2-4")
     assert divide_threads(settings(2), CpuDevice()).num_threads is None
     assert divide_threads(settings(2, num_threads=4), CpuDevice()).num_threads == 2
-    with pytest.raises(StartupError, match="--tensor-parallel-size 3 needs 3 lists of CPUs"):
+    with pytest.raises(StartupError, match="3 ranks need 3 lists of CPUs"):
         divide_threads(settings(3), CpuDevice())
 
 

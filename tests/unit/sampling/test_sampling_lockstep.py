@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, ChosenTokens, SampleRows
 from octavo_engine.wire.plan import SeqResult, SeqStep, StepPlan
@@ -65,11 +66,11 @@ def test_ranks_compute_the_drafts_of_rank_0(drafts: list[list[int]]) -> None:
     allowed = replace(plan, seqs=[replace(s, draft_token_ids=own) for s, own in zip(steps, drafts, strict=True)])
 
     def run(group: Group) -> StepPlan:
-        return share_drafts(group, plan, plan if group.rank else allowed)
+        return share_drafts(group, Stages(), plan, plan if group.rank else allowed)
 
     assert run_ranks(2, run) == [allowed, allowed]
 
 
 def test_a_plan_without_drafts_is_not_shared() -> None:
     plan = StepPlan(step_id=1, seqs=[SeqStep(seq_id=1, start=0, num_tokens=1, sample=True)])
-    assert share_drafts(Group(0, 2), plan, plan) is plan  # this group has no connections
+    assert share_drafts(Group(0, 2), Stages(), plan, plan) is plan  # this group has no connections

@@ -63,7 +63,7 @@ def test_an_unknown_name_gets_its_near_matches():
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [
-        ("pipeline_parallel_size", 4, 1),
+        ("data_parallel_size", 4, 1),
         ("quantization", "fp8", None),
         ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
@@ -85,7 +85,7 @@ def test_an_argument_without_effect_passes():
 @pytest.mark.parametrize(
     ("arguments", "lines"),
     [
-        ({"enforce_eager": True, "pipeline_parallel_size": 1, "async_scheduling": None, "max_num_seqs": 4}, []),
+        ({"enforce_eager": True, "data_parallel_size": 1, "async_scheduling": None, "max_num_seqs": 4}, []),
         ({"enforce_eager": False}, []),
         (
             {"trust_remote_code": True, "compilation_config": 3},

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from octavo_engine.settings.config import steps_ahead
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError
 
@@ -10,20 +11,13 @@ DRAFT_MODEL = {"model": "small", "num_speculative_tokens": 2}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"async_scheduling": True},
-    ],
-    ids=str,
-)
-def test_an_argument_that_ranks_do_not_support_is_refused(arguments: dict[str, Any]) -> None:
-    (name,) = arguments
-    with pytest.raises(
-        StartupError, match=f"tensor_parallel_size=2 is not supported with {name}.*leave one of them out"
-    ):
-        resolve_config(tensor_parallel_size=2, **arguments)
-    assert resolve_config(tensor_parallel_size=1, **arguments).tensor_parallel_size == 1
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_steps_ahead_are_refused_with_ranks(kind: str) -> None:
+    name = f"{kind}_parallel_size"
+    with pytest.raises(StartupError, match=f"{name}=2 is not supported with async_scheduling.*leave one of them out"):
+        resolve_config(**{name: 2}, async_scheduling=True)
+    resolve_config(**{name: 1}, async_scheduling=True)
+    assert steps_ahead(resolve_config(**{name: 2}), "cuda") == 0
 
 
 @pytest.mark.parametrize("speculation", [NGRAM, DRAFT_MODEL], ids=["ngram", "draft model"])
@@ -32,9 +26,10 @@ def test_drafts_are_supported(speculation: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 4096])
-def test_a_number_of_ranks_out_of_range_is_refused(size: int) -> None:
-    with pytest.raises(StartupError, match=f"tensor_parallel_size must be between 1 and 1024, got {size}"):
-        resolve_config(tensor_parallel_size=size)
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_a_number_of_ranks_out_of_range_is_refused(name: str, size: int) -> None:
+    with pytest.raises(StartupError, match=f"{name} must be between 1 and 1024, got {size}"):
+        resolve_config(**{name: size})
 
 
 @pytest.mark.parametrize("seconds", [0, 86401])

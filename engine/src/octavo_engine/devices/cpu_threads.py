@@ -72,7 +72,7 @@ def _parts(name: str, value: str, num_ranks: int, affinity: set[int]) -> list[fr
     parts = [parse_cpu_list(part, name) for part in value.split("|")][:num_ranks]
     if len(parts) < num_ranks:
         raise StartupError(
-            f"{name}={value}: --tensor-parallel-size {num_ranks} needs {num_ranks} lists of CPUs, separated by |, but "
+            f"{name}={value}: {num_ranks} ranks need {num_ranks} lists of CPUs, separated by |, but "
             f"there are {len(parts)}: write one for each rank, for example 0-3|4-7, or unset it."
         )
     if missing := frozenset().union(*parts) - affinity:

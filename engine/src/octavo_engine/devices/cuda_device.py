@@ -229,7 +229,8 @@ class CudaDevice:
             copy=self._input_copy,
         )
 
-    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
+    def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
+        num_ranks = config.tensor_parallel_size
         num_gpus = torch.cuda.device_count()
         if num_gpus < num_ranks:
             raise StartupError(

@@ -38,7 +38,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, describe_ranks, num_ranks
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -63,8 +63,8 @@ class Device(Protocol):
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend: ...
 
-    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
-        """Raise StartupError if the host has no room for these ranks. `num_threads`: CPU threads of all of them."""
+    def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
+        """Raise StartupError if the host has no room for the ranks. `num_threads`: CPU threads of all of them."""
         ...
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
@@ -122,7 +122,7 @@ class CpuDevice:
         self.group_gpu: torch.device | None = None
 
     def prepare(self, config: EngineConfig) -> None:
-        affinity, size = os.sched_getaffinity(0), config.tensor_parallel_size
+        affinity, size = os.sched_getaffinity(0), num_ranks(config)
         plan = plan_threads(
             config.num_threads,
             env=os.environ,
@@ -146,11 +146,11 @@ class CpuDevice:
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return cpu_backend(specs, block_size, dtype)
 
-    def check_ranks(self, num_ranks: int, num_threads: int) -> None:
-        if num_threads < num_ranks:
+    def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
+        if num_threads < num_ranks(config):
             raise StartupError(
-                f"--tensor-parallel-size {num_ranks} needs a CPU thread for each rank, but there are {num_threads} "
-                f"(--num-threads; by default, one per CPU core): use at most {num_threads}."
+                f"{describe_ranks(config)} needs a CPU thread for each rank, but there are {num_threads} "
+                f"(--num-threads; by default, one per CPU core): use at most {num_threads} ranks."
             )
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class BuildContext:
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
     which linear layers quantise other tensors as they load them. `group`: the ranks among which layers are split.
+    `stages`: those that have the other layers.
     """
 
     dtype: torch.dtype
@@ -31,6 +33,7 @@ class BuildContext:
     block_formats: Mapping[str, QuantisedFormat] = field(default_factory=dict)
     quantise_to: QuantisedFormat | None = None
     group: Group = field(default_factory=Group)
+    stages: Stages = field(default_factory=Stages)
 
     def block_format(self, name: str, in_features: int) -> QuantisedFormat | None:
         """Return the format in which a tensor [out, in] stays; None if it is expanded."""

@@ -96,17 +96,24 @@ class Decoder(Model):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         spec = self.spec_of(config)
-        self.embedding = Embedding(
-            "model.embed_tokens", config.vocab_size, config.hidden_size, build, scale=spec.embedding_scale
-        )
-        self.rope_idx = spec.rope_idx or (0,) * config.num_layers
+        stages, own = build.stages, build.stages.share(config.num_layers)
+        if stages.is_first:
+            self.embedding = Embedding(
+                "model.embed_tokens", config.vocab_size, config.hidden_size, build, scale=spec.embedding_scale
+            )
+        self.rope_idx = [spec.rope_idx[idx] if spec.rope_idx else 0 for idx in own]
         self.ropes = nn.ModuleList(RotaryEmbedding(rope, build) for rope in spec.ropes)
-        self.layers = nn.ModuleList(DecoderLayer(idx, spec, config, build) for idx in range(config.num_layers))
-        self.norm = _norm("model.norm", spec, config, build)
-        self.head = self.make_head("lm_head", self.embedding, tied=spec.tied, softcap=spec.final_softcap)
+        self.layers = nn.ModuleList(DecoderLayer(idx, spec, config, build) for idx in own)
+        if stages.is_last:
+            self.norm = _norm("model.norm", spec, config, build)
+        if stages.is_first:
+            self.head = self.make_head("lm_head", self.embedding, tied=spec.tied, softcap=spec.final_softcap)
 
     def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
-        residual, update = self.embed(inputs), None
+        stages = self.build.stages
+        residual, update = (
+            (self.embed(inputs), None) if stages.is_first else stages.receive(*self.stage_rows(positions, 2))
+        )
         deep: Sequence[Tensor] = ()
         if residual.shape[1] > self.config.hidden_size:
             residual, *deep = [part.contiguous() for part in torch.split(residual, self.config.hidden_size, 1)]
@@ -114,6 +121,10 @@ class Decoder(Model):
         for rope_idx, layer, rows in zip_longest(self.rope_idx, self.layers, deep):
             update = layer(residual, update, rotations[rope_idx], ctx)
             update = update if rows is None else update + rows
+        if not stages.is_last:  # an addition here would round the residual stream otherwise than one in the next norm
+            assert update is not None, "a stage has a layer"
+            stages.send(residual, update)
+            return residual
         normed: Tensor = self.norm(residual, update)
         return normed
 
@@ -178,7 +189,7 @@ def _attention(
     )
     window = spec.windows[layer_idx] if spec.windows else None
     attention = AttentionSpec(
-        layer_idx=layer_idx,
+        layer_idx=layer_idx - build.stages.share(config.num_layers).start,
         num_heads=len(heads.queries),
         kv=LayerKVSpec(num_kv_heads=len(heads.keys), head_dim=dim, window=window),
         scale=dim**-0.5 if spec.attention_scale is None else spec.attention_scale,

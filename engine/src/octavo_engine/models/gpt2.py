@@ -36,13 +36,17 @@ class GPT2(GPTDecoder):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         spec, hidden = _spec(config), config.hidden_size
-        self.embedding = Embedding("transformer.wte", config.vocab_size, hidden, build)
-        self.positions = LearnedPositions("transformer.wpe", config.max_position_embeddings, hidden, build)
+        stages = build.stages
+        if stages.is_first:
+            self.embedding = Embedding("transformer.wte", config.vocab_size, hidden, build)
+            self.positions = LearnedPositions("transformer.wpe", config.max_position_embeddings, hidden, build)
         self.layers = nn.ModuleList(
-            GPTDecoderLayer(f"transformer.h.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+            GPTDecoderLayer(f"transformer.h.{idx}", idx, spec, config, build) for idx in stages.share(config.num_layers)
         )
-        self.norm = LayerNorm("transformer.ln_f", hidden, build, eps=spec.norm_eps)
-        self.head = self.make_head("lm_head", self.embedding, tied=config.hf.get("tie_word_embeddings", True))
+        if stages.is_last:
+            self.norm = LayerNorm("transformer.ln_f", hidden, build, eps=spec.norm_eps)
+        if stages.is_first:
+            self.head = self.make_head("lm_head", self.embedding, tied=config.hf.get("tie_word_embeddings", True))
 
     def after(self, x: Tensor) -> Tensor:
         return self.norm(x)

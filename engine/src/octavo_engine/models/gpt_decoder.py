@@ -58,7 +58,7 @@ class GPTDecoderLayer(Layer):
             return LayerNorm(f"{prefix}.{name}", hidden, build, eps=spec.norm_eps, affine=spec.affine)
 
         attention = AttentionSpec(
-            layer_idx=layer_idx,
+            layer_idx=layer_idx - build.stages.share(config.num_layers).start,
             num_heads=len(heads.queries),
             kv=LayerKVSpec(num_kv_heads=len(heads.keys), head_dim=dim),
             scale=spec.scales[layer_idx],
@@ -88,7 +88,8 @@ class GPTDecoderLayer(Layer):
 
 
 class GPTDecoder(Model):
-    """A subclass creates `embedding`, `positions`, `layers` and `head`, and overrides `before` and `after`."""
+    """A subclass creates `layers`, on the first stage `embedding`, `positions` and `head`, and on the last one what
+    `after` uses."""
 
     supports_ranks = True
 
@@ -98,10 +99,17 @@ class GPTDecoder(Model):
     def forward(
         self, inputs: Inputs, positions: Int[Tensor, " tokens"], ctx: ForwardContext
     ) -> Float[Tensor, "tokens hidden"]:
-        x = self.before(self.embed(inputs)).add_(self.positions(positions))
+        stages = self.build.stages
+        if stages.is_first:
+            x = self.before(self.embed(inputs)).add_(self.positions(positions))
+        else:
+            (x,) = stages.receive(*self.stage_rows(positions, 1))
         for layer in self.layers:
             x = layer(x, ctx)
-        return self.after(x)
+        if stages.is_last:
+            return self.after(x)
+        stages.send(x)
+        return x if not stages.is_first else x.new_empty(len(x), self.embedding.shape[1])  # OPT may have narrower rows
 
     def before(self, x: Tensor) -> Tensor:
         return x

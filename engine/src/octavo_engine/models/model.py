@@ -5,6 +5,8 @@ another shape, or missing from the checkpoint raises StartupError, which names t
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 from typing import ClassVar
 
@@ -23,6 +25,7 @@ from octavo_engine.layers.moe import MoE
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_quantised import QuantisedTensor
+from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -45,19 +48,22 @@ class Model(nn.Module):
     #: The names of linear layers are those of the checkpoint's modules, which adapters name.
     supports_adapters: ClassVar[bool] = True
 
-    #: The layers are split over the ranks of `BuildContext.group`.
+    #: The layers are split over the ranks of `BuildContext.group`, and divided among `BuildContext.stages`.
     supports_ranks: ClassVar[bool] = False
 
     embedding: Embedding
-    head: LogitsHead | None  # None: the model's results are hidden rows
+    head: LogitsHead | None  # None: the model's results are hidden rows, or this is a later stage
     tower: Tower | None = None  # None: the model takes no images
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__()
-        self.config, self.build = config, build
+        self.config, self.build, self.head = config, build, None
 
     def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
-        """Return the hidden rows. `inputs`: token ids, or embedding rows, which are not changed."""
+        """Return the hidden rows; on the first of several stages, a tensor for those of the last one.
+
+        `inputs`: token ids, or embedding rows, which are not changed; a later stage has no use for them.
+        """
         raise NotImplementedError
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
@@ -66,7 +72,9 @@ class Model(nn.Module):
 
     def kv_specs(self) -> list[LayerKVSpec]:
         attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
-        assert [a.spec.layer_idx for a in attentions] == list(range(self.config.num_layers))
+        assert [a.spec.layer_idx for a in attentions] == list(
+            range(len(self.build.stages.share(self.config.num_layers)))
+        )
         return [attention.spec.kv for attention in attentions]
 
     @property
@@ -87,9 +95,11 @@ class Model(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
-        slots = {slot.name: slot for slot in self._weight_slots()}
+        slots, elsewhere = {slot.name: slot for slot in self._weight_slots()}, self.modules_elsewhere
         loaded: set[str] = set()
         for given_name, tensor in weights:
+            if module_of(given_name) in elsewhere:
+                continue
             slot = slots.get(given_name) or slots.get(self.base_prefix + given_name)
             if slot is None and not self._may_ignore(given_name) and not _is_zero_bias(given_name, tensor):
                 raise self._error(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
@@ -102,6 +112,19 @@ class Model(nn.Module):
             raise self._error(
                 f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
             )
+
+    def whole(self) -> "Model":
+        """Return the model with the layers of all stages, without memory."""
+        return type(self)(self.config, replace(self.build, device=torch.device("meta"), stages=Stages()))
+
+    @cached_property
+    def modules_elsewhere(self) -> frozenset[str]:
+        """Return the names of the checkpoint's modules that other stages have, with and without `base_prefix`."""
+        if self.build.stages.size == 1:
+            return frozenset()
+        names, own = ({module_of(slot.name) for slot in each._weight_slots()} for each in (self.whole(), self))
+        others = names - own
+        return frozenset(others | {name.removeprefix(self.base_prefix) for name in others})
 
     def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
         """Prepare the layers for their first step. `check`: called before each layer."""
@@ -117,6 +140,10 @@ class Model(nn.Module):
     def embed(self, inputs: Inputs) -> Float[Tensor, "tokens hidden"]:
         """Return the embeddings of the inputs in a new tensor, since the residual stream is changed in place."""
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
+
+    def stage_rows(self, positions: Positions, count: int) -> list[Tensor]:
+        """Return this many tensors for the rows that the stage before sends."""
+        return [self.build.empty(positions.shape[-1], self.config.hidden_size) for _ in range(count)]
 
     def make_head(
         self, name: str, embedding: Embedding, *, tied: bool, softcap: float | None = None
@@ -146,6 +173,11 @@ class Model(nn.Module):
 
     def _error(self, message: str) -> StartupError:
         return StartupError(f"{self.config.name}: {message}")
+
+
+def module_of(tensor: str) -> str:
+    """Return the name of the module that has the tensor of this name."""
+    return tensor.rpartition(".")[0]
 
 
 def _is_zero_bias(name: str, tensor: Tensor | QuantisedTensor) -> bool:

@@ -32,30 +32,36 @@ def _spec(config: ModelConfig) -> GPTDecoderSpec:
     )
 
 
+def _projection(size: int, out: int, name: str, build: BuildContext) -> Linear:
+    return Linear(LinearSpec(in_features=size, outs=(out,), names=(name,)), build)
+
+
 class OPT(GPTDecoder):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(config, build)
         hf, spec, hidden = config.hf, _spec(config), config.hidden_size
         narrow = ConfigNumbers.of(config).optional(("word_embed_proj_dim",), hidden)
-        prefix = "model.decoder"
-        self.embedding = Embedding(f"{prefix}.embed_tokens", config.vocab_size, narrow, build)
-        self.positions = LearnedPositions(
-            f"{prefix}.embed_positions", config.max_position_embeddings, hidden, build, offset=POSITION_OFFSET
-        )
+        prefix, stages = "model.decoder", build.stages
+        self.widen: Linear | None = None
+        if stages.is_first:
+            self.embedding = Embedding(f"{prefix}.embed_tokens", config.vocab_size, narrow, build)
+            self.positions = LearnedPositions(
+                f"{prefix}.embed_positions", config.max_position_embeddings, hidden, build, offset=POSITION_OFFSET
+            )
+            if narrow != hidden:
+                self.widen = _projection(narrow, hidden, f"{prefix}.project_in", build)
         self.layers = nn.ModuleList(
-            GPTDecoderLayer(f"{prefix}.layers.{idx}", idx, spec, config, build) for idx in range(config.num_layers)
+            GPTDecoderLayer(f"{prefix}.layers.{idx}", idx, spec, config, build)
+            for idx in stages.share(config.num_layers)
         )
         self.norm: LayerNorm | None = None
-        if spec.norm_first and not hf.get("_remove_final_layer_norm", False):
+        if stages.is_last and spec.norm_first and not hf.get("_remove_final_layer_norm", False):
             self.norm = LayerNorm(f"{prefix}.final_layer_norm", hidden, build, affine=spec.affine)
-        self.widen: Linear | None = None
         self.narrow: Linear | None = None
-        if narrow != hidden:
-            self.widen = Linear(LinearSpec(in_features=narrow, outs=(hidden,), names=(f"{prefix}.project_in",)), build)
-            self.narrow = Linear(
-                LinearSpec(in_features=hidden, outs=(narrow,), names=(f"{prefix}.project_out",)), build
-            )
-        self.head = self.make_head("lm_head", self.embedding, tied=hf.get("tie_word_embeddings", True))
+        if stages.is_last and narrow != hidden:
+            self.narrow = _projection(hidden, narrow, f"{prefix}.project_out", build)
+        if stages.is_first:
+            self.head = self.make_head("lm_head", self.embedding, tied=hf.get("tie_word_embeddings", True))
 
     def before(self, x: Tensor) -> Tensor:
         return x if self.widen is None else self.widen(x)

@@ -25,6 +25,7 @@ from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig, ModelImpl, VisionConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -62,12 +63,13 @@ def build_model(
     block_formats: Mapping[str, QuantisedFormat] | None = None,
     quantise_to: QuantisedFormat | None = None,
     group: Group | None = None,
+    stages: Stages | None = None,
 ) -> Model:
     """Build a model with empty weights; call `load_weights` and `finish_loading` next.
 
     `impl`: a class of Octavo, or transformers'; "auto": transformers' if there is no class of Octavo. `block_formats`,
-    `quantise_to`, `group`: as in `BuildContext`. Raises StartupError for an architecture, a length or a number of ranks
-    that is not supported.
+    `quantise_to`, `group`, `stages`: as in `BuildContext`. Raises StartupError for an architecture, a
+    length or a number of ranks that is not supported.
     """
     build = BuildContext(
         dtype=dtype,
@@ -76,14 +78,15 @@ def build_model(
         block_formats=block_formats or {},
         quantise_to=quantise_to,
         group=group or Group(),
+        stages=stages or Stages(),
     )
     own = _find_class(config, impl)
     if own is not None:
-        _check_ranks(config, build.group, own)
+        _check_ranks(config, build, own)
         model = own(config, build)
         model.tower = None if config.vision is None else _build_tower(config.vision, build)
         return model
-    _check_ranks(config, build.group, None)
+    _check_ranks(config, build, None)
     return _transformers_decoder(config, build)
 
 
@@ -118,14 +121,16 @@ def _find_class(config: ModelConfig, impl: ModelImpl) -> type[Model] | None:
     return None
 
 
-def _check_ranks(config: ModelConfig, group: Group, own: type[Model] | None) -> None:
+def _check_ranks(config: ModelConfig, build: BuildContext, own: type[Model] | None) -> None:
     """Raise StartupError if the model cannot be split over this many ranks. `own`: its class of Octavo."""
-    if group.size == 1:
+    group, num_stages = build.group, build.stages.size
+    if group.size == num_stages == 1:
         return
     if own is None or not own.supports_ranks:
         runs = f"transformers runs the architecture '{config.architecture}'" if own is None else config.architecture
+        flag = "--tensor-parallel-size" if group.size > 1 else "--pipeline-parallel-size"
         raise StartupError(
-            f"--tensor-parallel-size {group.size} is not supported where {runs}: use 1, or a model of one of "
+            f"{flag} {max(group.size, num_stages)} is not supported where {runs}: use 1, or a model of one of "
             f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
         )
     check_heads(config.name, config.num_heads, config.num_kv_heads, group.size)

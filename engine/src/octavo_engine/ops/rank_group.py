@@ -109,6 +109,7 @@ class Group:
         self.rank, self.size = rank, size
         self._collectives, self._timeout, self._gpus = collectives, timeout, gpus
         self._add_up = recordable(self._add_up_memory)
+        self._exchange = recordable(self._exchange_memory)
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
         """Divide `count` things among the ranks in whole units, of which only the last one may be smaller."""
@@ -161,9 +162,25 @@ class Group:
             self._run("broadcast", lambda: self._collectives.broadcast([x], options).wait())
         return x
 
+    def send(self, x: Tensor, to: int) -> None:
+        """Send `x`, contiguous and in host memory, to rank `to`, and wait until it has received it."""
+        assert x.is_contiguous()
+        self._exchange("send", x.data_ptr(), x.nbytes, to)
+
+    def receive(self, x: Tensor, source: int) -> Tensor:
+        """Replace `x`, contiguous and in host memory, by the tensor that rank `source` sends."""
+        assert x.is_contiguous()
+        self._exchange("recv", x.data_ptr(), x.nbytes, source)
+        return x
+
+    def _exchange_memory(self, operation: str, address: int, num_bytes: int, other: int) -> None:
+        """Send or receive memory, which may be empty; as `_add_up_memory`."""
+        x = _memory(address, num_bytes, torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
+        self._run(operation, lambda: getattr(self._collectives, operation)([x], other, 0).wait(self._timeout))
+
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
         """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""
-        x = torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=dtype)
+        x = _memory(address, num_bytes, dtype)
         options = self._options(dist.AllreduceOptions())
         self._run("all-reduce", lambda: self._collectives.allreduce([x], options).wait())
 
@@ -182,6 +199,10 @@ class Group:
             operation()
         except RuntimeError as error:
             raise GroupBroken(f"rank {self.rank} of {self.size}: the {name} of the ranks failed: {error}") from error
+
+
+def _memory(address: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=dtype)
 
 
 def open_group(
@@ -221,7 +242,7 @@ def _describe_address(rank: int, size: int, address: str) -> str:
     if address != LOOPBACK:
         return f"rank {rank} of {size}: {address} is no address of this host: set VLLM_HOST_IP to one of its addresses."
     what = f"rank {rank} of {size}: the ranks connect over the loopback interface lo, which has no address here"
-    return f"{what}: bring it up (ip link set lo up), or use --tensor-parallel-size 1."
+    return f"{what}: bring it up (ip link set lo up), or use one rank."
 
 
 def _check_peers(collectives: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:

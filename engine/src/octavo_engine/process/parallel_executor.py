@@ -15,7 +15,7 @@ from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor, ReadAdapter
 from octavo_engine.runner.load import load
 from octavo_engine.runner.lora_terms import bytes_of_tensors
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, num_ranks
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.progress import Advance
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
@@ -24,10 +24,10 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
-    """Load the model on `tensor_parallel_size` ranks. Raises StartupError."""
-    if config.tensor_parallel_size == 1:
+    """Load the model on all its ranks. Raises StartupError."""
+    if num_ranks(config) == 1:
         return load(config)
-    ranks = RankProcesses(config.tensor_parallel_size, config.distributed_timeout_seconds)
+    ranks = RankProcesses(num_ranks(config), config.distributed_timeout_seconds)
     try:
         local, ready = load(config, other_ranks=ranks)
     except GroupBroken as error:

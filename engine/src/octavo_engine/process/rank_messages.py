@@ -22,7 +22,8 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
-    """A `RankPart` with its settings. `config`, `memory`: of `RankPlans`. `folder`: has the socket of the rank."""
+    """A `RankPart` with its settings. `config`, `memory`, `num_layers`: of `RankPlans`. `folder`: has the
+    socket of the rank."""
 
     rank: int
     config: EngineConfig
@@ -30,6 +31,7 @@ class RankStart(msgspec.Struct, kw_only=True):
     memory: MemoryInfo
     num_blocks: int
     num_host_blocks: int
+    num_layers: tuple[int, ...]
     folder: str
     parent_pid: int
     log_format: LogFormat

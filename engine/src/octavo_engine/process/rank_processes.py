@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from octavo_engine.ops.rank_group import Group
+    from octavo_engine.ops.stages import Stages
     from octavo_engine.runner.memory_plan import RankPlans
     from octavo_engine.sources.model_files import ModelFiles
     from octavo_engine.wire.plan import StepPlan
@@ -67,6 +68,7 @@ class RankProcesses:
         self._has_started_all = threading.Event()
         self._failed: tuple[int, Failed] | None = None  # the first rank that has failed; set on another thread
         self._group: Group | None = None
+        self._stages: Stages | None = None
         self._folder = make_folder()
         # This thread starts before rank 0 binds its own to CPUs and interleaves memory, which ranks must not inherit.
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch-ranks")
@@ -76,10 +78,12 @@ class RankProcesses:
         self._is_stopping = False
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
 
-    def start(self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None) -> "Group":
-        """Start the processes; return the group of all ranks. Raises StartupError if one of them cannot start."""
+    def start(
+        self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None
+    ) -> "tuple[Group, Stages]":
+        """Start the processes; return rank 0's connections. Raises StartupError if one of them cannot start."""
         from octavo_engine.ops.message_store import MessageStore  # it needs torch, which this module does not
-        from octavo_engine.ops.rank_group import open_group
+        from octavo_engine.ops.stages import open_ranks
 
         for rank in range(1, self._size):
             start = messages.RankStart(
@@ -89,6 +93,7 @@ class RankProcesses:
                 memory=plans.memory,
                 num_blocks=plans.ranks[rank].kv.num_blocks,
                 num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
+                num_layers=plans.num_layers,
                 folder=self._folder,
                 parent_pid=os.getpid(),
                 log_format=current_format(),
@@ -102,11 +107,12 @@ class RankProcesses:
         timeout = timedelta(seconds=self._timeout_s)
         try:
             store = MessageStore(self._send_entry, self._receive_entry, _MEETING_TIMEOUT)
-            self._group = open_group(store, 0, self._size, timeout, _MEETING_TIMEOUT, gpu=gpu)
+            per_stage, num_layers = plans.config.tensor_parallel_size, plans.num_layers
+            self._group, self._stages = open_ranks(store, 0, per_stage, num_layers, timeout, _MEETING_TIMEOUT, gpu=gpu)
         except GroupBroken as error:
             self.check()
             raise StartupError(str(error)) from error
-        return self._group
+        return self._group, self._stages
 
     def check(self) -> None:
         """Raise StartupError if a rank has failed or ended."""
@@ -154,7 +160,9 @@ class RankProcesses:
         those that wait for a plan when they get `Leave`. Ranks that are late are killed.
         """
         assert self._group is not None
+        assert self._stages is not None
         self._group.close()
+        self._stages.close()
         self.send(messages.Leave())
         ends_s = time.monotonic() + _CAUSE_TIMEOUT_S
         with suppress(queue.Empty):

@@ -46,6 +46,7 @@ def _check_vision(config: EngineConfig, model: ModelConfig) -> None:
     speculation = config.speculative_config
     refused = {
         "--tensor-parallel-size": config.tensor_parallel_size > 1,
+        "--pipeline-parallel-size": config.pipeline_parallel_size > 1,
         "--enable-lora": config.enable_lora,
         "--runner pooling": model.pooling is not None,
         "--model-impl transformers": config.model_impl == "transformers",

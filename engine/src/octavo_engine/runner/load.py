@@ -15,7 +15,8 @@ from octavo_engine.devices.device import Device, open_device
 from octavo_engine.devices.memory import MemoryInfo, size
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.message_store import MessageStore
-from octavo_engine.ops.rank_group import Group, open_group
+from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages, open_ranks, planned_ranks
 from octavo_engine.runner.checkpoint import Checkpoint, find_draft, read_checkpoint
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_memory, plan_ranks, with_blocks
@@ -46,8 +47,8 @@ _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)  # needs all buff
 class OtherRanks(Protocol):
     """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
-    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> Group:
-        """Start loading them; return the group of all ranks. `gpu`: rank 0's `Device.group_gpu`."""
+    def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
+        """Start loading them; return rank 0's connections. `gpu`: rank 0's `Device.group_gpu`."""
         ...
 
     def check(self) -> None:
@@ -64,13 +65,14 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `memory`: of `RankPlans`."""
+    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`."""
 
     rank: int
     files: ModelFiles
     memory: MemoryInfo
     num_blocks: int
     num_host_blocks: int
+    num_layers: tuple[int, ...]
 
 
 def load(
@@ -91,7 +93,7 @@ def load(
         # Device
         config = divide_threads(config, device) if part is None else config
         device.prepare(config)
-        group = Group() if part is None else _join(config, device, part, store)
+        group, stages = (Group(), Stages()) if part is None else _join(config, device, part, store)
         prepared_s = time.perf_counter()
 
         # Files
@@ -102,12 +104,13 @@ def load(
         # Plan
         plans = _plan(config, device, target, draft, part)
         config, plan = plans.config, plans.ranks[0]
-        group = group if other_ranks is None else other_ranks.start(target.files, plans, device.group_gpu)
+        if other_ranks is not None:
+            group, stages = other_ranks.start(target.files, plans, device.group_gpu)
 
         with as_startup_error(config, plan):
             # Model
             check = check_nothing if other_ranks is None else other_ranks.check
-            model = load_checkpoint(device, target, plan, group, config, progress, check)
+            model = load_checkpoint(device, target, plan, group, config, progress, check, stages=stages)
             draft_model = None if draft is None else load_draft(device, draft, plan, progress, check)
 
             # Adapters
@@ -135,9 +138,9 @@ def load(
     return LocalExecutor(runner, compiler, memory, adapters, model.images), ready
 
 
-def _join(config: EngineConfig, device: Device, part: RankPart, store: MessageStore | None) -> Group:
-    timeout = timedelta(seconds=config.distributed_timeout_seconds)
-    return open_group(store, part.rank, config.tensor_parallel_size, timeout, gpu=device.group_gpu)
+def _join(config: EngineConfig, device: Device, part: RankPart, store: MessageStore | None) -> tuple[Group, Stages]:
+    timeout, per_stage = timedelta(seconds=config.distributed_timeout_seconds), config.tensor_parallel_size
+    return open_ranks(store, part.rank, per_stage, part.num_layers, timeout, gpu=device.group_gpu)
 
 
 def _plan(
@@ -148,8 +151,8 @@ def _plan(
         plans = plan_ranks(config, device, target.config, target.stored, draft)
         _log_ranks(plans)
         return plans
-    group = Group(part.rank, config.tensor_parallel_size)
-    plan = plan_memory(config, device, target.config, target.stored, group=group, memory=part.memory)
+    group, stages = planned_ranks(part.rank, config.tensor_parallel_size, part.num_layers)
+    plan = plan_memory(config, device, target.config, target.stored, group=group, stages=stages, memory=part.memory)
     plan = with_blocks(plan, part.num_blocks, part.num_host_blocks)
     return RankPlans(config=config, memory=part.memory, ranks=[plan])
 

@@ -43,20 +43,23 @@ class Target:
 
 
 class AdapterTargets:
-    """The targets of a model, by the names of their modules."""
+    """The targets of a model, by the names of their modules, and those that other stages have."""
 
     def __init__(self, model: Model) -> None:
         self._prefix, self._targets = model.base_prefix, dict(_find_targets(model))
+        self._all = (
+            self._targets if model.build.stages.size == 1 else dict(_find_targets(model.whole())) | self._targets
+        )
 
     def __iter__(self) -> Iterator[Linear]:
         return iter(dict.fromkeys(target.linear for target in self._targets.values()))
 
     def of_module(self, name: str) -> Target | None:
         """Return the target; a checkpoint of the bare model, without a head, omits a prefix of its names."""
-        return self._targets.get(name) or self._targets.get(self._prefix + name)
+        return self._all.get(name) or self._all.get(self._prefix + name)
 
     def match(self, files: AdapterFiles, *, max_rank: int) -> dict[Target, AdapterModule]:
-        """Return the modules of an adapter by their targets.
+        """Return the modules of an adapter by their targets, those of other stages as well.
 
         Raises StartupError for an adapter of another model, or of a rank above the limit.
         """
@@ -65,7 +68,7 @@ class AdapterTargets:
         for module in files.modules.values():
             target = self.of_module(module.name)
             if target is None:
-                names = sorted({name.rpartition(".")[2] for name in self._targets})
+                names = sorted({name.rpartition(".")[2] for name in self._all})
                 raise files.error(
                     f"it changes the module '{module.name}', but adapters of this model can change only "
                     f"{', '.join(names)} of its layers: train it with these target_modules."
@@ -165,10 +168,11 @@ def tensors_of_bytes(files: AdapterFiles, raw: Mapping[str, bytearray]) -> dict[
 
 def make_terms(files: AdapterFiles, tensors: Mapping[str, Tensor], model: Model, *, max_rank: int) -> Terms:
     """Pack tensors as terms of a model. Raises StartupError."""
-    modules = AdapterTargets(model).match(files, max_rank=max_rank)
-    by_layer: dict[Linear, dict[Target, AdapterModule]] = {}
-    for target, module in modules.items():
-        by_layer.setdefault(target.linear, {})[target] = module
+    targets, by_layer = AdapterTargets(model), dict[Linear, dict[Target, AdapterModule]]()
+    own = set(targets)
+    for target, module in targets.match(files, max_rank=max_rank).items():
+        if target.linear in own:
+            by_layer.setdefault(target.linear, {})[target] = module
     return {linear: _pack_term(files, linear, found, tensors, model.build) for linear, found in by_layer.items()}
 
 

@@ -22,6 +22,7 @@ from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages, planned_ranks
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.kv_cache_size import (
     KVSize,
@@ -34,8 +35,9 @@ from octavo_engine.runner.kv_cache_size import (
     with_max_num_seqs,
 )
 from octavo_engine.runner.lora_terms import adapters_bytes
+from octavo_engine.runner.stage_split import divide_layers
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, batched_tokens
+from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -70,27 +72,25 @@ def plan_memory(
     draft: Checkpoint | None = None,
     *,
     group: Group | None = None,
+    stages: Stages | None = None,
     memory: MemoryInfo | None = None,
 ) -> MemoryPlan:
     """Plan the memory of one rank. Raises StartupError for an invalid length, and for a model that does not fit.
 
     `stored`: the tensors of a quantised checkpoint, which may stay in blocks. `draft`: a draft model, which adds its
-    needs. `group`: the ranks that divide the model; None: there is one. `memory`: by default the device's.
+    needs. `group`, `stages`: the ranks that divide the model; None: there is one. `memory`: by default the device's.
     """
     longest, memory = _longest(config, model_config), memory or device.memory()
-    quantise_to = loaded_format(config, device)
-    dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, quantise_to, device)
-    dtype = dtype or device.default_dtype(model_config)
+    dtype = _first_dtype(config, device, model_config, stored)
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
-        formats = kept_formats(stored or {}, device, dtype)
-        target = _model_memory(config, device, model_config, dtype, max_model_len, formats, quantise_to, group)
+        model = _build(config, device, model_config, stored, dtype, max_model_len, group, stages)
+        target = _model_memory(config, device, model, dtype, max_model_len)
         if draft is None:
             return target
-        formats = kept_formats(draft.stored, device, dtype)
-        own = replace(config, enable_lora=False)  # adapters belong to the target
-        needs = _model_memory(own, device, draft.config, dtype, max_model_len, formats, None)
-        return _sum(config, device, target, needs)
+        own = replace(config, enable_lora=False, quantization=None)  # both belong to the target
+        model = _build(own, device, draft.config, draft.stored, dtype, max_model_len)
+        return _sum(config, device, target, _model_memory(own, device, model, dtype, max_model_len))
 
     model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
@@ -110,7 +110,6 @@ def plan_memory(
         model = model_memory(dtype, max_model_len)
     kv = size_kv(config, model, memory, max_model_len=max_model_len)
     _warn_if_cut(config, model, memory, kv)
-    formats = kept_formats(stored or {}, device, dtype)
     return MemoryPlan(
         model_impl=config.model_impl,
         dtype=dtype,
@@ -118,9 +117,15 @@ def plan_memory(
         model=model,
         kv=kv,
         memory=memory,
-        block_formats=formats,
-        quantise_to=quantise_to,
+        block_formats=kept_formats(stored or {}, device, dtype),
+        quantise_to=loaded_format(config, device),
     )
+
+
+def _first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None) -> torch.dtype:
+    """Return the type of a model that has room."""
+    dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, loaded_format(config, device), device)
+    return dtype or device.default_dtype(model)
 
 
 def _block_dtype(stored: StoredTensors, quantise_to: QuantisedFormat | None, device: Device) -> torch.dtype | None:
@@ -149,33 +154,38 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _model_memory(
+def _build(
     config: EngineConfig,
     device: Device,
-    model_config: ModelConfig,
+    model: ModelConfig,
+    stored: StoredTensors | None,
     dtype: torch.dtype,
     longest: int,
-    formats: Mapping[str, QuantisedFormat],
-    quantise_to: QuantisedFormat | None,
     group: Group | None = None,
-) -> ModelMemory:
-    model = build_model(
-        model_config,
+    stages: Stages | None = None,
+) -> Model:
+    """Build a model without memory."""
+    return build_model(
+        model,
         impl=config.model_impl,
         dtype=dtype,
         device="meta",
         max_model_len=longest,
-        block_formats=formats,
-        quantise_to=quantise_to,
+        block_formats=kept_formats(stored or {}, device, dtype),
+        quantise_to=loaded_format(config, device),
         group=group,
+        stages=stages,
     )
+
+
+def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: torch.dtype, longest: int) -> ModelMemory:
     adapters = adapters_bytes(config, device, model)
     bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
     return ModelMemory(
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
-        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model_config, dtype),
+        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype),
         images_bytes=_images_bytes(config, device, model, longest),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
@@ -243,11 +253,13 @@ class RankPlans:
     length. `memory`: of each rank, of the one that has the least.
 
     `ranks`: plans with equal numbers of blocks. A rank with these settings and memory makes its plan again.
+    `num_layers`: of each stage; empty for one stage.
     """
 
     config: EngineConfig
     memory: MemoryInfo
     ranks: list[MemoryPlan]
+    num_layers: tuple[int, ...] = ()
 
 
 def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
@@ -255,7 +267,7 @@ def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
 
     Raises StartupError without room for all ranks.
     """
-    size = config.tensor_parallel_size
+    size = num_ranks(config)
     if size == 1:
         return config
     limits, affinity = read_limits(), os.sched_getaffinity(0)
@@ -263,7 +275,7 @@ def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
     plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits, num_ranks=parts)
     if parts > 1 and config.num_threads is None and plan.cpus is not None:
         return config
-    device.check_ranks(size, plan.num_threads)
+    device.check_ranks(config, plan.num_threads)
     return replace(config, num_threads=max(1, plan.num_threads // size))
 
 
@@ -278,17 +290,20 @@ def plan_ranks(
 
     Raises StartupError if one of them does not fit into its part of the memory.
     """
-    size = config.tensor_parallel_size
+    size, per_stage = num_ranks(config), config.tensor_parallel_size
     memory = device.memory(size)
     config = with_max_num_seqs(config, memory)
     if size == 1:
         plan = plan_memory(config, device, model_config, stored, draft, memory=memory)
         return RankPlans(config=config, memory=memory, ranks=[plan])
 
+    num_layers = _divide_layers(config, device, model_config, stored)
+
     def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
+        group, stages = planned_ranks(rank, per_stage, num_layers)
         try:
             own = draft if rank == 0 else None
-            return plan_memory(settings, device, model_config, stored, own, group=Group(rank, size), memory=memory)
+            return plan_memory(settings, device, model_config, stored, own, group=group, stages=stages, memory=memory)
         except StartupError as error:
             if error.code != "OutOfMemory":
                 raise
@@ -296,7 +311,8 @@ def plan_ranks(
                 f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
             ) from error
 
-    largest = [plan_rank(size - 1, config)]  # the last rank has the most KV heads
+    # The last rank of a stage has the most KV heads.
+    largest = [plan_rank(rank, config) for rank in range(per_stage - 1, size, per_stage)]
     if draft is not None:
         largest.append(plan_rank(0, config))
     dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
@@ -307,7 +323,17 @@ def plan_ranks(
     num_blocks = min(each.kv.num_blocks for each in ranks)
     num_host_blocks = min(each.kv.num_host_blocks for each in ranks)
     ranks = [with_blocks(each, num_blocks, num_host_blocks) for each in ranks]
-    return RankPlans(config=config, memory=memory, ranks=ranks)
+    return RankPlans(config=config, memory=memory, ranks=ranks, num_layers=num_layers)
+
+
+def _divide_layers(
+    config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None
+) -> tuple[int, ...]:
+    """Return the number of layers of each stage, by their bytes in the type of a model that has room."""
+    dtype, longest = _first_dtype(config, device, model, stored), _longest(config, model)
+    return divide_layers(
+        config, device, model, lambda stages: _build(config, device, model, stored, dtype, longest, None, stages)
+    )
 
 
 def with_blocks(plan: MemoryPlan, num_blocks: int, num_host_blocks: int) -> MemoryPlan:

@@ -20,9 +20,10 @@ from octavo_engine.media.image_prompts import has_extra
 from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.media.processor_settings import read_processor_settings
 from octavo_engine.media.worker import MediaWorkers, WorkerStart
-from octavo_engine.models.model import Model
+from octavo_engine.models.model import Model, module_of
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.checkpoint import Checkpoint
@@ -104,11 +105,12 @@ def load_model(
     plan: MemoryPlan,
     progress: Progress | None = None,
     group: Group | None = None,
+    stages: Stages | None = None,
     *,
     check: Callable[[], None] = check_nothing,
 ) -> Model:
-    """Load a model, or the part of it of one rank of `group`. `check`: called before each tensor and layer; an error
-    that it raises ends the loading."""
+    """Load a model, or the part of it of one rank of `group` and `stages`. `check`: called before each tensor and
+    layer; an error that it raises ends the loading."""
     dtype = plan.dtype
     model = build_model(
         model_config,
@@ -119,6 +121,7 @@ def load_model(
         block_formats=plan.block_formats,
         quantise_to=plan.quantise_to,
         group=group,
+        stages=stages,
     )
     if files.load_format == "dummy":
         model.load_weights(_checked(dummy_weights(model.named_shapes().items(), dtype=dtype), check))
@@ -127,7 +130,9 @@ def load_model(
             weights = (
                 lazy_weights(files, progress=show)
                 if model.loads_lazily
-                else iter_weights(files, dtype=dtype, blocks=model.block_tensors(), progress=show)
+                else iter_weights(
+                    files, dtype=dtype, blocks=model.block_tensors(), skipped=model.modules_elsewhere, progress=show
+                )
             )
             model.load_weights(_checked(weights, check))
     if model.tower is not None:
@@ -153,15 +158,18 @@ def load_checkpoint(
     config: EngineConfig | None = None,
     progress: Progress | None = None,
     check: Callable[[], None] = check_nothing,
+    *,
+    stages: Stages | None = None,
 ) -> LoadedModel:
     """Load a model that can be loaded again while its files hold the same weights. See `load_model`.
 
     `config`: None for a draft model, which takes no images.
     """
     quantization = None if config is None else config.quantization
-    load = partial(load_model, device, checkpoint.files, checkpoint.config, plan, progress, group, check=check)
+    load = partial(load_model, device, checkpoint.files, checkpoint.config, plan, progress, group, stages, check=check)
     model, fingerprint = load(), weights_fingerprint(checkpoint.files, quantization)
-    log_expanded(checkpoint.stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
+    stored = {name: each for name, each in checkpoint.stored.items() if module_of(name) not in model.modules_elsewhere}
+    log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
     log_quantised(model, plan.quantise_to)
 
     def reload() -> Model:
@@ -252,6 +260,7 @@ def make_runner(
         drafter=drafter,
         pooling=None if model.config.pooling is None else model.config.pooling.kind,
         group=model.build.group,
+        stages=model.build.stages,
         images=loaded.images,
     )
     memory = EngineMemory(

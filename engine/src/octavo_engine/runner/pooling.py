@@ -25,6 +25,7 @@ class Pooler:
 
     def __init__(self, kind: PoolingType) -> None:
         self._kind = kind
+        self.uses_all_rows = kind != "LAST"
 
     def pool(self, inputs: StepInputs, hidden: Tensor, seqs: Mapping[SeqId, SeqState]) -> dict[SeqId, SeqResult]:
         """Return the results of the sequences whose last prompt token this step has computed."""

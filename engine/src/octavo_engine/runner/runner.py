@@ -22,10 +22,11 @@ from torch import Tensor
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.recorded_steps import may_replay
-from octavo_engine.devices.step_inputs import RunnableModel, StepInputs
+from octavo_engine.devices.step_inputs import Ints, RunnableModel, StepInputs
 from octavo_engine.devices.transfers import keep
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.costs import CostMeter
@@ -52,8 +53,8 @@ T = TypeVar("T")
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
-    `pooling`: each sequence ends in a vector, not in tokens. `images`: of a model with a tower. `group`: the ranks that
-    compute the model; on rank 0 alone results are complete.
+    `pooling`: each sequence ends in a vector, not in tokens. `images`: of a model with a tower. `group`, `stages`: the
+    ranks that compute the model; on rank 0 alone results are complete, and on later stages there are none.
 
     `EngineMemory` removes `model` and `host` while an engine sleeps.
     """
@@ -73,6 +74,7 @@ class Runner:
         drafter: "Drafter | None" = None,
         pooling: PoolingType | None = None,
         group: Group | None = None,
+        stages: Stages | None = None,
         images: ImageEncoder | None = None,
     ) -> None:
         self._device = device
@@ -82,7 +84,7 @@ class Runner:
         self._grammars = grammars
         self.host = host
         self._copy = batch.copy or keep
-        self._group = group or Group()
+        self._group, self._stages = group or Group(), stages or Stages()
         sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch())
         self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
@@ -135,8 +137,10 @@ class Runner:
                 raise EngineDead(f"the {self._device.name} device is lost: {error}") from error
             _LOGGER.exception("step %d failed", plan.step_id)
             message = f"{type(error).__name__}: {error}"
-            if self._group.size > 1:  # the ranks are no longer in step
-                raise EngineDead(f"rank {self._group.rank} of {self._group.size}: a step failed: {message}") from error
+            if self._group.size * self._stages.size > 1:  # the ranks are no longer in step
+                rank = self._stages.index * self._group.size + self._group.rank
+                size = self._group.size * self._stages.size
+                raise EngineDead(f"rank {rank} of {size}: a step failed: {message}") from error
         self._device.release_unused_memory()  # the step's tensors have gone with the exception's traceback
         return self._result(plan, error=message)
 
@@ -177,13 +181,16 @@ class Runner:
         drafted = plan if self._drafter is None else self._drafter.draft(plan)
         errors = {} if self._images is None else self._images.encode(plan, self._batch.seqs, self.model.tower)
         timer = self._device.timer()
-        plan = share_drafts(self._group, plan, self._begin_masks(drafted))
+        plan = share_drafts(self._group, self._stages, plan, self._begin_masks(drafted))
         inputs = self._batch.inputs(plan)
         if inputs is None:
             return list
-        hidden = self._forward(plan, inputs)
+        rows = self._rows_to_choose(plan, inputs)
+        hidden = self._stages.return_rows(self._forward(plan, inputs), partial(self._final_rows, inputs, rows.sources))
+        if not self._stages.is_first:
+            return list
         if self._pooler is None:
-            wait_for_results = self._sample(plan, inputs, hidden)
+            wait_for_results = self._sample(plan, rows, hidden)
         else:
             self._group.wait()
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
@@ -244,12 +251,25 @@ class Runner:
             if self._drafter is not None:
                 self._drafter.cache.copy_blocks(plan.copies)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> Callable[[], dict[SeqId, SeqResult]]:
-        """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
+    def _rows_to_choose(self, plan: StepPlan, inputs: StepInputs) -> ChoiceRows:
         last = inputs.first_row + inputs.num_rows - inputs.num_drafts - 1
         last_row = {step.seq_id: row for step, row in zip(inputs.steps, last.tolist(), strict=True)}
+        return rows_to_choose([step for step in plan.seqs if step.sample], last_row)
+
+    def _final_rows(self, inputs: StepInputs, sampled: Ints) -> Ints:
+        """Return the rows, in rising order, whose hidden values the first stage uses. `sampled`: those of choices."""
+        is_used = np.zeros(len(inputs.input_ids), dtype=np.bool_)
+        is_used[sampled] = True
+        if self._pooler is not None and self._pooler.uses_all_rows:
+            is_used[:] = True
+        for step, first in zip(inputs.steps, inputs.first_row.tolist(), strict=True):
+            is_used[first : first + step.num_prompt_logprobs] = True
+        return np.flatnonzero(is_used)
+
+    def _sample(self, plan: StepPlan, rows: ChoiceRows, hidden: Tensor) -> Callable[[], dict[SeqId, SeqResult]]:
+        """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
         sampling = [step for step in plan.seqs if step.sample]
-        rows, chosen = rows_to_choose(sampling, last_row), list[ChosenTokens]()
+        chosen = list[ChosenTokens]()
         vocab_rows = self._rows_at_a_time()
         for at in range(0, len(rows.steps), vocab_rows):
             part = rows.part(at, at + vocab_rows)

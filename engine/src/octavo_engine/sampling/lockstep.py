@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.stages import Stages
 from octavo_engine.sampling.grammar_masks import GrammarRows
 from octavo_engine.sampling.sampler import NO_TOKEN, ChosenTokens, Sampler, SampleRows
 from octavo_engine.wire.plan import StepPlan
@@ -35,12 +36,12 @@ class LockstepSampler:
         )
 
 
-def share_drafts(group: Group, plan: StepPlan, allowed: StepPlan) -> StepPlan:
+def share_drafts(group: Group, stages: Stages, plan: StepPlan, allowed: StepPlan) -> StepPlan:
     """Return the plan with the drafts of rank 0's `allowed`. A sequence has at most as many as in `plan`."""
     longest = max((len(step.draft_token_ids) for step in plan.seqs), default=0)
-    if group.size == 1 or longest == 0:
+    if group.size == stages.size == 1 or longest == 0:
         return allowed
     drafts = [step.draft_token_ids for step in allowed.seqs]
     table = torch.tensor([[len(own), *own, *[0] * (longest - len(own))] for own in drafts])
-    rows = zip(plan.seqs, group.broadcast(table).tolist(), strict=True)
+    rows = zip(plan.seqs, stages.broadcast(group.broadcast(table)).tolist(), strict=True)
     return replace(plan, seqs=[replace(step, draft_token_ids=row[1 : 1 + row[0]]) for step, row in rows])

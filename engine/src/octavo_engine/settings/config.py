@@ -136,6 +136,13 @@ class EngineConfig(Declared):
     tensor_parallel_size: int = setting(
         1, "Number of processes (ranks) that divide each layer of the model among them.", flags=("-tp",), ge=1, le=1024
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        "Number of stages that have the model's layers one after the other, each of --tensor-parallel-size ranks.",
+        flags=("-pp",),
+        ge=1,
+        le=1024,
+    )
     distributed_timeout_seconds: int = setting(
         60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
     )
@@ -305,6 +312,17 @@ class EngineConfig(Declared):
     debug_invariants: bool = setting(False, "Consistency check of all KV blocks after every step (slow).")
 
 
+def num_ranks(config: EngineConfig) -> int:
+    """Return the number of processes that compute the model."""
+    return config.tensor_parallel_size * config.pipeline_parallel_size
+
+
+def describe_ranks(config: EngineConfig) -> str:
+    """Return the settings that make several ranks, for messages."""
+    sizes = {"tensor": config.tensor_parallel_size, "pipeline": config.pipeline_parallel_size}
+    return " times ".join(f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1)
+
+
 def batched_tokens(config: EngineConfig, device: str) -> int:
     """Return the user's `max_num_batched_tokens`, or the default of the device."""
     return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
@@ -323,7 +341,7 @@ def most_seqs(config: EngineConfig) -> int:
 def steps_ahead(config: EngineConfig, device: str) -> int:
     """Return how many steps are planned before the tokens of the one in progress are known; 0 with drafts or ranks."""
     chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
-    return int(chosen and config.speculative_config is None and config.tensor_parallel_size == 1)
+    return int(chosen and config.speculative_config is None and num_ranks(config) == 1)
 
 
 def with_ready(config: EngineConfig, ready: ReadyInfo) -> EngineConfig:

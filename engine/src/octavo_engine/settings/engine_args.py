@@ -54,11 +54,9 @@ def _check_lora(config: EngineConfig) -> None:
 
 
 def _check_async_scheduling(config: EngineConfig) -> None:
-    if config.tensor_parallel_size > 1 and config.async_scheduling:
-        raise StartupError(
-            f"tensor_parallel_size={config.tensor_parallel_size} is not supported with async_scheduling yet: leave one "
-            "of them out."
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if config.async_scheduling and (size := getattr(config, name)) > 1:
+            raise StartupError(f"{name}={size} is not supported with async_scheduling yet: leave one of them out.")
     if config.speculative_config is not None and config.async_scheduling:  # the next step's drafts follow its tokens
         raise StartupError("async_scheduling does not work with speculative_config: leave one of them out.")
 

@@ -132,7 +132,7 @@ def _values(*fulfilled: Any, missing: str, remedy: str = "", **more: Any) -> Vll
 
 
 _ONE_DEVICE: dict[str, Any] = {
-    "missing": "an engine divides a model only by --tensor-parallel-size.",
+    "missing": "an engine divides a model only by --tensor-parallel-size and --pipeline-parallel-size.",
     "remedy": "octavo up --replicas N runs several engines behind a router.",
 }
 _NO_PROMPT_ADAPTERS: dict[str, Any] = {"missing": "prompt adapters are not served.", "remedy": "see --enable-lora."}
@@ -217,7 +217,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "code_revision": replace(SETTING, note="no code from checkpoints is ever run"),
     "enable_reasoning": replace(OLD_SWITCH, note="--reasoning-parser alone separates the reasoning"),
     # Several devices.
-    "pipeline_parallel_size": _values(1, flags=("-pp",), **_ONE_DEVICE),
     "data_parallel_size": _values(1, flags=("-dp",), **_ONE_DEVICE),
     "data_parallel_size_local": _values(1, flags=("-dpl",), **_ONE_DEVICE),
     "data_parallel_rank": _values(0, flags=("-dpn",), **_ONE_DEVICE),

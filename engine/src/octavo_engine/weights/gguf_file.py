@@ -21,13 +21,18 @@ _SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
 
 
 def iter_gguf(
-    files: ModelFiles, *, dtype: torch.dtype | None, blocks: Container[str] = (), advance: Callable[[int], None]
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype | None,
+    blocks: Container[str] = (),
+    skipped: Container[str] = (),
+    advance: Callable[[int], None],
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
-    """Yield (name, tensor) for all tensors. `blocks`: names of the tensors that are not expanded."""
+    """Yield (name, tensor). `blocks`: names of the tensors that are not expanded. `skipped`: modules without theirs."""
     for path, placed in _placed_tensors(files):
         with path.open("rb") as file:
             for info, where in placed:
-                if where is None:
+                if where is None or where.hf_name.rpartition(".")[0] in skipped:
                     advance(info.num_bytes)
                     continue
                 rows = interleaved_rows(info.shape[0], where.heads) if where.heads else None

@@ -44,7 +44,11 @@ _TEXT_PREFIXES = {
 
 @overload
 def iter_weights(
-    files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype | None = None,
+    skipped: Container[str] = (),
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, Tensor]]: ...
 
 
@@ -54,6 +58,7 @@ def iter_weights(
     *,
     dtype: torch.dtype | None = None,
     blocks: Container[str],
+    skipped: Container[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]: ...
 
@@ -63,19 +68,21 @@ def iter_weights(
     *,
     dtype: torch.dtype | None = None,
     blocks: Container[str] = (),
+    skipped: Container[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
-    keep their dtype. `blocks`: names of quantised tensors that are yielded as `QuantisedTensor`.
+    keep their dtype. `blocks`: names of quantised tensors that are yielded as `QuantisedTensor`. `skipped`: names of
+    modules whose tensors are not read.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
     try:
         advance = _advance(files, progress)
         if files.load_format == "gguf":
-            yield from iter_gguf(files, dtype=dtype, blocks=blocks, advance=advance)
+            yield from iter_gguf(files, dtype=dtype, blocks=blocks, skipped=skipped, advance=advance)
         else:
-            layers, tensors = read_quantised_layers(files), _iter_hugging_face(files, advance)
+            layers, tensors = read_quantised_layers(files), _iter_hugging_face(files, advance, skipped)
             yield from iter_quantised(layers, tensors, dtype=dtype, blocks=blocks) if layers else tensors
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
@@ -114,14 +121,21 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
     return quantised_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
 
 
-def _iter_hugging_face(files: ModelFiles, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
+def _iter_hugging_face(
+    files: ModelFiles, advance: Callable[[int], None], skipped: Container[str]
+) -> Iterator[tuple[str, Tensor]]:
     read = iter_safetensors if files.load_format == "safetensors" else _iter_torch_file
     expected = _index(files)
     is_nested = isinstance(nested_config(files.config).get("text_config"), dict)
+
+    def is_wanted(name: str) -> bool:
+        missing.discard(name)
+        text_name = _text_name(name) if is_nested else name
+        return text_name is not None and text_name.rpartition(".")[0] not in skipped
+
     for path in files.weight_files:
         missing = expected.get(path.name, set())
-        for name, tensor in read(path, advance=advance):
-            missing.discard(name)
+        for name, tensor in read(path, advance=advance, is_wanted=is_wanted):
             text_name = _text_name(name) if is_nested else name
             if text_name is not None:
                 yield text_name, tensor
@@ -199,7 +213,9 @@ def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
     return gguf_tensors(files) if files.load_format == "gguf" else read_quantised_layers(files, log=True)
 
 
-def _iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
+def _iter_torch_file(
+    path: Path, *, advance: Callable[[int], None], is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a `.bin` file: `weights_only`, so that a file cannot run code; memory-mapped if possible.
 
     Pages of a mapped file count as resident memory, but they belong to the file cache, and the kernel can reclaim them.
@@ -210,7 +226,8 @@ def _iter_torch_file(path: Path, *, advance: Callable[[int], None]) -> Iterator[
         if not isinstance(tensor, Tensor):
             raise StartupError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor.")
         advance(tensor.nbytes)
-        yield name, tensor
+        if is_wanted(name):
+            yield name, tensor
         del tensor
 
 

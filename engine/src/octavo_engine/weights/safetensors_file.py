@@ -34,10 +34,15 @@ _DTYPES = {
 }
 
 
-def iter_safetensors(path: Path, *, advance: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
+def iter_safetensors(
+    path: Path, *, advance: Callable[[int], None], is_wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Tensor]]:
     tensors = sorted(read_safetensors(path).values(), key=lambda tensor: tensor.offset)
     with path.open("rb", buffering=0) as file:
         for info in tensors:
+            if not is_wanted(info.name):
+                advance(info.num_bytes)
+                continue
             file.seek(info.offset)
             yield info.name, _read(path, file, info, advance)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import uvloop
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.log_format import JsonFormatter, TextFormatter
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, num_ranks
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command
@@ -110,7 +110,7 @@ def _options(
 
 
 def _replicas(args: argparse.Namespace, engine: EngineConfig, ports: ReservedPorts) -> Iterator[EngineOptions]:
-    share = split_resources(engine, this_machine(), [engine.tensor_parallel_size] * args.replicas)
+    share = split_resources(engine, this_machine(), [num_ranks(engine)] * args.replicas)
     for position in range(args.replicas):
         port = ports.reserve(LOOPBACK, 0)
         yield EngineOptions(
@@ -137,7 +137,7 @@ def manifest_engines(
 ) -> Iterator[EngineOptions]:
     positions = count()
     services = [(service, parse_service(service)) for service in fleet.services]
-    ranks = [engine.tensor_parallel_size for service, engine in services for _ in range(service.replicas)]
+    ranks = [num_ranks(engine) for service, engine in services for _ in range(service.replicas)]
     for service, engine in services:
         share = split_resources(engine, machine, ranks)
         for number in range(service.replicas):

@@ -1,0 +1,121 @@
+"""`Stages`: the ranks that compute one model's layers one after the other, each stage some consecutive layers.
+
+Rank = stage * ranks of a stage + place. The ranks of a stage divide its layers (`Group`); those at one place of all
+stages are a group, too, and exchange rows. The first stage has embedding and head, so that it samples: a later stage
+receives the rows of a step as the layer before left them, and the first one gets the last one's rows that it needs.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo_engine.ops.message_store import MEETING_TIMEOUT
+from octavo_engine.ops.rank_group import LOOPBACK, Group, open_group
+
+
+class Stages:
+    """The stage of this rank. `num_layers`: of each stage; empty for a model of one stage. `column`: the ranks at this
+    place of all stages."""
+
+    def __init__(self, num_layers: Sequence[int] = (), column: Group | None = None) -> None:
+        self.num_layers, self._column = tuple(num_layers), column or Group()
+        self.index, self.size = self._column.rank, self._column.size
+        self.is_first, self.is_last = self.index == 0, self.index == self.size - 1
+        self.sent_bytes = self.received_bytes = 0  # by the first stage: to the next one, and from the last one
+
+    def share(self, num_layers: int) -> range:
+        """Return the layers of this stage, of a model with so many."""
+        if self.size == 1:
+            return range(num_layers)
+        first = sum(self.num_layers[: self.index])
+        return range(first, first + self.num_layers[self.index])
+
+    def receive(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Replace tensors by those that the stage before has sent."""
+        return tuple(self._column.receive(each, self.index - 1) for each in rows)
+
+    def send(self, *rows: Tensor) -> None:
+        """Send tensors to the next stage, and wait until it has received them."""
+        for each in rows:
+            self._column.send(each, self.index + 1)
+
+    def return_rows(self, hidden: Tensor, find_rows: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
+        """Replace some rows of the first stage's `hidden` by those of the last stage. `find_rows`: these, rising.
+
+        The first stage waits for them in each step, also for none, so that no stage is ahead of it.
+        """
+        if self.size == 1 or not (self.is_first or self.is_last):
+            return hidden
+        rows = find_rows()
+        is_whole = len(rows) == len(hidden)
+        if self.is_last:
+            self._column.send(hidden if is_whole else hidden[torch.from_numpy(rows)], 0)
+            return hidden
+        found = hidden if is_whole else hidden.new_empty(len(rows), hidden.shape[1])
+        self._column.receive(found, self.size - 1)
+        if not is_whole:
+            hidden[torch.from_numpy(rows)] = found
+        return hidden
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Replace `x` by that of the first stage."""
+        return self._column.broadcast(x)
+
+    def close(self) -> None:
+        self._column.close()
+
+
+def split_layers(layer_bytes: Sequence[int], first_bytes: int, num_stages: int) -> tuple[int, ...]:
+    """Return the number of layers of each stage, at least one, so that the largest stage has the fewest bytes.
+
+    `first_bytes`: of what the first stage has beside layers.
+    """
+    sums = [0, *accumulate(layer_bytes)]
+    # By the number of layers of the stages so far: bytes of the largest one, and the layers of each.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {
+        end: (first_bytes + sums[end], (end,)) for end in range(1, len(sums))
+    }
+    for _ in range(num_stages - 1):
+        best = {
+            end: min(
+                (max(largest, sums[end] - sums[start]), (*counts, end - start))
+                for start, (largest, counts) in best.items()
+                if start < end
+            )
+            for end in list(best)[1:]
+        }
+    return best[len(layer_bytes)][1]
+
+
+def planned_ranks(rank: int, ranks_per_stage: int, num_layers: Sequence[int]) -> tuple[Group, Stages]:
+    """Return the group and the stage of a rank without connections. `num_layers`: as in `Stages`."""
+    stage, place = divmod(rank, ranks_per_stage)
+    return Group(place, ranks_per_stage), Stages(num_layers, Group(stage, max(1, len(num_layers))))
+
+
+def open_ranks(
+    store: Any,
+    rank: int,
+    ranks_per_stage: int,
+    num_layers: Sequence[int],
+    timeout: timedelta,
+    meeting_timeout: timedelta = MEETING_TIMEOUT,
+    *,
+    address: str = LOOPBACK,
+    gpu: torch.device | None = None,
+) -> tuple[Group, Stages]:
+    """Connect a rank to those of its stage, and to those at its place of other stages. See `open_group`."""
+    group, stages = planned_ranks(rank, ranks_per_stage, num_layers)
+    connect = partial(open_group, store, timeout=timeout, meeting_timeout=meeting_timeout, address=address)
+    if group.size > 1:
+        group = connect(group.rank, group.size, name=f"stage-{stages.index}", gpu=gpu)
+    if stages.size > 1:
+        stages = Stages(num_layers, connect(stages.index, stages.size, name=f"place-{group.rank}"))
+    return group, stages
