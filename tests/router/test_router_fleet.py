@@ -38,7 +38,7 @@ async def test_the_work_of_tenants_is_known_in_the_present_epoch():
         fake.publisher.add_request("late", 7)
         fake.step(running=1, tenants={"late": TenantUsage(running=1, generation_tokens=2)})
         await until(lambda: len(replica.tenants) == 2)
-        assert replica.tenants == {"early": TenantLoad(0, 1, 1, 5), "late": TenantLoad(1, 1, 1, 9)}
+        assert replica.tenants == {"early": TenantLoad(0, 1, 1, 5, 1), "late": TenantLoad(1, 1, 1, 9, 1)}
         fake.publisher._tenants.loads["early"] = TenantLoad(0, 1)  # its minute is over
         fake.publisher.end_request("early")
         await until(lambda: len(replica.tenants) == 1)

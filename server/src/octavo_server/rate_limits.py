@@ -59,7 +59,7 @@ class _Place:
         self.tokens = 0  # of the unreported requests
         self.running = 0
         self.ends: deque[float] = deque()  # times of the unreported ends
-        self.requests = self.unfinished = 0  # of the latest report
+        self.received = self.unfinished = 0  # of the latest report
 
     @property
     def num_reported(self) -> int:
@@ -71,10 +71,10 @@ class _Place:
             self.unreported.remove(request)
             self.tokens -= request.tokens
 
-    def record_report(self, requests: int, unfinished: int) -> None:
-        num_new = requests - self.requests
+    def record_report(self, received: int, unfinished: int) -> None:
+        num_new = received - self.received
         num_ended = num_new - (unfinished - self.unfinished)
-        self.requests, self.unfinished = requests, unfinished
+        self.received, self.unfinished = received, unfinished
         for _ in range(min(num_new, len(self.unreported))):
             self.discard(self.unreported[0])
         for _ in range(min(num_ended, len(self.ends))):
@@ -167,7 +167,7 @@ class RateLimits:
         for name, report in self._reports.items():
             reported, place = report.loads.get(tenant), places.get(name)
             if place is not None:
-                place.record_report(*((reported.requests, reported.unfinished) if reported is not None else (0, 0)))
+                place.record_report(*((reported.received, reported.unfinished) if reported is not None else (0, 0)))
                 place.expire(report.at_s - REPORT_S, report.at_s - END_S)
             if reported is not None:
                 requests, tokens = requests + reported.requests, tokens + reported.tokens
@@ -206,7 +206,7 @@ class RateLimits:
             load = None if report is None else report.loads.get(request.tenant)
             place = places[replica] = _Place()
             if load is not None:
-                place.record_report(load.requests, load.unfinished)
+                place.record_report(load.received, load.unfinished)
         place.unreported.append(request)
         place.tokens += request.tokens
         place.running += 1

@@ -286,18 +286,18 @@ def test_the_window_of_a_tenant_has_the_work_of_the_last_minute():
     window = TenantWindow(clock)
     window.add_request("a", 30)
     window.add_usage({"a": TenantUsage(running=1, prompt_tokens=30, generation_tokens=2), "b": TenantUsage()})
-    assert window.loads == {"a": TenantLoad(running=1, unfinished=1, requests=1, tokens=32)}
+    assert window.loads == {"a": TenantLoad(running=1, unfinished=1, requests=1, tokens=32, received=1)}
     clock.now_s = 150.0
     window.add_request("a", 7)
     window.add_usage({"a": TenantUsage(running=-1, generation_tokens=1)})
     window.end_request("a")
-    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=2, tokens=40)
+    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=2, tokens=40, received=2)
     clock.now_s = 160.9
     window.expire()
     assert window.loads["a"].requests == 2  # no request counts for less than 60 s
     clock.now_s = 161.0
     window.expire()
-    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=1, tokens=8)
+    assert window.loads["a"] == TenantLoad(running=0, unfinished=1, requests=1, tokens=8, received=2)
     window.end_request("a")
     clock.now_s = 211.0
     window.expire()
@@ -358,9 +358,9 @@ async def test_the_work_of_tenants_is_published_in_parts_and_part_of_the_snapsho
         for frame in reader.frames
         if isinstance(frame, Part) or (isinstance(frame, Step) and frame.tenants)
     ] == [
-        {"early": TenantLoad(requests=1, tokens=5)},
-        {"a": TenantLoad(1, 2, 2, 20), "b": TenantLoad(0, 1, 1, 10), "c": TenantLoad(0, 1, 1, 10)},
-        {"d": TenantLoad(1, 1, 1, 11)},
+        {"early": TenantLoad(requests=1, tokens=5, received=1)},
+        {"a": TenantLoad(1, 2, 2, 20, 2), "b": TenantLoad(0, 1, 1, 10, 1), "c": TenantLoad(0, 1, 1, 10, 1)},
+        {"d": TenantLoad(1, 1, 1, 11, 1)},
     ]
     assert reader.frames[-1].seq == len([frame for frame in reader.frames if isinstance(frame, Step) and frame.tenants])
     parts = [frame.tenants for frame in late.frames if isinstance(frame, Part)]

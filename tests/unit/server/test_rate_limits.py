@@ -2,6 +2,7 @@
 
 import pytest
 from octavo_server.kv.frames import TenantLoad
+from octavo_server.kv.publisher import TenantWindow
 from octavo_server.openai.errors import RateLimited
 from octavo_server.rate_limits import BUSY_RETRY_S, REPORT_S, SILENCE_S, WINDOW_S, RateLimits, TenantUse
 from octavo_server.tenants_file import NO_LIMITS
@@ -19,13 +20,29 @@ def test_a_report_includes_the_oldest_requests(reported):
     limits.record_report("a", 1, loads)
     for _ in range(3):
         limits.admit("alice", limits_of(requests_per_minute=9), 10).record_sent("a")
-    loads["alice"] = TenantLoad(unfinished=reported, requests=reported, tokens=10 * reported)
+    loads["alice"] = TenantLoad(reported, reported, reported, 10 * reported, reported)
     own, others = max(3 - reported, 0), max(reported - 3, 0)
     used = TenantUse(requests=max(reported, 3), tokens=10 * max(reported, 3), own=3, others=others, unreported=own)
     assert limits.usage("alice") == limits.usage("alice") == used
     clock.now_s = REPORT_S  # a report that arrives so late includes all
     limits.record_report("a", 1, loads)
     assert limits.usage("alice") == used._replace(requests=reported, tokens=10 * reported, unreported=0)
+
+
+@pytest.mark.parametrize("per_s", [1, 10])
+def test_requests_count_once_while_as_many_leave_the_window(per_s):
+    clock = Clock()
+    limits, window = RateLimits(clock), TenantWindow(clock)
+    for number in range(90 * per_s):
+        clock.now_s = number / per_s
+        window.expire()
+        limits.record_report("a", 1, window.loads)
+        with limits.admit("alice", limits_of(requests_per_minute=1000), 10) as request:
+            request.record_sent("a")
+            window.add_request("alice", 10)
+        window.end_request("alice")
+    used, load = limits.usage("alice"), window.loads["alice"]
+    assert (used.requests, used.tokens, used.unreported) == (load.requests, load.tokens, 0)
 
 
 def test_requests_in_progress_at_a_replica_that_left_count_no_longer():

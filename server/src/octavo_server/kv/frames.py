@@ -38,7 +38,8 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
 
 class TenantLoad(msgspec.Struct, array_like=True):
     """A tenant's work at a replica. `running`: its running sequences; `unfinished`: its requests that have not ended;
-    `requests`, `tokens`: of the last `Hello.tenant_window_s`, the tokens of their prompts and generated ones.
+    `requests`, `tokens`: of the last `Hello.tenant_window_s`, the tokens of their prompts and generated ones;
+    `received`: all requests since the tenant was without work.
 
     Without any work, the tenant is not reported from now on.
     """
@@ -47,6 +48,7 @@ class TenantLoad(msgspec.Struct, array_like=True):
     unfinished: int = 0
     requests: int = 0
     tokens: int = 0
+    received: int = 0
 
 
 class AdapterFile(msgspec.Struct, frozen=True):

@@ -104,7 +104,7 @@ class TenantWindow:
         self._seconds: deque[tuple[int, dict[str, TenantLoad]]] = deque()  # what each second added to the window
 
     def add_request(self, name: str, num_prompt_tokens: int) -> None:
-        self._add(name, TenantLoad(unfinished=1, requests=1, tokens=num_prompt_tokens))
+        self._add(name, TenantLoad(unfinished=1, requests=1, tokens=num_prompt_tokens, received=1))
 
     def end_request(self, name: str) -> None:
         self._add(name, TenantLoad(unfinished=-1))
@@ -142,8 +142,9 @@ class TenantWindow:
         load.unfinished += change.unfinished
         load.requests += change.requests
         load.tokens += change.tokens
+        load.received += change.received
         self.changed[name] = None
-        if load == _NO_WORK:
+        if not (load.running or load.unfinished or load.requests or load.tokens):
             del self.loads[name]
 
 
