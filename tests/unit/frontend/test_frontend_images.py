@@ -446,10 +446,10 @@ def test_spans_of_qwen_have_the_grid_of_their_image(load: Load) -> None:
 
 def test_a_model_of_text_refuses_images_by_name(load: Load) -> None:
     frontend = load("smolvlm", sees=False)
-    with pytest.raises(InvalidRequest, match="accepts only text") as caught:
+    with pytest.raises(InvalidRequest, match="accepts only text: leave it out") as caught:
         frontend.tokenize({"prompt": IMAGE, "multi_modal_data": {"image": picture(9, 9)}})
     assert caught.value.param == "multi_modal_data.image[0]"
-    with pytest.raises(InvalidRequest, match="accepts only text") as caught:
+    with pytest.raises(InvalidRequest, match="accepts only text: leave it out") as caught:
         chat(frontend, [ask("Hi")], mm_processor_kwargs=SMALL)
     assert caught.value.param == "mm_processor_kwargs"
     with pytest.raises(InvalidRequest, match="'image_url'; this model accepts only text"):

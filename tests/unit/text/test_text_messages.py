@@ -73,7 +73,7 @@ def test_empty_tool_calls_are_removed(calls: Any) -> None:
         (
             [{"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]}],
             "messages[0].content[1]",
-            "'image_url'; this model accepts only text",
+            "'image_url'; this model accepts only text: leave it out",
         ),
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]", "with a function"),
         (

@@ -219,7 +219,8 @@ class Frontend:
         if self.images is None:
             if images or kwargs:
                 where = next(iter(images), name)
-                raise InvalidRequest(f"{where} is for images; {self.config.model} accepts only text.", param=where)
+                problem = f"{where} is for images; {self.config.model} accepts only text"
+                raise InvalidRequest(f"{problem}: leave it out.", param=where)
             return []
         self.images.check_kwargs(kwargs)
         if len(images) > (limit := self.config.limit_mm_per_prompt.get("image", len(images))):

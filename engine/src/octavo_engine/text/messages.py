@@ -211,7 +211,7 @@ def _part(part: object, where: str, image_token: str | None) -> Part:
 
 def _reason(kind: str, image_token: str | None) -> str:
     if image_token is None:
-        return "this model accepts only text."
+        return "this model accepts only text: leave it out."
     if kind in _IMAGE_PARTS:
         return "images are accepted only by chat completions: leave it out."
     return "this version accepts no such parts: leave it out."
