@@ -13,7 +13,7 @@ from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.pictures import encoded
-from octavo_testing.routing import routing
+from octavo_testing.routing import WAYS, reaching
 from octavo_testing.server import MODEL, Served, serving
 from octavo_testing.tiny_vision import make_tiny_vision
 from PIL import Image
@@ -35,14 +35,10 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
             yield served
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["server", "router"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WAYS)
 async def http(request: pytest.FixtureRequest, server: Served) -> AsyncIterator[Any]:
-    if request.param == "server":
-        yield server.http
-        return
-    async with routing(server.url) as routed:
-        await routed.routable(MODEL, 1)
-        yield routed.http
+    async with reaching(server, request.param) as door:
+        yield door.http
 
 
 def body(num_bytes: int) -> bytes:

@@ -1,4 +1,7 @@
-"""Images in `/v1/chat/completions`: a tiny SmolVLM in a real engine core, through the `openai` package."""
+"""Images in `/v1/chat/completions`: a tiny SmolVLM in a real engine core, through the `openai` package.
+
+Requests go to the server, and to a router before it.
+"""
 
 import asyncio
 import json
@@ -17,8 +20,8 @@ from octavo_server.config import RequestLimits
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.failing_tower import LOADER, TOWER_FAULT
 from octavo_testing.fleets import until
-from octavo_testing.pictures import BLACK, BLUE, GREEN, RED, empty_png, encoded, quarter
-from octavo_testing.routing import routing
+from octavo_testing.pictures import BLUE, RED, empty_png, encoded, quarter
+from octavo_testing.routing import WAYS, Routed, reaching
 from octavo_testing.server import MODEL, Served, serving
 from octavo_testing.tiny_vision import IMAGE, make_tiny_vision
 
@@ -26,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PNG = encoded(quarter(RED), "PNG")
 OTHER = encoded(quarter(BLUE, size=(90, 30)), "WEBP", lossless=True)
-COLOURS = (RED, GREEN, BLUE, BLACK)
 LIMIT = 200_000
 EXACT: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": True}
 
@@ -54,6 +56,17 @@ async def server(folder: Path, fault: Path) -> AsyncIterator[Served]:
             yield served
 
 
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(way: str, server: Served) -> AsyncIterator[Served | Routed]:
+    async with reaching(server, way) as reached:
+        yield reached
+
+
 def image(data: bytes, kind: str = "image/png", **fields: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{b64encode(data).decode()}", **fields}}
 
@@ -74,10 +87,11 @@ CONVERSATIONS = {
     "low detail": ask(image(PNG, detail="low"), "Which colour?"),
 }
 SMALL: dict[str, Any] = {"mm_processor_kwargs": {"size": {"longest_edge": 32}}}
-#: Conversations about pictures of a single colour, by the fault of the tower and whether the answer is streamed.
+#: Conversations about pictures of a single colour, by the way, the fault of the tower, and whether they are streamed.
 PLAIN = {
-    (fault, stream): ask("Which?", image(encoded(quarter(colour, colour, size=(64, 64)), "PNG")), "?")
-    for (fault, stream), colour in zip(product(("raises", "poisons"), (False, True)), COLOURS, strict=True)
+    case: ask("Which?", image(encoded(quarter(colour, colour, size=(64, 64)), "PNG")), "?")
+    for i, case in enumerate(product(WAYS, ("raises", "poisons"), (False, True)))
+    for colour in [(30 * i, 255 - 30 * i, 0)]
 }
 
 
@@ -91,15 +105,15 @@ def offline(folder: Path) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-async def test_answers_equal_those_of_llm(server: Served, offline: dict[Any, Any], name: str) -> None:
+async def test_answers_equal_those_of_llm(door: Served | Routed, offline: dict[Any, Any], name: str) -> None:
     messages, wanted = CONVERSATIONS[name], offline[name]
-    whole = await server.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
+    whole = await door.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
     assert whole.choices[0].message.content == wanted.outputs[0].text
-    tokenized = (await server.http.post("/tokenize", json={"messages": messages})).json()
-    rendered = (await server.http.post("/v1/chat/completions/render", json={"messages": messages})).json()
+    tokenized = (await door.http.post("/tokenize", json={"messages": messages})).json()
+    rendered = (await door.http.post("/v1/chat/completions/render", json={"messages": messages})).json()
     assert tokenized["tokens"] == rendered["token_ids"] == wanted.prompt_token_ids
     assert whole.usage.prompt_tokens == tokenized["count"] == len(wanted.prompt_token_ids)
-    stream = await server.openai.chat.completions.create(model=MODEL, messages=messages, stream=True, **EXACT)
+    stream = await door.openai.chat.completions.create(model=MODEL, messages=messages, stream=True, **EXACT)
     pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
     assert "".join(pieces) == wanted.outputs[0].text
 
@@ -120,14 +134,16 @@ async def test_settings_of_the_image_processor_count_for_their_request(server: S
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"])
 @pytest.mark.parametrize("kwargs", [{"size": {"longest_edge": 65}}, {"do_rescale": False}, [1]])
-async def test_settings_for_more_pixels_or_of_other_names_are_refused(server: Served, path: str, kwargs: Any) -> None:
+async def test_settings_for_more_pixels_or_of_other_names_are_refused(
+    door: Served | Routed, path: str, kwargs: Any
+) -> None:
     body = {"messages": CONVERSATIONS["one image"], "mm_processor_kwargs": kwargs}
-    refused = await server.http.post(path, json=body)
+    refused = await door.http.post(path, json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mm_processor_kwargs")
 
 
-async def test_several_answers_tools_beams_and_json(server: Served) -> None:
-    messages, create = CONVERSATIONS["one image"], server.openai.chat.completions.create
+async def test_several_answers_tools_beams_and_json(door: Served | Routed) -> None:
+    messages, create = CONVERSATIONS["one image"], door.openai.chat.completions.create
     three = await create(model=MODEL, messages=messages, n=3, seed=1, max_tokens=8)
     assert len(three.choices) == 3
     schema = {"name": "colour", "schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}}
@@ -170,25 +186,26 @@ def faults() -> dict[str, tuple[list[dict[str, Any]], str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", faults())
-async def test_refusals_name_the_place(server: Served, name: str, stream: bool) -> None:
+async def test_refusals_name_the_place(door: Served | Routed, name: str, stream: bool) -> None:
     messages, words = faults()[name]
     with pytest.raises(openai.BadRequestError) as caught:
-        await server.openai.chat.completions.create(model=MODEL, messages=messages, stream=stream)
+        await door.openai.chat.completions.create(model=MODEL, messages=messages, stream=stream)
     assert words in str(caught.value)
-    good = await server.openai.chat.completions.create(model=MODEL, messages=CONVERSATIONS["one image"], max_tokens=2)
+    good = await door.openai.chat.completions.create(model=MODEL, messages=CONVERSATIONS["one image"], max_tokens=2)
     assert good.usage.completion_tokens
 
 
-@pytest.mark.parametrize(("kind", "stream"), PLAIN)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["raises", "poisons"])
 async def test_a_tower_that_fails_for_one_image_ends_its_request_only(
-    server: Served, fault: Path, offline: dict[Any, Any], kind: str, stream: bool
+    door: Served | Routed, way: str, fault: Path, offline: dict[Any, Any], kind: str, stream: bool
 ) -> None:
     """Asked again, the image is computed again: neither its error nor its blocks are kept."""
-    messages = PLAIN[kind, stream]
+    messages = PLAIN[way, kind, stream]
     good = [CONVERSATIONS[name] for name in list(CONVERSATIONS)[:3]]
 
     async def answer(messages: list[dict[str, Any]], *, stream: bool = False) -> str:
-        create = server.openai.chat.completions.create
+        create = door.openai.chat.completions.create
         if not stream:
             return (await create(model=MODEL, messages=messages, **EXACT)).choices[0].message.content
         chunks = await create(model=MODEL, messages=messages, stream=True, **EXACT)
@@ -203,8 +220,8 @@ async def test_a_tower_that_fails_for_one_image_ends_its_request_only(
     assert isinstance(failed, openai.APIStatusError)
     assert failed.status_code == 500
     assert others == [offline[name].outputs[0].text for name in list(CONVERSATIONS)[:3]]
-    again = await server.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
-    assert again.choices[0].message.content == offline[kind, stream].outputs[0].text
+    again = await door.openai.chat.completions.create(model=MODEL, messages=messages, **EXACT)
+    assert again.choices[0].message.content == offline[way, kind, stream].outputs[0].text
     assert again.usage.prompt_tokens_details.cached_tokens <= 16, "only the block before the image may be cached"
 
 
@@ -227,10 +244,10 @@ OTHER_DOORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("door", OTHER_DOORS)
-async def test_doors_that_take_no_images_refuse_them(server: Served, door: str) -> None:
-    path, body = OTHER_DOORS[door]
-    refused = await server.http.post(path, json={"model": MODEL, **body})
+@pytest.mark.parametrize("name", OTHER_DOORS)
+async def test_doors_that_take_no_images_refuse_them(door: Served | Routed, name: str) -> None:
+    path, body = OTHER_DOORS[name]
+    refused = await door.http.post(path, json={"model": MODEL, **body})
     assert refused.status_code == 400
     assert any(word in refused.text for word in ("'image'", "input_image", "'<image>'", "multi_modal_data", "mm_proc"))
     assert b64encode(PNG).decode()[:60] not in refused.text
@@ -262,13 +279,3 @@ async def test_images_beyond_the_memory_of_bodies_wait_outside(server: Served) -
     body = {"messages": ask(image(PNG), "?"), "max_tokens": 1, "padding": noise[: LIMIT - 2000]}
     assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
     assert (await server.http.post("/v1/chat/completions", json={**body, "more": "x" * 4000})).status_code == 413
-
-
-async def test_a_router_forwards_images(server: Served, offline: dict[Any, Any]) -> None:
-    body = {"messages": CONVERSATIONS["two images"], **EXACT}
-    async with routing(server.url) as routed:
-        answer = await routed.http.post("/v1/chat/completions", json=body)
-        assert answer.json()["choices"][0]["message"]["content"] == offline["two images"].outputs[0].text
-        refused = await routed.http.post("/v1/chat/completions", json={"messages": faults()["svg"][0]})
-    assert refused.status_code == 400
-    assert "messages[0].content[1]" in refused.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""A tiny LLaVA that is trained to name the colour of a picture's upper left quarter."""
+"""A tiny LLaVA that is trained to name the colour of a picture's upper left quarter, by a word or in JSON."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,8 @@ from octavo_testing.vision_checkpoints import IMAGE, LLAVA_TEMPLATE
 
 COLOURS = {"red": RED, "green": GREEN, "blue": BLUE, "white": WHITE, "black": BLACK}
 QUESTION = "Which colour?"
-_PROMPT = f"USER: {IMAGE}\n{QUESTION} ASSISTANT:"
+PROMPT = f"USER: {IMAGE}\n{QUESTION} ASSISTANT:"
+_JSON = '{"colour":"'  # what precedes the word in JSON without whitespace
 _SIDE, _PATCH = 32, 8
 _MEAN, _STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 _STEPS, _BATCH = 100, 32
@@ -54,8 +55,10 @@ def make_colour_llava(folder: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float()
-        prompt = tokenizer.encode(_PROMPT.replace(IMAGE, IMAGE * (_SIDE // _PATCH) ** 2), add_special_tokens=False).ids
-        _train(model, torch.tensor(prompt), torch.tensor([tokenizer.token_to_id(name) for name in COLOURS]))
+        prompt = PROMPT.replace(IMAGE, IMAGE * (_SIDE // _PATCH) ** 2)
+        ids, longer = (tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, prompt + _JSON))
+        words = torch.tensor([tokenizer.token_to_id(name) for name in COLOURS])
+        _train(model, torch.tensor(longer), [len(ids) - 1, len(longer) - 1], words)
     model.eval().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(LLAVA_TEMPLATE, encoding="utf-8")
@@ -70,12 +73,13 @@ def make_colour_llava(folder: Path) -> Path:
     return folder
 
 
-def _train(model: Any, prompt: Tensor, words: Tensor) -> None:
+def _train(model: Any, text: Tensor, places: list[int], words: Tensor) -> None:
+    """Train the word that follows each of these tokens of a text."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(_STEPS):
         pixels, answers = _pictures(_BATCH)
-        logits = model(input_ids=prompt.expand(_BATCH, -1), pixel_values=pixels).logits[:, -1]
-        loss = torch.nn.functional.cross_entropy(logits, words[answers])
+        logits = model(input_ids=text.expand(_BATCH, -1), pixel_values=pixels).logits[:, places]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), words[answers].repeat_interleave(len(places)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

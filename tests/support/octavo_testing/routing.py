@@ -14,6 +14,10 @@ from octavo_server.router.settings import ForwardLimits, RouterSettings
 from openai import AsyncOpenAI
 
 from octavo_testing.fleets import until
+from octavo_testing.server import MODEL, Served
+
+#: What a client's requests reach: the server, or a router before it.
+WAYS = ("server", "router")
 
 
 class Routed:
@@ -57,3 +61,14 @@ async def routing(
         server.should_exit = True
         await running
         await router.stop()
+
+
+@asynccontextmanager
+async def reaching(server: Served, way: str) -> AsyncIterator[Served | Routed]:
+    """Yield what clients reach by one of `WAYS`."""
+    if way == "server":
+        yield server
+        return
+    async with routing(server.url) as routed:
+        await routed.routable(MODEL, 1)
+        yield routed
