@@ -14,6 +14,7 @@ from octavo_operator.cluster.pods import is_serving_router, state_port
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
+from octavo_operator.desired.engine import GROUP_API
 from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.kopf_runner import Resource
 from octavo_operator.names import COMPONENT_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
@@ -35,6 +36,7 @@ CHILDREN: tuple[Resource, ...] = (
 )
 AUTOSCALERS: Resource = ("autoscaling/v2", "horizontalpodautoscalers")
 MONITORS: Resource = ("monitoring.coreos.com/v1", "podmonitors")
+GROUP_SETS: Resource = (GROUP_API, "leaderworkersets")
 ROUTES: Resource = ("gateway.networking.k8s.io/v1", "httproutes")
 
 
@@ -43,6 +45,7 @@ def watched_resources(settings: Settings) -> tuple[Resource, ...]:
     wanted = {
         MONITORS: settings.has_pod_monitors,
         ROUTES: settings.has_gateway_api,
+        GROUP_SETS: settings.has_group_sets,
         AUTOSCALERS: settings.has_metrics_api,
     }
     return (*CHILDREN, *(resource for resource, is_wanted in wanted.items() if is_wanted))

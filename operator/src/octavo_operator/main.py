@@ -107,7 +107,7 @@ async def _operate(
     handlers = EventHandlers(view, queue, reports, secrets_of=secrets_of, on_watch_start=lambda: resync.mark_stale())
     handlers.register(registry, apis.wanted)
     kopf.on.login(registry=registry)(kopf_login(api.configuration))
-    inventory = Inventory(cluster, view, kinds=_kinds(apis), namespaces=namespaces, remove=handlers.remove)
+    inventory = _inventory(cluster, view, apis, handlers, namespaces)
     leadership = Leadership(cluster, **_lease(args), on_gap=lambda: resync.mark_stale())
     loads = ServiceLoads(view, reports)
     autoscaler = Autoscaler(cluster, view, loads, settings=settings, leadership=leadership, queue=queue)
@@ -129,11 +129,24 @@ async def _operate(
     served = [await _metrics_api(args, cluster, apis, loads.of, leadership, requeue)] if args.metrics_api_port else ()
     duties = (runner.run(), resync.compare_until_cancelled(), resync.requeue_until_cancelled())
     async with aclosing(reports), asyncio.TaskGroup() as tasks:
-        _start(tasks, *duties, *(api.run() for api in served), apis.ask_until_complete(resync.add_kind))
+        _start(tasks, *duties, *(api.run() for api in served), apis.ask_until_cancelled(resync.add_kind))
         await resync.is_synced.wait()
         liveness.is_ready = True
         _start(tasks, autoscaler.run(), *(reconciler.work() for _ in range(args.workers)))
         await _lead(leadership, queue, liveness)
+
+
+def _inventory(
+    cluster: Cluster, view: View, apis: OptionalApis, handlers: EventHandlers, namespaces: Sequence[str]
+) -> Inventory:
+    return Inventory(
+        cluster,
+        view,
+        kinds=_kinds(apis),
+        namespaces=namespaces,
+        remove=handlers.remove,
+        mark_missing=apis.mark_missing,
+    )
 
 
 def _observe(

@@ -60,7 +60,14 @@ class ResyncParts:
         cluster: Any = self.cluster
         watches: Any = self.watches
         unused: Any = None
-        inventory = Inventory(cluster, self.view, kinds=["InferenceService"], namespaces=["a"], remove=remove)
+        inventory = Inventory(
+            cluster,
+            self.view,
+            kinds=["InferenceService"],
+            namespaces=["a"],
+            remove=remove,
+            mark_missing=lambda kind: False,
+        )
         self.resync = Resync(
             inventory, self.view, self.queue, leadership=unused, watches=watches, on_requeue=unused, clock=self.clock
         )

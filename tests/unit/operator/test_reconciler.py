@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from octavo_operator import optional_apis
 from octavo_operator.cluster.client import ApiError, Cluster
+from octavo_operator.cluster.inventory import Inventory
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.desired.engine import engine_revision
 from octavo_operator.metrics import Telemetry
-from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
+from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, GROUP_SET, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import RouterReport
 from octavo_operator.optional_apis import OptionalApis
 from octavo_operator.service import Settings, read_service
@@ -210,10 +211,48 @@ async def test_a_kind_whose_crd_comes_later_is_used(monkeypatch: pytest.MonkeyPa
     await apis.ask()
     assert (apis.settings.has_gateway_api, apis.settings.has_pod_monitors) == (False, True)
     found = list[str]()
-    asking = asyncio.create_task(apis.ask_until_complete(found.append))
     crds.served.add("HTTPRoute")
-    await asyncio.wait_for(asking, 10)
+    await _ask_until(apis, found, 1)
     assert (found, apis.settings.has_gateway_api) == (["HTTPRoute"], True)
+
+
+async def _ask_until(apis: OptionalApis, found: list[str], count: int) -> None:
+    """Let `apis` ask until so many kinds are found."""
+    asking = asyncio.create_task(apis.ask_until_cancelled(found.append))
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_kind_whose_crd_goes_is_not_used_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other services are reconciled meanwhile. The sets have gone with their CRD."""
+    monkeypatch.setattr(optional_apis, "ASK_EVERY_S", 0.0)
+    crds, view, removed, found = Crds(), View(), list[str](), list[str]()
+    crds.served = {"InferenceService", GROUP_SET}
+    cluster: Any = crds
+    apis = OptionalApis(cluster, replace(SETTINGS, has_group_sets=True), ())
+    await apis.ask()
+    inventory = Inventory(
+        cluster,
+        view,
+        kinds=["InferenceService", GROUP_SET],
+        namespaces=(),
+        remove=lambda raw: removed.append(raw["kind"]),
+        mark_missing=apis.mark_missing,
+    )
+    view.update(_deployment("old", 1) | {"kind": GROUP_SET})
+    crds.served.remove(GROUP_SET)
+    for _ in range(2):
+        assert await inventory.find_missing() == set()
+    assert (apis.settings.has_group_sets, removed) == (False, [GROUP_SET] * 2)
+    crds.served.add(GROUP_SET)
+    await _ask_until(apis, found, 1)
+    assert (found, apis.settings.has_group_sets) == ([GROUP_SET], True)
+    crds.served.clear()
+    with pytest.raises(ApiError, match="install the CRD again"):
+        await inventory.find_missing()
 
 
 async def test_an_object_that_a_webhook_changes_is_written_once() -> None:

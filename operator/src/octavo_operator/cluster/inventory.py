@@ -24,7 +24,8 @@ async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
 
 
 class Inventory:
-    """`namespaces`: watched namespaces, empty for all. `remove`: called with each object that only the view has."""
+    """`namespaces`: watched namespaces, empty for all. `remove`: called with each object that only the view has.
+    `mark_missing`: called with a kind that is not served any more; returns whether the operator can do without it."""
 
     def __init__(
         self,
@@ -34,7 +35,9 @@ class Inventory:
         kinds: Sequence[str],
         namespaces: Sequence[str],
         remove: Callable[[Mapping[str, Any]], None],
+        mark_missing: Callable[[str], bool],
     ) -> None:
+        self._mark_missing = mark_missing
         self._cluster = cluster
         self._view = view
         self._kinds = list(kinds)
@@ -48,7 +51,7 @@ class Inventory:
         """Return the uids of objects that exist in the cluster and are not in the view; remove the reverse."""
         before = list(self._view.objects())
         uids: set[str] = set()
-        for kind in self._kinds:
+        for kind in tuple(self._kinds):
             for namespace in self._namespaces or (None,):
                 uids |= await self._uids(kind, namespace)
         for raw in before:
@@ -62,5 +65,8 @@ class Inventory:
         except ApiError as error:
             if not error.is_gone:
                 raise
+            if self._mark_missing(kind):
+                self._kinds.remove(kind)
+                return set()
             what = f"the cluster does not serve {'.'.join(reversed(KINDS[kind]))} any more: install the CRD again"
             raise ApiError(error.status, "NotServed", what) from error
