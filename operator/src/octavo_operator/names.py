@@ -29,6 +29,8 @@ HTTP, ADMIN = "http", "admin"
 ENGINE, ROUTER = "engine", "router"
 #: Component of the pods of a replica that has several, except the first pod, which is the engine for all others.
 ENGINE_WORKER = "engine-worker"
+#: Component of the objects of all pods of replicas that have several.
+ENGINE_GROUP = "engine-group"
 #: Kinds of the object that has the replicas of one revision: pods, or groups of pods.
 DEPLOYMENT, GROUP_SET = "Deployment", "LeaderWorkerSet"
 

@@ -77,6 +77,13 @@ def text(found: Explanation) -> str:
     return "\n".join(lines_of(found))
 
 
+def test_a_ready_worker_serves_without_a_gate() -> None:
+    """No router sends requests to it, and none admits it."""
+    for component, state in (("engine-worker", "serves"), ("engine", "waits for the router")):
+        conditions = [{"type": "ContainersReady", "status": "True"}]
+        assert explain_service(service(), [pod("x", component, conditions=conditions)]).pods[0].state == state
+
+
 def test_a_serving_service_is_explained_as_ready() -> None:
     found = explain_service(service())
     assert found.is_ready

@@ -9,6 +9,7 @@ from octavo_operator.explain.cluster_reader import ClusterReader, Unexplained, a
 from octavo_testing.file_server import FileServer, Handler
 
 ROOT = "/api/v1/namespaces/team"
+PODS = f"{ROOT}/pods?labelSelector=serving.octavo.dev/service%3Dllm"
 POD = {
     "metadata": {"name": "llm-1", "uid": "u", "labels": {"app.kubernetes.io/component": "engine"}},
     "status": {
@@ -36,7 +37,7 @@ def server() -> ApiServer:
     server = ApiServer()
     server.files = {
         "/apis/serving.octavo.dev/v1alpha1/namespaces/team/inferenceservices/llm": json.dumps(SERVICE).encode(),
-        f"{ROOT}/pods?labelSelector=serving.octavo.dev/service%3Dllm": json.dumps({"items": [POD]}).encode(),
+        PODS: json.dumps({"items": [POD]}).encode(),
         "/apis/events.k8s.io/v1/namespaces/team/events": b'{"items": []}',
     }
     return server
@@ -66,6 +67,14 @@ def last_lines(kubeconfig: str) -> tuple[str, ...]:
 
 def log(container: str, *, previous: str) -> str:
     return f"{ROOT}/pods/llm-1/log?container={container}&previous={previous}&tailLines=5"
+
+
+def test_a_worker_has_the_container_of_an_engine(server: ApiServer, kubeconfig: str) -> None:
+    labels = {"app.kubernetes.io/component": "engine-worker"}
+    worker = POD | {"metadata": {"name": "llm-1", "uid": "u", "labels": labels}}
+    server.files[PODS] = json.dumps({"items": [worker]}).encode()
+    server.files[log("engine", previous="false")] = b"waiting for its leader\n"
+    assert last_lines(kubeconfig) == ("waiting for its leader",)
 
 
 def test_the_log_of_the_previous_container_is_preferred(server: ApiServer, kubeconfig: str) -> None:

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 from octavo_operator.cluster.view import View
+from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.engine import desired_engine, engine_revision, served_names
-from octavo_operator.names import ADMITTED_GATE, COMPONENT_LABEL, GROUP_SET, REVISION_LABEL, engine_selector
+from octavo_operator.names import (
+    ADMITTED_GATE,
+    COMPONENT_LABEL,
+    GROUP_SET,
+    REVISION_LABEL,
+    SERVICE_LABEL,
+    engine_selector,
+)
 from octavo_operator.observed import Observed
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
@@ -92,6 +100,39 @@ def test_a_pod_template_applies_to_all_pods() -> None:
     for role in ("leader", "worker"):
         spec = _template(role, made)["spec"]
         assert ([each["name"] for each in spec["containers"]], spec["hostname"]) == (["engine", "side"], "x")
+
+
+def _policies(**spec: Any) -> dict[str, dict[str, Any]]:
+    made = desired_children(_service(**spec), SETTINGS)
+    return {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "NetworkPolicy"}
+
+
+def test_only_the_pods_of_a_service_reach_each_other_on_all_ports() -> None:
+    pods = {
+        "matchLabels": {SERVICE_LABEL: "llm"},
+        "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": ["engine", "engine-worker"]}],
+    }
+    policy = _policies(**PODS)["llm-engine-group"]
+    assert policy == {
+        "podSelector": pods,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": pods}]}],
+    }
+    closed = _policies(**PODS, networkPolicy={"egressTo": []})["llm-engine-group"]
+    dns, peers = closed["egress"]
+    assert ({port["port"] for port in dns["ports"]}, peers) == ({53, 5353}, {"to": [{"podSelector": pods}]})
+    behind = _policies(**PODS, router={"ref": {"name": "other"}})
+    assert {*behind} == {"llm-engine-group"}
+    assert _policies(**PODS, networkPolicy={"enabled": False}) == {}
+    assert {*_policies()} == {"llm-engine", "llm-router"}
+
+
+def test_budgets_services_and_monitors_see_leaders_only() -> None:
+    made = desired_children(_service(**PODS), replace(SETTINGS, has_pod_monitors=True))
+    selected = [each["spec"]["selector"] for each in made if "selector" in each.get("spec", {})]
+    assert len(selected) > 4
+    worker = _template("worker", _made())["metadata"]["labels"]
+    assert [s for s in selected if s.get("matchLabels", s).items() <= worker.items()] == []
 
 
 @pytest.mark.parametrize(

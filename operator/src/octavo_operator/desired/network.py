@@ -7,12 +7,15 @@ from octavo_operator.desired.objects import Manifest, child, drop_none
 from octavo_operator.names import (
     COMPONENT_LABEL,
     ENGINE,
+    ENGINE_GROUP,
     ENGINE_PORT,
+    ENGINE_WORKER,
     HTTP,
     MANAGER,
     ROUTER,
     ROUTER_ADMIN_PORT,
     ROUTER_PORT,
+    SERVICE_LABEL,
     SERVICE_PORT,
     engines_behind_router,
     engines_service,
@@ -43,12 +46,15 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 
 
 def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Network objects of a service; one that shares another service's router only has the Service of its own name."""
-    manifests = [_public_service(service)]
+    """Network objects of a service; one that shares another service's router has a Service of its own name and, if its
+    replicas have several pods, a NetworkPolicy of these."""
+    manifests, has_policies = [_public_service(service)], service.spec.network_policy.enabled is not False
     if service.owns_router:
         manifests += [_headless_service(service), *_exposure(service, settings)]
-        if service.spec.network_policy.enabled is not False:
+        if has_policies:
             manifests += [_router_policy(service, settings), _engine_policy(service, settings)]
+    if service.num_nodes > 1 and has_policies:
+        manifests.append(_group_policy(service))
     return manifests
 
 
@@ -182,14 +188,23 @@ def _router_policy(service: InferenceService, settings: Settings) -> Manifest:
     ]
     engines = {"podSelector": {"matchLabels": engines_behind_router(service.name)}}
     own = [_to([engines], ENGINE_PORT), _to(ANY_PEER, *API_PORTS)]
-    return _policy(service, ROUTER, selector=router_selector(service.name), rules=rules, own=own)
+    return _policy(service, ROUTER, selector={"matchLabels": router_selector(service.name)}, rules=rules, own=own)
 
 
 def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
     """NetworkPolicy of engines: it admits only routers and Prometheus. Requests also need the router's secret."""
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
-    return _policy(service, ENGINE, selector=engines_behind_router(service.name), rules=rules, own=[])
+    selector = {"matchLabels": engines_behind_router(service.name)}
+    return _policy(service, ENGINE, selector=selector, rules=rules, own=[])
+
+
+def _group_policy(service: InferenceService) -> Manifest:
+    """NetworkPolicy of the pods of replicas: all ports are open between them, as ranks listen on random ones."""
+    parts = [{"key": COMPONENT_LABEL, "operator": "In", "values": [ENGINE, ENGINE_WORKER]}]
+    selector = {"matchLabels": {SERVICE_LABEL: service.name}, "matchExpressions": parts}
+    peers = [{"podSelector": selector}]
+    return _policy(service, ENGINE_GROUP, selector=selector, rules=[{"from": peers}], own=[{"to": peers}])
 
 
 def _scrapers(settings: Settings) -> list[Manifest]:
@@ -216,12 +231,11 @@ def _policy(
     service: InferenceService,
     component: str,
     *,
-    selector: dict[str, str],
+    selector: Manifest,
     rules: list[Manifest],
     own: list[Manifest],
 ) -> Manifest:
     """`rules`: of incoming connections. `own`: of outgoing ones that the pods need, besides DNS and the user's."""
-    assert selector[COMPONENT_LABEL] == component
     peers = service.spec.network_policy.egress_to
     dns = {"ports": [{"port": port, "protocol": name} for port in DNS_PORTS for name in ("UDP", "TCP")]}
     egress = None if peers is None else [dns, *own, *([{"to": list(peers)}] if peers else [])]
@@ -233,7 +247,7 @@ def _policy(
         component=component,
         spec=drop_none(
             {
-                "podSelector": {"matchLabels": selector},
+                "podSelector": selector,
                 "policyTypes": ["Ingress", *([] if egress is None else ["Egress"])],
                 "ingress": rules,
                 "egress": egress,

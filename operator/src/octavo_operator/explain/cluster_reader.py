@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 from octavo_operator.cluster.client import KINDS, ApiError, Raw, api_error, path_of
 from octavo_operator.cluster.pods import FETCH
 from octavo_operator.explain.explanation import Explanation, PodState, about_of, explain_service, pods_in_trouble
-from octavo_operator.names import COMPONENT_LABEL, ROUTER, SERVICE_LABEL
+from octavo_operator.names import COMPONENT_LABEL, ENGINE, ROUTER, SERVICE_LABEL
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 TIMEOUT_S = 10
@@ -147,7 +147,8 @@ class ClusterReader:
         """Add the last log lines of the pod's previous container or, if there is none, of the running container."""
         if not pods_in_trouble([pod]):
             return pod
-        container = FETCH if pod.state in ("FetchFailed", "fetches the model") else pod.component
+        main = ROUTER if pod.component == ROUTER else ENGINE
+        container = FETCH if pod.state in ("FetchFailed", "fetches the model") else main
         for previous in ("true", "false"):
             query = f"/log?container={container}&previous={previous}&tailLines={LOG_LINES}"
             try:

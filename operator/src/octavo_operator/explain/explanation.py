@@ -12,7 +12,7 @@ from typing import Any
 from octavo_operator.cluster.pod_events import last_seen, num_occurrences
 from octavo_operator.cluster.pods import is_serving_router, pod_of, router_trouble
 from octavo_operator.explain.meanings import MEANINGS, Meaning
-from octavo_operator.names import COMPONENT_LABEL, ROUTER
+from octavo_operator.names import COMPONENT_LABEL, ENGINE_WORKER, ROUTER
 from octavo_operator.plan.conditions import INFORMATION, NON_BLOCKING, REASONS, is_required
 
 Raw = Mapping[str, Any]
@@ -175,7 +175,8 @@ def pod_state(raw: Raw) -> PodState:
     else:
         pod = pod_of(raw)
         waiting = "waits for the router" if pod.is_ready else "fetches the model" if pod.is_fetching else "starts"
-        state = "serves" if pod.serves else pod.trouble or waiting
+        serves = pod.serves or (component == ENGINE_WORKER and pod.is_ready)
+        state = "serves" if serves else pod.trouble or waiting
         message, restarts = pod.message, pod.restarts
     if "deletionTimestamp" in raw["metadata"]:
         state = "ends"
