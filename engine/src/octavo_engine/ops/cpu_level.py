@@ -31,10 +31,11 @@ class Level:
 
 _VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni")
 _BF16_FLAGS = (*_VNNI_FLAGS, "-mavx512bf16")
+_AMX_FLAGS = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 _VNNI, _BF16 = (*_V4, "avx512_vnni"), (*_V4, "avx512_vnni", "avx512_bf16")
 #: The levels of all architectures, from the highest to the lowest.
 LEVELS = (
-    Level("amx", "x86_64", (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), (*_BF16, "amx_tile", "amx_bf16")),
+    Level("amx", "x86_64", (*_BF16_FLAGS, *_AMX_FLAGS), (*_BF16, "amx_tile", "amx_bf16", "amx_int8")),
     Level("avx512bf16", "x86_64", _BF16_FLAGS, _BF16),
     Level("avx512vnni", "x86_64", _VNNI_FLAGS, _VNNI),
     Level("avx512", "x86_64", ("-march=x86-64-v4",), _V4),

@@ -1,4 +1,4 @@
-// Reads the numbers of blocks, and expands blocks to bf16 for rows of a table of embeddings.
+// Reads the quants and the numbers of blocks, and expands blocks to bf16 for rows of a table of embeddings.
 //
 // Numerics. A value is scale * quant + minimum in fp32, rounded to bf16. All products are exact in fp32: an fp16 number has
 // 11 bits, a byte of a K type 6 (Q6_K: 7), a quant at most 5 (Q6_K: 6, Q8_0: 8). So the fp32 sum has one rounding, with and
@@ -12,18 +12,27 @@
 
 namespace {
 
-inline Vec float_vec(BitVec bits) {
-  Vec value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+// Products of two unsigned quants of 8 bits overflow the 16 bits of AVX2, so quants of 8 bits are signed there.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool kSigned8Bits = true;
+#else
+constexpr bool kSigned8Bits = false;
+#endif
 
-// Twice as many lanes, of 16 bits.
-typedef int16_t PairVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-inline BitVec load_words(const uint8_t* p) {
-  BitVec words;
-  std::memcpy(&words, p, sizeof words);
-  return words;
+// The quants of word j as bytes: `first` of inputs 4j to 4j + 3 and, of less than 8 bits, `second` of 16 inputs later.
+struct Quants { BitVec first, second; };
+
+template <Format f>
+Quants quants_at(const uint8_t* words, int j) {
+  auto load = [](const uint8_t* p) { return *reinterpret_cast<const BitVec*>(p); };
+  const BitVec word = load(words + j * 4 * kUnit);
+  if (low_bits(f) == 8) return {kSigned8Bits ? word ^ 0x80808080u : word, BitVec{}};
+  Quants q = {word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu};
+  if (high_bits(f) == 0) return q;
+  constexpr int kHigh = high_bits(f);
+  constexpr uint32_t kMask = kHigh == 2 ? 0x30303030u : 0x10101010u;
+  const BitVec high = load(words + (4 + kHigh * j / 4) * 4 * kUnit) >> (kHigh * j % 4);
+  return {q.first | (high << 4 & kMask), q.second | (high & kMask)};
 }
 
 template <typename Byte>
@@ -49,12 +58,10 @@ inline Vec load_fp16(const uint8_t* p) {
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #endif
   BitVec bits = __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec), size = bits & 0x7fffu;
-  Vec normal = float_vec((size << 13) + (112u << 23));
+  Vec normal = (Vec)((size << 13) + (112u << 23));
   Vec subnormal = __builtin_convertvector(IntVec(size), Vec) * 0x1p-24f;
   Vec value = size < 0x400u ? subnormal : normal;
-  BitVec result;
-  std::memcpy(&result, &value, sizeof result);
-  return float_vec(result | (bits & 0x8000u) << 16);
+  return (Vec)((BitVec)value | (bits & 0x8000u) << 16);
 }
 
 // The numbers of a step for kLanes outputs: the scales of both halves, which differ in Q6_K only, and the minimum.

@@ -16,14 +16,16 @@
 
 #include "buffer.h"
 #include "expand.h"
+#include "tiles.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
-// The rows and the vectors of outputs that are computed together, so that their sums stay in registers.
-constexpr int kMostRows = kLanes == 4 ? 2 : 6, kTogether = kLanes == 16 ? 2 : 1, kVectors = kPanel / kLanes;
+// The rows and the vectors of outputs whose products are summed together, in registers or, for a tile of rows, in tiles.
+constexpr int kMostRows = kLanes == 4 ? 2 : 6, kVectors = kPanel / kLanes;
+constexpr int kTogether = kLanes == 16 || kTileRows ? kVectors : 1;
 constexpr int kBytesAhead = 4608;       // are prefetched
 constexpr int64_t kBlockRows = 64 * 6;  // whose rounded inputs are in memory at a time
 
@@ -97,34 +99,39 @@ IntVec add_products(IntVec sum, BitVec quants, IntVec x) {
 #endif
 }
 
-// Products of two unsigned quants of 8 bits overflow the 16 bits of AVX2, so quants of 8 bits are signed there.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-constexpr bool kSigned8Bits = true;
-#else
-constexpr bool kSigned8Bits = false;
-#endif
-
-// The quants of word j as bytes: `first` of inputs 4j to 4j + 3 and, of less than 8 bits, `second` of 16 inputs later.
-struct Quants { BitVec first, second; };
-
+#ifdef OCTAVO_TILES
+// Adds the products of a step, of Q6_K of half of it, to block[row][32] for a tile of rows.
 template <Format f>
-Quants quants_at(const uint8_t* words, int j) {
-  const BitVec word = load_words(words + j * 4 * kUnit);
-  if (low_bits(f) == 8) return {kSigned8Bits ? word ^ 0x80808080u : word, BitVec{}};
-  Quants q = {word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu};
-  if (high_bits(f) == 0) return q;
-  constexpr int kHigh = high_bits(f);
-  constexpr uint32_t kMask = kHigh == 2 ? 0x30303030u : 0x10101010u;
-  const BitVec high = load_words(words + (4 + kHigh * j / 4) * 4 * kUnit) >> (kHigh * j % 4);
-  return {q.first | (high << 4 & kMask), q.second | (high & kMask)};
+void add_by_tiles(const uint8_t* from, int part, const RoundedStep* x, int64_t steps, int32_t* block) {
+  alignas(64) uint8_t bytes[2][8][4 * kUnit];  // of each unit
+  for (int output = 0; low_bits(f) != 8 && output < kPanel; output += kLanes)
+    for (int j = 0; j < 4; j++) {
+      const int unit = output / kUnit, at = output % kUnit * 4;
+      const Quants quants = quants_at<f>(from + unit * kUnit * quant_bytes(f) + at, j);
+      if (f != kQ6_K || part == 0) std::memcpy(&bytes[unit][j][at], &quants.first, sizeof(BitVec));
+      if (f != kQ6_K || part == 1) std::memcpy(&bytes[unit][j + 4][at], &quants.second, sizeof(BitVec));
+    }
+  tile_fence();
+  const uint8_t* units = low_bits(f) == 8 ? from : bytes[0][4 * part];
+  tile_load(4, x->values + 16 * part, steps * int64_t(sizeof(RoundedStep)));
+  tile_load(0, block, 4 * kPanel);
+  tile_load(6, units, 64);
+  tile_byte_product(0, 4, 6);
+  tile_load(1, block + kUnit, 4 * kPanel);
+  tile_load(7, units + 8 * 64, 64);
+  tile_byte_product(1, 4, 7);
+  tile_store(0, block, 4 * kPanel);
+  tile_store(1, block + kUnit, 4 * kPanel);
 }
+#endif
 
 // Sums the integer products of a step, of Q6_K of half of it, for kTogether vectors of outputs from `output` of a panel.
 // from: the step of the panel; x: the step of the first row, rows `steps` apart.
 template <Format f, int Rows>
 inline __attribute__((always_inline)) void sum_block(const uint8_t* from, int output, int part, const RoundedStep* x,
                                                      int64_t steps, IntVec (&block)[Rows][kTogether]) {
-  constexpr bool kIsWhole = f != kQ6_K, kIsCentred = has_minima(f) || (f == kQ8_0 && kSigned8Bits);
+  constexpr bool kIsWhole = f != kQ6_K, kIsTile = Rows == kTileRows;
+  constexpr bool kIsCentred = has_minima(f) || (f == kQ8_0 && kSigned8Bits && !kIsTile);
   constexpr int kWords = kStep * low_bits(f) / 32, kMiddle = kIsCentred ? 0 : 1 << (low_bits(f) + high_bits(f) - 1);
 #pragma GCC unroll 6
   for (int r = 0; r < Rows; r++) {
@@ -132,6 +139,9 @@ inline __attribute__((always_inline)) void sum_block(const uint8_t* from, int ou
 #pragma GCC unroll 2
     for (int u = 0; u < kTogether; u++) block[r][u] = IntVec{} - kMiddle * (kIsWhole ? sums[0] + sums[1] : sums[part]);
   }
+#ifdef OCTAVO_TILES
+  if (kIsTile) return add_by_tiles<f>(from, part, x, steps, reinterpret_cast<int32_t*>(block));
+#endif
 #pragma GCC unroll 8
   for (int j = 0; j < kWords; j++) {
     Quants quants[kTogether];
@@ -175,16 +185,17 @@ void multiply_rows(const uint8_t* weight, int64_t first, int64_t steps, const Ro
         numbers[u] = step_numbers<f>(from + kPanel * quant_bytes(f), (v + u) * kLanes, factor[v + u], least[v + u]);
 #pragma GCC unroll 2
       for (int part = 0; part < (f == kQ6_K ? 2 : 1); part++) {
-        IntVec block[Rows][kTogether];
+        alignas(64) IntVec block[Rows][kTogether];
         sum_block<f, Rows>(from, v * kLanes, part, x, steps, block);
-#pragma GCC unroll 12
-        for (int i = 0; i < Rows * kTogether; i++) {
-          const int r = i / kTogether, u = i % kTogether;
-          const RoundedStep& step = x[r * steps];
-          Vec& sum = sums[r][v + u];
-          sum = fused(__builtin_convertvector(block[r][u], Vec), numbers[u].scale[part] * step.scale, sum);
-          if (has_minima(f)) sum = fused(splat(step.total), numbers[u].minimum * step.scale, sum);
-        }
+#pragma GCC unroll 6
+        for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 2
+          for (int u = 0; u < kTogether; u++) {
+            const RoundedStep& step = x[r * steps];
+            Vec& sum = sums[r][v + u];
+            sum = fused(__builtin_convertvector(block[r][u], Vec), numbers[u].scale[part] * step.scale, sum);
+            if (has_minima(f)) sum = fused(splat(step.total), numbers[u].minimum * step.scale, sum);
+          }
       }
     }
   }
@@ -198,18 +209,24 @@ constexpr std::array<MultiplyRows, kMostRows> rows_table(std::integer_sequence<i
   return {multiply_rows<f, less + 1>...};
 }
 
-// Computes all rows of panels [first, last), some rows at a time over a panel that stays in the cache.
+// Computes all rows of panels [first, last), some rows at a time over a panel that stays in the cache. If there are more rows
+// than a tile has, whole tiles of rows are computed by tiles.
 template <Format f>
 void multiply_panels(const Linear& l, const Call& a, const RoundedStep* x, int64_t first, int64_t last) {
   constexpr auto kMultiply = rows_table<f>(std::make_integer_sequence<int, kMostRows>());
-  alignas(64) float sums[kMostRows * kPanel];
+  alignas(64) float sums[std::max(kMostRows, kTileRows) * kPanel];
   const int64_t steps = steps_of(l);
+  configure_tiles(kTileRows, kTileRows, f == kQ6_K ? kStep / 2 : kStep);
   for (int64_t p = first; p < last; p++)
-    for (int64_t r = 0; r < a.rows; r += kMostRows) {
-      const int rows = int(std::min<int64_t>(kMostRows, a.rows - r));
-      kMultiply[rows - 1](l.weight, p * steps, steps, x + r * steps, sums);
-      finish(l, a, p, r, rows, sums);
+    for (int64_t r = 0, rows; r < a.rows; r += rows) {
+      rows = std::min<int64_t>(kMostRows, a.rows - r);
+      MultiplyRows multiply = kMultiply[rows - 1];
+      if constexpr (kTileRows > 0)
+        if (a.rows > kTileRows && a.rows - r >= kTileRows) rows = kTileRows, multiply = multiply_rows<f, kTileRows>;
+      multiply(l.weight, p * steps, steps, x + r * steps, sums);
+      finish(l, a, p, r, int(rows), sums);
     }
+  tile_release();  // for torch, as in `linear_tiles.h`
 }
 
 constexpr void (*kMultiplyPanels[])(const Linear&, const Call&, const RoundedStep*, int64_t, int64_t) = {

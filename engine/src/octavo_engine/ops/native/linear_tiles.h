@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int kTileRows = 16, kTileElements = kTileRows * kStep, kChunkRows = 512, kGroup = 8, kSliceSteps = 20;
+constexpr int kTileElements = kTileRows * kStep, kChunkRows = 512, kGroup = 8, kSliceSteps = 20;
 constexpr int kStepsAhead = 4;
 constexpr int kSumBytes = kPanel * 4;  // of a row of a panel
 

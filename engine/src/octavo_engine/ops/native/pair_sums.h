@@ -48,11 +48,9 @@ struct PairSums {
   Vec sum[kUnit / kLanes] = {};
   void add(const void* unit, Factor pair) {
     for (int i = 0; i < kUnit / kLanes; i++) {
-      BitVec bits;
-      std::memcpy(&bits, static_cast<const float*>(unit) + kLanes * i, sizeof bits);
-      BitVec even = bits << 16, odd = bits & 0xffff0000u;
-      sum[i] += *reinterpret_cast<Vec*>(&odd) * pair.odd;
-      sum[i] += *reinterpret_cast<Vec*>(&even) * pair.even;
+      const BitVec bits = static_cast<const BitVec*>(unit)[i];
+      sum[i] += (Vec)(bits & 0xffff0000u) * pair.odd;
+      sum[i] += (Vec)(bits << 16) * pair.even;
     }
   }
   void save(float* out) const {

@@ -79,9 +79,7 @@ inline Vec weights(Vec s) {
   p = p * f + 0.693147f;
   p = p * f + 1.0f;
   IntVec exponent = (__builtin_convertvector(n + kWeightBits, IntVec) + 127) << 23;
-  Vec power;
-  std::memcpy(&power, &exponent, sizeof power);
-  Vec w = p * power;
+  Vec w = p * (Vec)exponent;
   return w < 8388608.0f ? (w + 8388608.0f) - 8388608.0f : w;  // floats from 2^23 on are integers
 }
 
@@ -96,13 +94,8 @@ inline float gumbel(uint32_t bits) { return float(-std::log(-std::log((bits + 0.
 // Never less than the Gumbel noise of these bits, and near it where the noise is large: -ln(1 - u), with log2
 // interpolated between powers of two.
 inline Vec gumbel_bound(BitVec bits) {
-  IntVec rest;
-  BitVec inverted = ~bits >> 8;
-  std::memcpy(&rest, &inverted, sizeof rest);
-  Vec v = __builtin_convertvector(rest, Vec);
-  IntVec as_integer;
-  std::memcpy(&as_integer, &v, sizeof v);
-  return (151.0f * 0.6931472f + 0.001f) - __builtin_convertvector(as_integer, Vec) * (0.6931472f / 8388608.0f);
+  Vec v = __builtin_convertvector((IntVec)(~bits >> 8), Vec);
+  return (151.0f * 0.6931472f + 0.001f) - __builtin_convertvector((IntVec)v, Vec) * (0.6931472f / 8388608.0f);
 }
 
 struct Parameters {

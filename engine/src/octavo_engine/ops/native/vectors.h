@@ -21,6 +21,7 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int16_t PairVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));  // twice as many lanes
 typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 typedef uint32_t BitVec __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
@@ -92,9 +93,7 @@ inline Vec exp_vec(Vec x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   IntVec exponent = (__builtin_convertvector(n, IntVec) + 127) << 23;
-  Vec power;
-  std::memcpy(&power, &exponent, sizeof power);
-  return x < -87.0f ? Vec{} : p * power;
+  return x < -87.0f ? Vec{} : p * (Vec)exponent;
 }
 
 // 2^x for x <= 0; relative error 2e-7; 0 below -126.
