@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 BLOCK = 16
 MOST_QUERIES = 12
 CONTEXTS = (1, 5, 16, 100, 127, 250, 255, 256, 300, 505, 588)
-SAME_VECTORS = ("amx", "avx512bf16", "emulated-avx2")  # as other levels
+SAME_VECTORS = ("amx", "avx512vnni", "emulated-avx2")  # as other levels
 LEVELS = {level.name: level for level in levels_to_test() if level.name not in SAME_VECTORS}
 
 

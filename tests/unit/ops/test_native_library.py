@@ -15,7 +15,7 @@ from octavo_engine.ops.native_attention import NativeBackend
 from octavo_engine.ops.native_library import load_library, native_library
 from octavo_engine.ops.reference import ReferenceBackend
 from octavo_testing.attention_cases import SeqShape, make_spec, run_history_and_step
-from octavo_testing.kernel_levels import levels_to_test, write_compiler
+from octavo_testing.kernel_levels import level_cases, write_compiler
 
 LEVEL = usable_levels()[0]
 SPECS = [LayerKVSpec(num_kv_heads=1, head_dim=16)]
@@ -106,7 +106,7 @@ def test_torch_serves_what_the_kernel_does_not_support(block_size: int, dtype: t
     assert "CXX" not in os.environ
 
 
-@pytest.mark.parametrize("level", levels_to_test(), ids=lambda level: level.name)
+@pytest.mark.parametrize("level", level_cases())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_attention_at_every_level_equals_the_reference(level: Level, dtype: torch.dtype) -> None:
     library = load_library("g++", level)

@@ -10,10 +10,10 @@ from octavo_engine.ops.cpu_level import LEVELS
 from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight, packed_panels
 from octavo_engine.ops.packed_linear import gated_linear, pack, packed_linear
-from octavo_testing.kernel_levels import emulated, levels_to_test
+from octavo_testing.kernel_levels import emulated, level_cases, levels_to_test
 from torch import Tensor
 
-TESTED = {level.name: level for level in levels_to_test()}
+HAS_AMX = levels_to_test()[0].name == "amx"
 # out, in
 SHAPES = [(64, 32), (97, 35), (1, 1), (16, 2), (33, 576), (130, 63), (192, 576), (32, 2880), (31, 33), (544, 1)]
 ROWS = (1, 2, 3, 7, 16, 17, 31, 33, 64, 256)
@@ -35,9 +35,9 @@ def threads(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@pytest.fixture(scope="module", params=TESTED, autouse=True)
+@pytest.fixture(scope="module", params=level_cases(), autouse=True)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return load_library("g++", TESTED[request.param])
+    return load_library("g++", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_without_the_library_no_weight_is_packed(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(gated_linear(x, pack(weight), ACTIVATIONS["gelu"]), want)
 
 
-@pytest.mark.skipif("amx" not in TESTED, reason="this CPU has no AMX")
+@pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX")
 def test_emulated_tiles_have_the_bits_of_real_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random(97, 1000, seed=0)
     weight[:, ::3] *= 2.0**-70

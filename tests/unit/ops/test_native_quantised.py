@@ -1,4 +1,7 @@
-"""Products of weights in GGUF's blocks have the bits of a reference in torch, at every level of this CPU."""
+"""Products of weights in GGUF's blocks have the bits of a reference in torch, at every level of this CPU.
+
+The fast tests have the best level and tiles in plain C++.
+"""
 
 import ctypes
 import functools
@@ -27,10 +30,9 @@ from octavo_engine.ops.native_quantised import (
     native_quantised,
 )
 from octavo_testing.block_products import reference
-from octavo_testing.kernel_levels import has_fused_products, levels_to_test
+from octavo_testing.kernel_levels import has_fused_products, level_cases
 from torch import Tensor
 
-TESTED = {level.name: level for level in levels_to_test()}
 CPU = torch.device("cpu")
 MOST_ROWS = 70
 # blocks of 32 and of 256: out, in
@@ -44,9 +46,10 @@ DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("block_product_dig
 NUMBERS = {"Q6_K": [208], **{name: [0, 2] for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")}}
 
 
-@pytest.fixture(scope="module", params=TESTED, autouse=True)
+@pytest.fixture(scope="module", params=level_cases(), autouse=True)
 def level(request: pytest.FixtureRequest) -> Level:
-    return TESTED[request.param]
+    assert isinstance(request.param, Level)
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +201,17 @@ def test_views_and_no_rows_are_supported(name: str) -> None:
         assert_equal_bits(multiply(x, blocks, torch.float32), multiply(x.contiguous(), blocks, torch.float32))
     assert multiply(wide[:6, :256].view(2, 3, 256), blocks, torch.bfloat16).shape == (2, 3, 33)
     assert multiply(wide[:0, :256], blocks, torch.float32).shape == (0, 33)
+
+
+def test_torch_multiplies_on_the_same_threads(name: str) -> None:
+    """oneDNN may use AMX with its own tile configuration, before and after ours."""
+    blocks, dense = native_quantised([loaded(random_blocks(name, 33, 256))]), inputs(64, 96)
+    wide, narrow = inputs(50, 256), inputs(50, 96)
+    torch.set_num_threads(2)
+    want = multiply(wide, blocks, torch.float32), torch.nn.functional.linear(narrow, dense)
+    for _ in range(3):
+        assert_equal_bits(multiply(wide, blocks, torch.float32), want[0])
+        assert torch.equal(torch.nn.functional.linear(narrow, dense), want[1])
 
 
 def test_inputs_that_are_no_whole_blocks_are_refused(name: str) -> None:

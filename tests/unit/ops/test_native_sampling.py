@@ -11,16 +11,13 @@ from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.sampling import DrawParams, ranks_natively, sample_natively
 from octavo_engine.sampling.draws import choose_tokens_reference
 from octavo_testing.draw_cases import FILTERS, NEVER, draw_params, near_ties, random_logits
-from octavo_testing.kernel_levels import levels_to_test
+from octavo_testing.kernel_levels import level_cases
 from torch import Tensor
 
-SAME_VECTORS = ("amx", "avx512bf16", "emulated-avx2")  # as other levels
-LEVELS = {level.name: level for level in levels_to_test() if level.name not in SAME_VECTORS}
 
-
-@pytest.fixture(scope="module", params=LEVELS, autouse=True)
+@pytest.fixture(scope="module", params=level_cases(by_vectors=True), autouse=True)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return load_library("g++", LEVELS[request.param])
+    return load_library("g++", request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -61,7 +61,7 @@ def native_library() -> ctypes.CDLL | None:
     reason = "set by OCTAVO_CPU_LEVEL" if is_set else "the highest available here"
     _LOGGER.info("the CPU level is %s: %s", levels[0].name, reason)
     ready = prebuilt_library(levels)
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "c++")), None)
     try:
         library = None if ready is None else _open_prebuilt(ready)
         if library is None and compiler is None:
