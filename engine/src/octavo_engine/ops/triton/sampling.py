@@ -1,9 +1,14 @@
 """A token for each row of logits in one launch, without a sort: docs/reference/sampling.md defines it.
 
-A program computes one row. The least logit that top-k or top-p keeps is found by bisection over the numbers of fp32,
-in their order, with one pass over the row for each bit. Weights are integers, so that their sums are exact in any
-order, and multiplications are not fused with additions: a row's token depends only on the row, and differs from a CPU's
-only where the last bit of a logarithm decides.
+A program computes one row, in two passes over it. The first keeps the largest logit of each of `_TILE` lanes; the
+`_SURE`-th largest of these is at most the row's `_SURE`-th largest logit. The second copies the logits from there on,
+few of them, and sums the weights of all. The least logit that top-k or top-p keeps is then found by bisection over the
+numbers of fp32, in their order, among the copies. A row whose copies may not have all kept tokens (a larger top-k, a
+nucleus of more tokens, or more copies than fit) is bisected with one pass over the row for each bit.
+
+Weights are integers, so that their sums are exact in any order, and multiplications are not fused with additions: a
+row's token depends only on the row, not on the number of passes, and differs from a CPU's only where the last bit of a
+logarithm decides.
 """
 
 from typing import no_type_check
@@ -15,6 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _TILE = 2048
+_SURE = 1024  # how many of the largest logits the copies have, at least
+_MOST = 2048  # the most copies
 _LEAST = tl.constexpr(-2139095041)  # minus infinity, of the integers in the order of fp32 numbers
 _NEVER = tl.constexpr(float("-inf"))
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: floats of this size are integers
@@ -29,8 +36,16 @@ def sample(logits: Float[Tensor, "rows vocab"], params: Int[Tensor, "rows 8"]) -
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    copies = torch.empty(rows, _MOST, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, _MOST, dtype=torch.int32, device=logits.device)
     sample_kernel[(rows,)](
-        *(tokens, logits, params, logits.stride(0)), VOCAB=vocab, TILE=_TILE, num_warps=8, enable_fp_fusion=False
+        *(tokens, logits, params, copies, ids, logits.stride(0)),
+        VOCAB=vocab,
+        TILE=_TILE,
+        SURE=min(_SURE, vocab),
+        MOST=_MOST,
+        num_warps=8,
+        enable_fp_fusion=False,
     )
     return tokens
 
@@ -125,6 +140,117 @@ def noise(bits):
 
 @triton.jit
 @no_type_check
+def best_token(row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
+    """Return the largest logit of each lane, of the row, its token, and whether the row has no finite maximum."""
+    best_each = tl.full([TILE], _NEVER, tl.float32)
+    first_each = tl.full([TILE], _LAST_ID, tl.int32)
+    unordered = tl.zeros([TILE], tl.int32)
+    for at in range(0, VOCAB, TILE):
+        ids, x = load_logits(row_ptr, at, VOCAB, TILE)
+        unordered |= (x != x).to(tl.int32)
+        first_each = tl.where(x > best_each, ids, first_each)
+        best_each = tl.where(x > best_each, x, best_each)
+    best = tl.max(best_each, 0)
+    token = tl.min(tl.where(best_each == best, first_each, _LAST_ID), 0)
+    return best_each, best, token, (tl.max(unordered, 0) > 0) | (best == float("inf")) | (best == _NEVER)
+
+
+@triton.jit
+@no_type_check
+def nth_largest(values, n, best):
+    """Return the n-th largest of the values, none of which is NaN: the largest number that at least n of them reach."""
+    low = tl.cast(_LEAST, tl.int64)
+    high = place_of(best)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        reached = tl.sum((values >= nth_number(middle)).to(tl.int32), 0) >= n
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    return nth_number(low)
+
+
+@triton.jit
+@no_type_check
+def copy_largest(
+    row_ptr,
+    copies_ptr,
+    ids_ptr,
+    bound,
+    least,
+    best,
+    inverse,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """Copy the logits from `bound` on, as many as fit; return their number, and the weight of the row."""
+    count = 0
+    total = tl.zeros([TILE], tl.int64)
+    for at in range(0, VOCAB, TILE):
+        ids, x = load_logits(row_ptr, at, VOCAB, TILE)
+        scaled = (x - best) * inverse
+        total += tl.where((x > _NEVER) & (scaled >= least), weights(scaled), 0)
+        chosen = ((x >= bound) & (x > _NEVER)).to(tl.int32)
+        if tl.max(chosen, 0) > 0:
+            place = count + tl.cumsum(chosen, 0) - chosen
+            fits = (chosen > 0) & (place < MOST)
+            tl.store(copies_ptr + place, x, mask=fits)
+            tl.store(ids_ptr + place, ids, mask=fits)
+            count += tl.sum(chosen, 0)
+    tl.debug_barrier()  # other threads read the copies
+    return count, tl.sum(total, 0)
+
+
+@triton.jit
+@no_type_check
+def draw_among(
+    copies_ptr,
+    ids_ptr,
+    count,
+    total,
+    bound,
+    top_k,
+    top_p,
+    least,
+    best,
+    inverse,
+    low_key,
+    high_key,
+    MOST: tl.constexpr,
+):
+    """Return the token that `draw` would return, from the copies alone, and whether they have all kept tokens.
+
+    `top_k`: 0 for none. `total`: the weight of the row, of which the copies have that above `bound`.
+    """
+    lanes = tl.arange(0, MOST)
+    x = tl.load(copies_ptr + lanes, mask=lanes < count, other=_NEVER)
+    ids = tl.load(ids_ptr + lanes, mask=lanes < count, other=_LAST_ID)
+    scaled = (x - best) * inverse
+    alive = (x > _NEVER) & (scaled >= least)
+    weight = tl.where(alive, weights(scaled), 0)
+    cut = bound
+    if top_k > 0:
+        cut = nth_largest(x, top_k, best)
+        total = tl.sum(tl.where(x >= cut, weight, 0), 0)
+    target = top_p * total.to(tl.float64)
+    above_bound = tl.sum(tl.where((x > bound) & (x >= cut), weight, 0), 0)
+    is_complete = (count <= MOST) & ((top_k > 0) | (above_bound.to(tl.float64) >= target))
+    if top_p < 1.0:
+        low = place_of(cut)
+        high = place_of(best)
+        while low < high:
+            middle = (low + high) >> 1
+            above = tl.sum(tl.where((x > nth_number(middle)) & (x >= cut), weight, 0), 0)
+            within = above.to(tl.float64) < target
+            high = tl.where(within, middle, high)
+            low = tl.where(within, low, middle + 1)
+        cut = nth_number(low)
+    sums = tl.where(alive & (x >= cut), scaled + noise(random_bits(ids, low_key, high_key)), _NEVER)
+    return tl.min(tl.where(sums == tl.max(sums, 0), ids, _LAST_ID), 0), is_complete
+
+
+@triton.jit
+@no_type_check
 def draw(row_ptr, cut, least, best, inverse, low, high, VOCAB: tl.constexpr, TILE: tl.constexpr):
     """Return the kept token with the largest sum of scaled logit and noise. Logarithms are only taken near it."""
     sums = tl.full([TILE], _NEVER, tl.float32)
@@ -178,36 +304,40 @@ def sample_kernel(
     tokens_ptr,  # [rows] int64
     logits_ptr,  # [rows, VOCAB] fp32; rows of `stride`
     params_ptr,  # [rows, 8] int32: of `DrawParams.packed`
+    copies_ptr,  # [rows, MOST] fp32: the largest logits of a row
+    ids_ptr,  # [rows, MOST] int32: their tokens
     stride,
     VOCAB: tl.constexpr,
     TILE: tl.constexpr,
+    SURE: tl.constexpr,
+    MOST: tl.constexpr,
 ):
     row = tl.cast(tl.program_id(0), tl.int64)
     row_ptr = logits_ptr + row * stride
-    best_each = tl.full([TILE], _NEVER, tl.float32)
-    first_each = tl.full([TILE], _LAST_ID, tl.int32)
-    unordered = tl.zeros([TILE], tl.int32)
-    for at in range(0, VOCAB, TILE):
-        ids, x = load_logits(row_ptr, at, VOCAB, TILE)
-        unordered |= (x != x).to(tl.int32)
-        first_each = tl.where(x > best_each, ids, first_each)
-        best_each = tl.where(x > best_each, x, best_each)
-    best = tl.max(best_each, 0)
-    token = tl.min(tl.where(best_each == best, first_each, _LAST_ID), 0)
-    is_broken = (tl.max(unordered, 0) > 0) | (best == float("inf")) | (best == _NEVER)
-
+    best_each, best, token, is_broken = best_token(row_ptr, VOCAB, TILE)
     row_params = params_ptr + row * 8
     inverse = tl.load(row_params + 4).to(tl.float32, bitcast=True)
     if (inverse > 0) & (is_broken == 0):
         least = tl.load(row_params + 5).to(tl.float32, bitcast=True)
         top_k = tl.load(row_params + 6)
+        top_k = tl.where(top_k < VOCAB, top_k, 0)
         top_p = tl.load((row_params + 2).to(tl.pointer_type(tl.float64)))
-        cut = tl.cast(_NEVER, tl.float32)
-        if (top_k > 0) & (top_k < VOCAB):
-            cut = top_k_cut(row_ptr, top_k, best, VOCAB, TILE)
-        if top_p < 1.0:
-            cut = top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB, TILE)
         low = tl.load(row_params).to(tl.uint32, bitcast=True)
         high = tl.load(row_params + 1).to(tl.uint32, bitcast=True)
-        token = draw(row_ptr, cut, least, best, inverse, low, high, VOCAB, TILE)
+        is_drawn = 0
+        if ((top_k > 0) | (top_p < 1.0)) & (top_k <= SURE):
+            bound = nth_largest(best_each, SURE, best)
+            copies, ids = copies_ptr + row * MOST, ids_ptr + row * MOST
+            count, total = copy_largest(row_ptr, copies, ids, bound, least, best, inverse, VOCAB, TILE, MOST)
+            token, is_complete = draw_among(
+                *(copies, ids, count, total, bound, top_k, top_p, least, best, inverse, low, high, MOST)
+            )
+            is_drawn = is_complete.to(tl.int32)
+        if is_drawn == 0:
+            cut = tl.cast(_NEVER, tl.float32)
+            if top_k > 0:
+                cut = top_k_cut(row_ptr, top_k, best, VOCAB, TILE)
+            if top_p < 1.0:
+                cut = top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB, TILE)
+            token = draw(row_ptr, cut, least, best, inverse, low, high, VOCAB, TILE)
     tl.store(tokens_ptr + row, tl.where(is_broken, -1, token).to(tl.int64))
