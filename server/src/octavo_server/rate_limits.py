@@ -144,10 +144,12 @@ class RateLimits:
 
     def record_report(self, replica: str, epoch: int, loads: "Mapping[str, TenantLoad]") -> None:
         """Record that `loads`, which may change later, holds the replica's present work."""
+        now = self._clock()
         before = self._reports.get(replica)
         if before is not None and before.epoch != epoch:
             self._departed.append(before)
-        self._reports[replica] = _Report(epoch, loads, self._clock())
+        self._reports[replica] = _Report(epoch, loads, now)
+        self._forget_reports(now)
 
     def admit(self, tenant: str, limits: TenantLimits, tokens: int) -> OwnRequest:
         """Admit a request. Raises RateLimited beyond a limit; the request then counts for nothing."""

@@ -136,6 +136,16 @@ def test_tenants_without_limits_and_replicas_without_requests_take_no_memory():
     assert len(limits._sent["bob"]) <= WINDOW_S + 2
 
 
+def test_replicas_that_left_take_no_memory_where_no_tenant_has_limits():
+    clock = Clock()
+    limits = RateLimits(clock)
+    for number in range(1000):
+        clock.now_s += 1
+        for name in (f"pod-{number}", "restarting"):
+            limits.record_report(name, number, {})
+    assert max(len(limits._reports), len(limits._departed)) <= WINDOW_S + 2
+
+
 def test_idle_tenants_take_no_memory():
     """A gateway may name any number of tenants."""
     clock = Clock()
