@@ -22,8 +22,8 @@ class Bench:
         self.images = ProcessedImages(self.workers, max_bytes)
         self.num_done = 0
 
-    def acquire(self, request_id: str, *names: str) -> "list[Future[object]]":
-        return self.images.acquire(request_id, [image(name) for name in names])
+    def acquire(self, request_id: str, *names: str, tenant: str = "") -> "list[Future[object]]":
+        return self.images.acquire(request_id, [image(name) for name in names], tenant)
 
     def finish(self, num_bytes: int = 10) -> None:
         """End the oldest image in progress."""
@@ -99,6 +99,22 @@ def test_nothing_is_kept_without_a_cache() -> None:
     assert bench.has("a")
     bench.images.release("one")
     assert not bench.has("a")
+
+
+def test_tenants_take_turns() -> None:
+    bench = Bench(size=1)
+    for number in range(100):
+        bench.acquire(f"mallory-{number}", f"m{number}", tenant="mallory")
+    for number in range(3):
+        bench.acquire(f"alice-{number}", f"a{number}", tenant="alice")
+    bench.acquire("", "n")
+    bench.images.release("alice-1")
+    for _ in range(5):
+        bench.finish()
+    assert bench.names() == ["m0", "m1", "a0", "n", "m2", "a2"]
+    for number in range(100):
+        bench.images.release(f"mallory-{number}")
+    assert bench.images._waiting == {}
 
 
 def test_requests_wait_for_room_in_order() -> None:

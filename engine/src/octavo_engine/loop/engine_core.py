@@ -291,7 +291,7 @@ class EngineCore:
         for request, first in self._scheduler.unprepared:
             assert self._executor.images is not None, "requests with images are refused"
             needed = {i: image for i, image in enumerate(request.images, start=1) if image.end > first}
-            futures = self._executor.images.acquire(request.request_id, [*needed.values()])
+            futures = self._executor.images.acquire(request.request_id, [*needed.values()], request.tenant)
             self._pending.start(request.request_id, [image_work(f, i) for i, f in zip(needed, futures, strict=True)])
 
     def _release_images(self, request_ids: Iterable[str]) -> None:

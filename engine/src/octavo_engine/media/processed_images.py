@@ -2,8 +2,8 @@
 
 A request holds its images from when it begins until they are encoded. Images that no request holds are the cache: the
 least recently used ones are dropped to keep the limit. While those that are held reach the limit, further requests wait
-for room; a request that has begun gets all of its images, also those that it needs later because their blocks were
-evicted, so none waits for one that waits for it.
+for room, and tenants take turns; a request that has begun gets all of its images, also those that it needs later
+because their blocks were evicted, so none waits for one that waits for it.
 """
 
 import threading
@@ -53,12 +53,13 @@ class ProcessedImages:
         self._workers, self._max_bytes, self._room_bytes = workers, max_bytes, max_bytes or UNCACHED_BYTES
         self._lock = threading.RLock()  # results come on threads of the workers
         self._images: OrderedDict[bytes, _Image] = OrderedDict()  # the least recently used first
-        self._waiting: OrderedDict[str, list[tuple[ImageInput, Future[object]]]] = OrderedDict()
+        #: By tenant, the one whose turn is next first, and by request, in order.
+        self._waiting: dict[str, dict[str, list[tuple[ImageInput, Future[object]]]]] = {}
         self._held: dict[str, list[_Image]] = {}  # by request
         self._queue: deque[_Image] = deque()  # of requests that have begun
         self._num_running = self._num_bytes = self._held_bytes = 0
 
-    def acquire(self, request_id: str, images: Sequence[ImageInput]) -> "list[Future[object]]":
+    def acquire(self, request_id: str, images: Sequence[ImageInput], tenant: str = "") -> "list[Future[object]]":
         """Process images. Each future is done when `arrays` has the image, which it keeps until `release`."""
         futures = [Future[object]() for _ in images]
         with self._lock:
@@ -66,14 +67,17 @@ class ProcessedImages:
                 for image, future in zip(images, futures, strict=True):
                     self._hold(request_id, image, future)
             else:
-                self._waiting.setdefault(request_id, []).extend(zip(images, futures, strict=True))
+                requests = self._waiting.setdefault(tenant, {})
+                requests.setdefault(request_id, []).extend(zip(images, futures, strict=True))
             self._advance()
         return futures
 
     def release(self, request_id: str) -> None:
         """Hold the images of a request no longer, nor process them. It may hold none."""
         with self._lock:
-            self._waiting.pop(request_id, None)
+            for tenant, requests in [*self._waiting.items()]:
+                if requests.pop(request_id, None) is not None and not requests:
+                    del self._waiting[tenant]
             for image in self._held.pop(request_id, ()):
                 if request_id in image.holders:
                     image.holders.remove(request_id)
@@ -105,10 +109,13 @@ class ProcessedImages:
             if self._queue and is_free:
                 self._process(self._queue.popleft())
             elif self._waiting and not self._queue and self._held_bytes < self._room_bytes:
-                request_id, images = next(iter(self._waiting.items()))
+                tenant, requests = next(iter(self._waiting.items()))
+                request_id, images = next(iter(requests.items()))
                 if not is_free and not all(image.digest in self._images for image, _ in images):
                     return
-                del self._waiting[request_id]
+                del requests[request_id], self._waiting[tenant]
+                if requests:
+                    self._waiting[tenant] = requests
                 for image, future in images:
                     self._hold(request_id, image, future)
             else:
