@@ -61,15 +61,15 @@ def test_arrays_equal_those_of_the_processor_in_this_process(worker: MediaWorker
 
 @pytest.mark.parametrize("family", ["internvl", "mistral3"])
 def test_a_worker_calls_the_processor_as_the_model_does(family: str, tmp_path: Path) -> None:
-    """The processors of these families call their image processors with settings that config.json decides."""
+    """The processors of these families call their image processors with settings that the model's config decides."""
     files = VISION[family]
     model = model_files(write_vision_files(tmp_path, files), files)
     data = encoded(quarter(RED, size=(100, 41)), "PNG")
     processor = load_processor(model)
     assert processor is not None
     expected = processor.process(data)["pixel_values"]
-    (tmp_path / "config.json").write_text(json.dumps(model.config))
-    worker = MediaWorker(WorkerStart(str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")  # whose keys are overridden
+    worker = MediaWorker(WorkerStart(str(tmp_path), model.config))
     try:
         worker.start()
         assert np.array_equal(worker.process(encode(Image(data)))["pixel_values"], expected)

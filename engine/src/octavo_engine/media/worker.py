@@ -47,9 +47,11 @@ _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 class WorkerStart(msgspec.Struct):
-    """`folder`: has the settings of the image processor, some of which `kwargs` replace. `max_pixels`: of an image."""
+    """`folder`: has the settings of the image processor, some of which `kwargs` replace. `config`: the model's, with
+    its overrides. `max_pixels`: of an image."""
 
     folder: str
+    config: dict[str, Any] = {}
     kwargs: dict[str, Any] = {}
     max_pixels: int = MAX_PIXELS
     memory_bytes: int = 2 << 30
@@ -234,11 +236,8 @@ def main(connection: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (start.memory_bytes, start.memory_bytes))
     sys.modules["torch"] = None  # type: ignore[assignment]
     from octavo_engine.media.processor import load_processor
-    from octavo_engine.sources.json_file import read_optional_json
 
-    root = Path(start.folder)
-    config = read_optional_json(root / "config.json")
-    files = ModelFiles(name=start.folder, root=root, load_format="", config=config)
+    files = ModelFiles(name=start.folder, root=Path(start.folder), load_format="", config=start.config)
     try:
         processor = load_processor(files, start.kwargs, start.max_pixels)
     except StartupError as error:

@@ -190,7 +190,7 @@ def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: 
     """
     if model.config.vision is None or not has_extra() or not read_processor_settings(files).image:
         return None
-    start = WorkerStart(str(files.root), config.mm_processor_kwargs, config.max_image_pixels)
+    start = WorkerStart(str(files.root), files.config, config.mm_processor_kwargs, config.max_image_pixels)
     workers = MediaWorkers(start, num_media_workers(config))
     processed = ProcessedImages(workers, int(config.mm_processor_cache_gb * (1 << 30)))
     return ImageEncoder(processed, model.config.vision.image_token_id, device)
