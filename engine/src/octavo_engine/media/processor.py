@@ -31,7 +31,7 @@ class ImageProcessor:
         except Exception as error:
             message = f"{files.root}: transformers cannot make its image processor: {first_line(error)}"
             raise StartupError(f"{message}: correct preprocessor_config.json.") from error
-        self._settings = settings
+        self._max_pixels = settings.max_pixels
         self._options = processor_options(str(files.config.get("model_type")), files.config)
         has_scale, has_norm = bool(self._processor.do_rescale), bool(self._processor.do_normalize)
         self.rescale_factor = float(self._processor.rescale_factor) if has_scale else 1.0
@@ -46,7 +46,7 @@ class ImageProcessor:
         that replace the processor's, or nothing.
         """
         arrays = self._processor.preprocess(
-            decode(data, where, self._settings.max_pixels),
+            decode(data, where, self._max_pixels),
             do_rescale=False,
             do_normalize=False,
             input_data_format="channels_last",  # an image of 3 x n pixels is ambiguous otherwise
@@ -71,9 +71,6 @@ class ImageProcessor:
             size = {edge: getattr(self._processor.size, edge) for edge in _PIXELS.values()}
             kwargs["size"] = size | limits
         return kwargs
-
-    def digest(self, data: bytes) -> bytes:
-        return self._settings.digest(data)
 
 
 def load_processor(
