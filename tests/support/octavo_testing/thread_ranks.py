@@ -62,6 +62,7 @@ class ThreadRanks:
                 folder="",
                 parent_pid=0,
                 log_format="text",
+                address="127.0.0.1",
             )
             executor, ready = load.load(part.config, part=part, store=self._stores[rank])
             self._ready.put(ready.weights_bytes)

@@ -72,6 +72,7 @@ def rank_start(folder: str) -> messages.RankStart:
         folder=folder,
         parent_pid=os.getpid(),
         log_format="json",
+        address="127.0.0.1",
     )
 
 

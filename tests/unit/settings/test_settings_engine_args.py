@@ -68,7 +68,7 @@ def test_an_unknown_name_gets_its_near_matches():
         ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),
-        ("nnodes", 2, 1),
+        ("data_parallel_size", 2, 1),
     ],
 )
 def test_an_unimplemented_feature_is_refused_but_its_default_passes(name, value, accepted):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from octavo_engine.settings.config import steps_ahead
+from octavo_engine.settings.config import ranks_per_host, steps_ahead
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError
 
@@ -36,3 +36,28 @@ def test_a_number_of_ranks_out_of_range_is_refused(name: str, size: int) -> None
 def test_a_timeout_out_of_range_is_refused(seconds: int) -> None:
     with pytest.raises(StartupError, match=f"distributed_timeout_seconds must be between 1 and 86400, got {seconds}"):
         resolve_config(distributed_timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"nnodes": 3, "tensor_parallel_size": 4}, "nnodes=3 does not divide the number of ranks, 4"),
+        ({"nnodes": 2, "tensor_parallel_size": 1}, "nnodes=2 does not divide the number of ranks, 1"),
+        ({"nnodes": 2, "node_rank": 2, "headless": True}, "node_rank=2 must be below nnodes=2"),
+        ({"node_rank": 1, "headless": True, "tensor_parallel_size": 1}, "node_rank=1 must be below nnodes=1"),
+        ({"nnodes": 2, "headless": True}, "headless is for hosts other than the first"),
+        ({"nnodes": 2, "node_rank": 1}, "node_rank=1 needs headless"),
+        ({"nnodes": 0}, "nnodes must be between 1 and 1024, got 0"),
+        ({"master_port": 0}, "master_port must be between 1 and 65535, got 0"),
+        ({"node_rank": -1}, "node_rank must be between 0 and 1023, got -1"),
+    ],
+    ids=str,
+)
+def test_hosts_that_do_not_fit_the_ranks_are_refused(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(StartupError, match=problem):
+        resolve_config(**{"tensor_parallel_size": 2} | arguments)
+
+
+def test_hosts_divide_the_ranks() -> None:
+    config = resolve_config(tensor_parallel_size=2, pipeline_parallel_size=3, nnodes=2, node_rank=1, headless=True)
+    assert ranks_per_host(config) == 3

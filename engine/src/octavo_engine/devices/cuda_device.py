@@ -31,7 +31,7 @@ from octavo_engine.devices.memory import (
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs
+from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, ranks_per_host
 from octavo_engine.settings.records import MAX_LOGITS, ModelConfig
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError, first_line
@@ -230,7 +230,7 @@ class CudaDevice:
         )
 
     def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
-        num_ranks = config.tensor_parallel_size
+        num_ranks = ranks_per_host(config)
         num_gpus = torch.cuda.device_count()
         if num_gpus < num_ranks:
             raise StartupError(

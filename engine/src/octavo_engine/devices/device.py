@@ -38,7 +38,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.settings.config import EngineConfig, describe_ranks, num_ranks
+from octavo_engine.settings.config import EngineConfig, describe_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -122,7 +122,7 @@ class CpuDevice:
         self.group_gpu: torch.device | None = None
 
     def prepare(self, config: EngineConfig) -> None:
-        affinity, size = os.sched_getaffinity(0), num_ranks(config)
+        affinity, size = os.sched_getaffinity(0), ranks_per_host(config)
         plan = plan_threads(
             config.num_threads,
             env=os.environ,
@@ -147,7 +147,7 @@ class CpuDevice:
         return cpu_backend(specs, block_size, dtype)
 
     def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
-        if num_threads < num_ranks(config):
+        if num_threads < ranks_per_host(config):
             raise StartupError(
                 f"{describe_ranks(config)} needs a CPU thread for each rank, but there are {num_threads} "
                 f"(--num-threads; by default, one per CPU core): use at most {num_threads} ranks."

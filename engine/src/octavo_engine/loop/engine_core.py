@@ -73,6 +73,7 @@ class EngineCore:
         self._released: set[MemoryTag] = set()
         self._lost: EngineDead | None = None  # set on another thread
         self._wake: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[EngineDead], None] = lambda error: None
         executor.on_lost(self._lose)
         self._step_s = 0.0
         self._batched_tokens = 0
@@ -136,6 +137,12 @@ class EngineCore:
     def on_more_work(self, call: Callable[[], None]) -> None:
         """Set a function that is called, on any thread, when an idle core may have work again."""
         self._pending.on_done = self._adapters.on_done = self._wake = call
+
+    def on_lost(self, call: Callable[[EngineDead], None]) -> None:
+        """Set a function that is called, on any thread, when a rank is lost; the next step raises its argument."""
+        self._on_lost = call
+        if self._lost is not None:
+            call(self._lost)
 
     def sleep_s(self) -> float | None:
         """Return after how many seconds an idle core must run `step` for a deadline; None if there is no deadline."""
@@ -216,6 +223,7 @@ class EngineCore:
     def _lose(self, error: EngineDead) -> None:
         self._lost = error
         self._wake()
+        self._on_lost(error)
 
     def _advance(self, now: float) -> list[SeqOutput]:
         """Submit a plan unless enough are in flight; then commit the oldest one, unless another may be submitted."""

@@ -9,9 +9,9 @@ import logging
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -22,31 +22,39 @@ from octavo_engine.loop.engine_core import EngineCore, freeze_gc
 from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
-from octavo_engine.process.pipes import from_core_address, read_message, remove_folder, to_core_address
+from octavo_engine.process.pipes import Waker, from_core_address, read_message, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 
 logger = logging.getLogger(__name__)
 
 IGNORED_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # the process exits with its parent
+STUCK_S = 2.0  # time in which a loop that is not stuck ends after a rank is lost
 LINGER_MS = 2000  # time to deliver the error message of a core that could not start
 
 
-class Waker:
-    """A pipe that the core's loop polls beside its inbox, so that another thread can wake the loop."""
+def end_if_stuck(address: str) -> Callable[[EngineDead], None]:
+    """Return a function that ends the process soon after a rank is lost, with the cause, if the loop has not done so.
 
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write_fd, False)
+    The loop may wait in gloo for a host that does not answer, and nothing ends that wait before its timeout. The socket
+    is connected now, as its folder does not last.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    outbox = context.socket(zmq.PUSH)
+    outbox.connect(address)
 
-    def wake(self) -> None:
-        """Wake the loop, from any thread. A full pipe wakes the loop as well."""
-        with suppress(BlockingIOError):
-            os.write(self._write_fd, b"!")
+    def end(error: EngineDead) -> None:
+        logger.error("the engine core ends: %s", error)
+        outbox.send(messages.encode(messages.Failed(str(error))))
+        outbox.close(linger=LINGER_MS)
+        context.term()
+        os._exit(1)
 
-    def clear(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self.fd, 4096)
+    def end_soon(error: EngineDead) -> None:
+        timer = threading.Timer(STUCK_S, end, [error])
+        timer.daemon = True
+        timer.start()
+
+    return end_soon
 
 
 def serve(core: EngineCore, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> None:
@@ -108,6 +116,7 @@ def answer(core: EngineCore, call: messages.Call) -> messages.Answered | message
 
 
 def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]") -> int:
+    on_lost = end_if_stuck(from_core_address(start.folder)) if start.config.nnodes > 1 else None
     outbox.send(messages.encode(messages.Hello()))
     try:
         began_s, load = time.perf_counter(), find_loader(start.loader)
@@ -118,6 +127,8 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
         outbox.send(messages.encode(messages.Failed(str(error), code)))
         return 1
     freeze_gc()
+    if on_lost is not None:
+        core.on_lost(on_lost)
     outbox.send(messages.encode(messages.Ready(replace(ready, startup_s={"import": import_s} | ready.startup_s))))
     try:
         serve(core, inbox, outbox)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.process.rank_messages import AddAdapter, Release, RemoveAdapter, Restore, RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
+from octavo_engine.process.remote_hosts import RemoteHosts
 from octavo_engine.runner.adapters import PreparedAdapter
 from octavo_engine.runner.executor import Executor, LocalExecutor, ReadAdapter
 from octavo_engine.runner.load import load
@@ -27,8 +28,11 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     """Load the model on all its ranks. Raises StartupError."""
     if num_ranks(config) == 1:
         return load(config)
-    ranks = RankProcesses(num_ranks(config), config.distributed_timeout_seconds)
+    hosts = None if config.nnodes == 1 else RemoteHosts(config)
+    ranks = RankProcesses(num_ranks(config), config.distributed_timeout_seconds, hosts)
     try:
+        if hosts is not None:
+            hosts.wait()
         local, ready = load(config, other_ranks=ranks)
     except GroupBroken as error:
         cause = ranks.find_cause(error)

@@ -7,12 +7,35 @@ remains, however the processes end afterwards. If one process ends before, the o
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 
 _LENGTH_BYTES = 4
 MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
+
+
+class Waker:
+    """A pipe that a loop polls beside its sockets, so that another thread can wake the loop."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_fd, False)
+
+    def wake(self) -> None:
+        """Wake the loop, from any thread. A full pipe wakes the loop as well."""
+        with suppress(BlockingIOError):
+            os.write(self._write_fd, b"!")
+
+    def clear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._write_fd)
 
 
 def read_message(fd: int) -> bytes | None:

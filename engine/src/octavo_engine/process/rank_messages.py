@@ -4,6 +4,9 @@ The rank reads `RankStart` from its standard input, then messages from an ipc so
 order: plans, and calls between them; `Leave` is the last one. It reports on its standard output: `Hello` once it can
 load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report. `Entry` goes both ways
 while ranks connect: before the `Hello` of a slow rank, and after the `RankReady` of a fast one.
+
+Ranks on another host get and send the same messages, in `Pass` and `Reported`, over the connection of their host. A
+host says `HostHello`, then it gets `HostRefused`, or `StartRank` for each of its ranks, and `Goodbye` at the end.
 """
 
 from pathlib import Path
@@ -23,7 +26,7 @@ from octavo_engine.wire.sleep import MemoryTag
 
 class RankStart(msgspec.Struct, kw_only=True):
     """A `RankPart` with its settings. `config`, `memory`, `num_layers`: of `RankPlans`. `folder`: has the
-    socket of the rank."""
+    socket of the rank. `address`: on which its host takes the connections of other ranks."""
 
     rank: int
     config: EngineConfig
@@ -35,6 +38,7 @@ class RankStart(msgspec.Struct, kw_only=True):
     folder: str
     parent_pid: int
     log_format: LogFormat
+    address: str
 
 
 class Entry(msgspec.Struct, tag=True):
@@ -101,9 +105,65 @@ def _decode_path(kind: type, value: Any) -> Any:
     return kind(value)
 
 
+class HostHello(msgspec.Struct, tag=True):
+    """`address`: of the route to the first host."""
+
+    node_rank: int
+    address: str
+
+
+class HostRefused(msgspec.Struct, tag=True):
+    """The host cannot join, and ends. `reason`: one line."""
+
+    reason: str
+
+
+class StartRank(msgspec.Struct, tag=True):
+    """Start a rank. The host replaces what is its own: files, folder, parent and log format."""
+
+    start: RankStart
+
+
+class Pass(msgspec.Struct, tag=True):
+    """Send a message, already encoded, to a rank."""
+
+    rank: int
+    message: bytes
+
+
+class Kill(msgspec.Struct, tag=True):
+    """Kill a rank that is late."""
+
+    rank: int
+
+
+class Goodbye(msgspec.Struct, tag=True):
+    """The engine has ended. `reason`: None if it was stopped."""
+
+    reason: str | None
+
+
+class Reported(msgspec.Struct, tag=True):
+    """A report of a rank; None: its process has ended."""
+
+    rank: int
+    report: FromRank | None
+
+
+class HostFailed(msgspec.Struct, tag=True):
+    """The host cannot start its ranks, and ends. `message`: one line."""
+
+    message: str
+
+
+ToHost = HostRefused | StartRank | Pass | Kill | Goodbye
+FromHost = HostHello | Reported | HostFailed
+
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+decode_to_host = msgspec.msgpack.Decoder(ToHost, dec_hook=_decode_path).decode
+decode_from_host = msgspec.msgpack.Decoder(FromHost).decode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=_decode_path).decode
 
 

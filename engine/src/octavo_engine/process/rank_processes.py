@@ -22,8 +22,10 @@ import zmq
 
 from octavo_engine.log_format import current_format
 from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.control_connection import SECRET_VARIABLE
 from octavo_engine.process.messages import Failed, Hello
 from octavo_engine.process.pipes import framed, make_folder, read_message, remove_folder
+from octavo_engine.process.remote_hosts import RemoteHosts, RemoteRank
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -56,12 +58,14 @@ def without_text(files: "ModelFiles") -> "ModelFiles":
 
 
 class RankProcesses:
-    """All ranks except rank 0. `timeout_s`: of their collective operations. Call `stop` in every state."""
+    """All ranks except rank 0. `timeout_s`: of their collective operations. `hosts`: those other than this one, if any.
+    Call `stop` in every state.
+    """
 
-    def __init__(self, size: int, timeout_s: int) -> None:
-        self._size, self._timeout_s = size, timeout_s
+    def __init__(self, size: int, timeout_s: int, hosts: RemoteHosts | None = None) -> None:
+        self._size, self._timeout_s, self._hosts = size, timeout_s, hosts
         self._limit = f"{timeout_s} s (--distributed-timeout-seconds)"
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[RankProcess | RemoteRank] = []
         self._running: set[int] = set()
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._entries: queue.SimpleQueue[messages.Entry | None] = queue.SimpleQueue()  # None: a rank has failed
@@ -83,7 +87,10 @@ class RankProcesses:
     ) -> "tuple[Group, Stages]":
         """Start the processes; return rank 0's connections. Raises StartupError if one of them cannot start."""
         from octavo_engine.ops.message_store import MessageStore  # it needs torch, which this module does not
+        from octavo_engine.ops.rank_group import LOOPBACK
         from octavo_engine.ops.stages import open_ranks
+
+        address = LOOPBACK if self._hosts is None else self._hosts.address
 
         for rank in range(1, self._size):
             start = messages.RankStart(
@@ -97,28 +104,34 @@ class RankProcesses:
                 folder=self._folder,
                 parent_pid=os.getpid(),
                 log_format=current_format(),
+                address=address,
             )
-            outbox = self._context.socket(zmq.PUSH)
             self._running.add(rank)
-            started = self._launcher.submit(RankProcess, start, outbox, self._take)
-            self._ranks.append(started.result())
+            self._ranks.append(self._start_rank(start))
         self._has_started_all.set()
         self._wait_for_all(Hello)
         timeout = timedelta(seconds=self._timeout_s)
         try:
             store = MessageStore(self._send_entry, self._receive_entry, _MEETING_TIMEOUT)
             per_stage, num_layers = plans.config.tensor_parallel_size, plans.num_layers
-            self._group, self._stages = open_ranks(store, 0, per_stage, num_layers, timeout, _MEETING_TIMEOUT, gpu=gpu)
+            self._group, self._stages = open_ranks(
+                store, 0, per_stage, num_layers, timeout, _MEETING_TIMEOUT, address=address, gpu=gpu
+            )
         except GroupBroken as error:
             self.check()
             raise StartupError(str(error)) from error
         return self._group, self._stages
 
+    def _start_rank(self, start: messages.RankStart) -> "RankProcess | RemoteRank":
+        if self._hosts is not None and self._hosts.has_rank(start.rank):
+            return self._hosts.start_rank(start, self._take)
+        return self._launcher.submit(RankProcess, start, self._context.socket(zmq.PUSH), self._take).result()
+
     def check(self) -> None:
         """Raise StartupError if a rank has failed or ended."""
         if self._failed is not None:
             rank, failed = self._failed
-            raise StartupError(f"rank {rank}: {failed.message}", code=failed.code)
+            raise StartupError(f"{self._name(rank)}: {failed.message}", code=failed.code)
 
     def wait_ready(self) -> int:
         """Wait until the ranks have loaded their parts; return the bytes of their weights. Raises StartupError."""
@@ -134,7 +147,7 @@ class RankProcesses:
         """Set a function that is called, on another thread, when a rank has failed or ended that was not stopped."""
         self._on_lost = call
         if self._failed is not None:
-            call(_describe(*self._failed))
+            call(self._describe(*self._failed))
 
     def send(self, message: messages.ToRank) -> None:
         """Send a message to all ranks, which handle messages in order."""
@@ -151,7 +164,11 @@ class RankProcesses:
             answers = self._wait_for_all(messages.Answer, self._timeout_s if has_limit else None)
         except StartupError as error:
             raise EngineDead(str(error)) from error
-        return [StartupError(f"rank {rank}: {each.error}") for rank, each in answers.items() if each.error is not None]
+        return [
+            StartupError(f"{self._name(rank)}: {each.error}")
+            for rank, each in answers.items()
+            if each.error is not None
+        ]
 
     def find_cause(self, error: GroupBroken) -> EngineDead:
         """Return the cause of a failed collective operation, within a second: the rank that has failed, or is late.
@@ -169,7 +186,7 @@ class RankProcesses:
             while self._running and self._failed is None:
                 self._next_report(timeout_s=max(0.0, ends_s - time.monotonic()))
         if self._failed is not None:
-            return _describe(*self._failed)
+            return self._describe(*self._failed)
         if not self._running:
             text = f"{error} The other ranks had no error: rank 0 may have stood still for over {self._limit}."
             return EngineDead(text)
@@ -189,6 +206,8 @@ class RankProcesses:
         for each in self._ranks:
             each.stop()
         self._ranks = []
+        if self._hosts is not None:
+            self._hosts.stop(None if self._failed is None else str(self._describe(*self._failed)))
         self._launcher.shutdown()
         os.sched_setaffinity(0, self._affinity)  # for the next engine of a script
         self._context.destroy(linger=0)
@@ -207,7 +226,7 @@ class RankProcesses:
                 raise StartupError(self._describe_late(self._running - reports.keys())) from None
             self.check()
             if not isinstance(report, kind):
-                raise StartupError(f"rank {rank}: it has lost another rank.")
+                raise StartupError(f"{self._name(rank)}: it has lost another rank.")
             reports[rank] = report
         return reports
 
@@ -251,20 +270,25 @@ class RankProcesses:
         if not self._is_stopping and self._failed is None:
             self._failed = rank, failed
             self._entries.put(None)
-            self._on_lost(_describe(rank, failed))
+            self._on_lost(self._describe(rank, failed))
             self._abort()
 
     def _describe_late(self, ranks: Set[int]) -> str:
-        listed = ", ".join(map(str, sorted(ranks)))
-        return f"rank{'s' if len(ranks) > 1 else ''} {listed} did not answer within {self._limit}."
+        return f"{', '.join(map(self._name, sorted(ranks)))} did not answer within {self._limit}."
+
+    def _describe(self, rank: int, failed: Failed) -> EngineDead:
+        return EngineDead(f"{self._name(rank)} failed: {failed.message}")
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}" if self._hosts is None else self._hosts.name_rank(rank)
 
     def _abort(self) -> None:
         if self._group is not None:
             self._group.abort()
 
 
-def _describe(rank: int, failed: Failed) -> EngineDead:
-    return EngineDead(f"rank {rank} failed: {failed.message}")
+def _environment_of_ranks() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
 
 
 class RankProcess:
@@ -287,7 +311,9 @@ class RankProcess:
         outbox.reconnect_ivl = _RECONNECT_MS  # the rank binds the address
         outbox.connect(messages.inbox_address(start.folder, start.rank))
         command = (sys.executable, "-P", "-m", "octavo_engine.process.rank")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment_of_ranks()
+        )
         self._write(framed(messages.encode(start)))
         self._thread = threading.Thread(target=self._watch, name=f"rank-{start.rank}", daemon=True)
         self._thread.start()

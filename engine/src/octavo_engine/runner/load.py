@@ -30,7 +30,7 @@ from octavo_engine.runner.model_loading import (
     load_vocabulary,
     make_runner,
 )
-from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs
+from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, ranks_per_host
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.download_dir import fetched_revision
 from octavo_engine.sources.model_files import ModelFiles
@@ -65,7 +65,7 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`."""
+    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`. `address`: of its host."""
 
     rank: int
     files: ModelFiles
@@ -73,6 +73,7 @@ class RankPart(Protocol):
     num_blocks: int
     num_host_blocks: int
     num_layers: tuple[int, ...]
+    address: str
 
 
 def load(
@@ -88,9 +89,8 @@ def load(
     `part`, `store`: if this is not rank 0; `config` is then that of `RankPlans`. `other_ranks`: if this is rank 0.
     `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
-    device, began_s = open_device(config.device, 0 if part is None else part.rank), time.perf_counter()
+    device, began_s = open_device(config.device, _place(config, part)), time.perf_counter()
     with as_failed_start(device):
-        # Device
         config = divide_threads(config, device) if part is None else config
         device.prepare(config)
         group, stages = (Group(), Stages()) if part is None else _join(config, device, part, store)
@@ -138,9 +138,14 @@ def load(
     return LocalExecutor(runner, compiler, memory, adapters, model.images), ready
 
 
+def _place(config: EngineConfig, part: RankPart | None) -> int:
+    """Return the place of a rank among those of its host."""
+    return 0 if part is None else part.rank % ranks_per_host(config)
+
+
 def _join(config: EngineConfig, device: Device, part: RankPart, store: MessageStore | None) -> tuple[Group, Stages]:
     timeout, per_stage = timedelta(seconds=config.distributed_timeout_seconds), config.tensor_parallel_size
-    return open_ranks(store, part.rank, per_stage, part.num_layers, timeout, gpu=device.group_gpu)
+    return open_ranks(store, part.rank, per_stage, part.num_layers, timeout, address=part.address, gpu=device.group_gpu)
 
 
 def _plan(

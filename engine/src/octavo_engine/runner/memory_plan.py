@@ -37,7 +37,7 @@ from octavo_engine.runner.kv_cache_size import (
 from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.stage_split import divide_layers
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks
+from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -267,8 +267,8 @@ def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
 
     Raises StartupError without room for all ranks.
     """
-    size = num_ranks(config)
-    if size == 1:
+    size = ranks_per_host(config)
+    if num_ranks(config) == 1:
         return config
     limits, affinity = read_limits(), os.sched_getaffinity(0)
     parts = size if device.name == "cpu" else 1  # the variable binds no threads of a GPU's ranks
@@ -291,7 +291,7 @@ def plan_ranks(
     Raises StartupError if one of them does not fit into its part of the memory.
     """
     size, per_stage = num_ranks(config), config.tensor_parallel_size
-    memory = device.memory(size)
+    memory = device.memory(ranks_per_host(config))
     config = with_max_num_seqs(config, memory)
     if size == 1:
         plan = plan_memory(config, device, model_config, stored, draft, memory=memory)

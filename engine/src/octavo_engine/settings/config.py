@@ -143,6 +143,15 @@ class EngineConfig(Declared):
         ge=1,
         le=1024,
     )
+    nnodes: int = setting(
+        1, "Number of hosts that divide the ranks among them, in order.", flags=("-n",), ge=1, le=1024
+    )
+    node_rank: int = setting(0, "Number of this host; the first one has 0.", flags=("-r",), ge=0, le=1023)
+    master_addr: str = setting("127.0.0.1", "Address of the first host, on which it listens for the others.")
+    master_port: int = setting(29501, "Port on which the first host listens for the others.", ge=1, le=65535)
+    headless: bool = setting(
+        False, "Ranks without an HTTP server, on all hosts but the first; see $OCTAVO_GROUP_SECRET."
+    )
     distributed_timeout_seconds: int = setting(
         60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
     )
@@ -315,6 +324,10 @@ class EngineConfig(Declared):
 def num_ranks(config: EngineConfig) -> int:
     """Return the number of processes that compute the model."""
     return config.tensor_parallel_size * config.pipeline_parallel_size
+
+
+def ranks_per_host(config: EngineConfig) -> int:
+    return num_ranks(config) // config.nnodes
 
 
 def describe_ranks(config: EngineConfig) -> str:

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.config import EngineConfig, num_ranks
 from octavo_engine.settings.declare import all_settings
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
 from octavo_engine.settings.pooling import runner_setting
@@ -38,6 +38,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
     config = EngineConfig(**chosen | _json_settings(arguments) | runner_setting(arguments))
     _check_lora(config)
     _check_async_scheduling(config)
+    _check_hosts(config)
     return config
 
 
@@ -59,6 +60,23 @@ def _check_async_scheduling(config: EngineConfig) -> None:
             raise StartupError(f"{name}={size} is not supported with async_scheduling yet: leave one of them out.")
     if config.speculative_config is not None and config.async_scheduling:  # the next step's drafts follow its tokens
         raise StartupError("async_scheduling does not work with speculative_config: leave one of them out.")
+
+
+def _check_hosts(config: EngineConfig) -> None:
+    size, nnodes, node_rank = num_ranks(config), config.nnodes, config.node_rank
+    if size % nnodes:
+        problem = f"nnodes={nnodes} does not divide the number of ranks, {size}: use a multiple of {nnodes}."
+    elif node_rank >= nnodes:
+        problem = (
+            f"node_rank={node_rank} must be below nnodes={nnodes}: the first host has 0, the last one {nnodes - 1}."
+        )
+    elif config.headless and node_rank == 0:
+        problem = "headless is for hosts other than the first, which serves the API: leave it out, or set node_rank."
+    elif node_rank > 0 and not config.headless:
+        problem = f"node_rank={node_rank} needs headless: only the first host serves; add --headless to octavo serve."
+    else:
+        return
+    raise StartupError(problem)
 
 
 def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:

@@ -16,7 +16,10 @@ from octavo_engine.wire.errors import StartupError
 LOGGING_LEVEL = "VLLM_LOGGING_LEVEL"
 #: Variables that the engine reads.
 ENGINE_VARIABLES = frozenset(
-    {"VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_USE_MODELSCOPE", LOGGING_LEVEL}
+    {
+        *("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_HOST_IP", "VLLM_PP_LAYER_PARTITION"),
+        *("VLLM_USE_MODELSCOPE", LOGGING_LEVEL),
+    }
 )
 #: Kubernetes' variables for a Service whose name begins with "vllm".
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
@@ -160,7 +163,7 @@ _TUNING = (
     *("allowed_local_media_path", "allowed_media_domains", "media_io_kwargs", "mm_encoder_attn_backend"),
     *("mm_encoder_tp_mode", "mm_processor_cache_type", "mm_shm_cache_max_object_size_mb"),
     *("video_pruning_rate", "collect_detailed_traces", "additional_config"),
-    *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port", "master_addr", "master_port"),
+    *("data_parallel_address", "data_parallel_backend", "data_parallel_rpc_port"),
     "cpu_distributed_timeout_seconds",
 )
 _TUNING_SWITCHES = (
@@ -223,8 +226,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "data_parallel_start_rank": _values(0, flags=("-dpr",), **_ONE_DEVICE),
     "decode_context_parallel_size": _values(1, flags=("-dcp",), **_ONE_DEVICE),
     "prefill_context_parallel_size": _values(1, flags=("-pcp",), **_ONE_DEVICE),
-    "nnodes": _values(1, flags=("-n",), **_ONE_DEVICE),
-    "node_rank": _values(0, flags=("-r",), **_ONE_DEVICE),
     "distributed_executor_backend": _values("uni", "mp", **_ONE_DEVICE),
     "data_parallel_address": replace(SETTING, flags=("-dpa",)),
     "data_parallel_rpc_port": replace(SETTING, flags=("-dpp",)),

@@ -67,6 +67,11 @@ def serve(args: argparse.Namespace) -> int:
         from octavo_server.cli.dry_run import dry_run
 
         return dry_run(engine_config, args)
+    if engine_config.headless:
+        from octavo_engine.process.headless import run_headless
+
+        run_headless(engine_config)
+        return 0
     server_config = server_config_of(args, engine_config)
     check_keys(server_config)
     check_adapter_file(server_config, engine_config)

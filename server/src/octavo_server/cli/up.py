@@ -73,13 +73,15 @@ def _options_from_flags(
 ) -> tuple[UpOptions, StartupSummary]:
     engine = engine_config_of(args)
     config = server_config_of(args, engine)
-    check(args, config)
+    check(args, config, engine)
     summary = StartupSummary((config.model_name,), config.needs_key, runner=engine.runner)
     return _options(args, ports, _replicas(args, engine, ports), needs_key=config.needs_key), summary
 
 
-def check(args: argparse.Namespace, config: ServerConfig) -> None:
+def check(args: argparse.Namespace, config: ServerConfig, engine: EngineConfig) -> None:
     """Raises StartupError for arguments that `octavo up` sets itself, or that several engines can't share."""
+    if engine.nnodes > 1:
+        raise StartupError("octavo up runs engines on one machine: leave out --nnodes, or start octavo serve per host.")
     if config.has_router_secret:
         raise StartupError(
             "octavo up generates the router's secret itself: leave out --router-secret and $OCTAVO_ROUTER_SECRET."

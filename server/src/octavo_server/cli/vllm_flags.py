@@ -42,7 +42,6 @@ SERVER_ARGUMENTS: dict[str, VllmArgument] = {
     "fingerprint_mode": VllmArgument(fulfilled=("full",), missing="system_fingerprint has one form."),
     "fingerprint_value": VllmArgument(missing="system_fingerprint has one form."),
     "tokens_only": replace(_OFF, missing="all endpoints are served."),
-    "headless": replace(_OFF, missing="each engine has its own HTTP server.", remedy="see octavo up --replicas N."),
     "grpc": replace(_OFF, missing="the API is HTTP."),
 }
 

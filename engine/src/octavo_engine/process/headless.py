@@ -1,0 +1,136 @@
+"""`octavo serve --headless`: a host of a model other than the first one, without an HTTP server and an engine core.
+
+It starts its ranks as the first host says, passes messages and reports on, and ends when the first host has ended, or a
+connection is lost.
+"""
+
+import logging
+import os
+import queue
+import threading
+from contextlib import suppress
+
+import zmq
+
+from octavo_engine.log_format import current_format
+from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.control_connection import (
+    LOST_S,
+    SECRET_VARIABLE,
+    ControlConnection,
+    describe_address,
+    read_secret,
+)
+from octavo_engine.process.pipes import make_folder, remove_folder
+from octavo_engine.process.rank_processes import RankProcess, without_text
+from octavo_engine.process.remote_hosts import own_address
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.wire.errors import StartupError
+
+_LOGGER = logging.getLogger(__name__)
+_REMINDER_S = 10.0
+
+#: A message of the first host; the files of the model, or the error of finding them; or the reason of the end.
+Event = messages.ToHost | ModelFiles | StartupError
+
+
+def run_headless(config: EngineConfig) -> None:
+    """Run the ranks of this host until the first host stops the engine. Raises StartupError for any other end."""
+    host = HeadlessHost(config)
+    try:
+        host.run()
+    finally:
+        host.stop()
+
+
+class HeadlessHost:
+    def __init__(self, config: EngineConfig) -> None:
+        secret, self._config = read_secret(os.environ), config
+        self._first = f"the first host ({describe_address(config.master_addr, config.master_port)})"
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._is_connected = False
+        self._folder = make_folder()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._ranks: dict[int, RankProcess] = {}
+        self._connection = ControlConnection(secret, config.master_addr, config.master_port, self, listens=False)
+
+    def run(self) -> None:
+        """Handle events. Messages about ranks wait until the files of the model are found."""
+        waiting: list[messages.ToHost] = []
+        files: ModelFiles | None = None
+        while True:
+            match self._next_event():
+                case messages.Goodbye(None):
+                    _LOGGER.info("%s has stopped the engine", self._first)
+                    return
+                case messages.Goodbye(reason) | messages.HostRefused(reason):
+                    raise StartupError(f"{self._first}: {reason}")
+                case StartupError() as error:
+                    raise error
+                case ModelFiles() as files:
+                    for message in waiting:
+                        self._handle(message, files)
+                case message if files is not None:
+                    self._handle(message, files)
+                case message:
+                    if not waiting:
+                        threading.Thread(target=self._find_files, name="find-files", daemon=True).start()
+                    waiting.append(message)
+
+    def stop(self) -> None:
+        for each in self._ranks.values():
+            each.request_stop()
+        for each in self._ranks.values():
+            each.stop()
+        self._connection.close()
+        self._context.destroy(linger=0)
+        remove_folder(self._folder)
+
+    def connected(self) -> None:
+        self._is_connected = True
+        hello = messages.HostHello(
+            self._config.node_rank, own_address(self._config.master_addr, self._config.master_port)
+        )
+        _LOGGER.info("connected to %s from %s, and waiting for further hosts", self._first, hello.address)
+        self._connection.send(messages.encode(hello))
+
+    def received(self, peer: bytes, message: bytes) -> None:
+        self._events.put(messages.decode_to_host(message))
+
+    def lost(self, peer: bytes) -> None:
+        self._events.put(StartupError(f"{self._first} has ended, or gave no sign of life for {LOST_S} s."))
+
+    def refused(self) -> None:
+        self._events.put(
+            StartupError(f"{self._first} has another secret: give ${SECRET_VARIABLE} the same value on all hosts.")
+        )
+
+    def _next_event(self) -> Event:
+        while True:
+            with suppress(queue.Empty):
+                return self._events.get(timeout=_REMINDER_S)
+            if not self._is_connected:
+                _LOGGER.info("waiting for %s", self._first)
+
+    def _find_files(self) -> None:
+        try:
+            self._events.put(resolve_files(self._config))
+        except StartupError as error:
+            self._connection.send(messages.encode(messages.HostFailed(str(error))))
+            self._events.put(error)
+
+    def _handle(self, message: messages.ToHost, files: ModelFiles) -> None:
+        match message:
+            case messages.StartRank(start):
+                start.files, start.folder, start.parent_pid = without_text(files), self._folder, os.getpid()
+                start.log_format = current_format()
+                self._ranks[start.rank] = RankProcess(start, self._context.socket(zmq.PUSH), self._report)
+            case messages.Pass(rank, data):
+                self._ranks[rank].send(data)
+            case messages.Kill(rank):
+                self._ranks[rank].kill()
+
+    def _report(self, rank: int, report: messages.FromRank | None) -> None:
+        self._connection.send(messages.encode(messages.Reported(rank, report)))

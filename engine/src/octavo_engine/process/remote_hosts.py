@@ -1,0 +1,182 @@
+"""`RemoteHosts`: the other hosts of a model, as the first one holds them, and `RemoteRank`: a rank on one of them.
+
+The first host listens, and waits for the others in any order. Once all have joined, the end of one ends the engine.
+"""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.control_connection import LOST_S, ControlConnection, describe_address, read_secret
+from octavo_engine.process.messages import Failed
+from octavo_engine.settings.config import EngineConfig, ranks_per_host
+from octavo_engine.wire.errors import StartupError
+
+_LOGGER = logging.getLogger(__name__)
+#: Time between two log lines about hosts that have not joined yet.
+_REMINDER_S = 10.0
+OnReport = Callable[[int, messages.FromRank | None], None]
+
+
+def _first_address(config: EngineConfig) -> str:
+    """Return the address to listen on. Raises StartupError."""
+    problem = ""
+    try:
+        address = str(socket.getaddrinfo(config.master_addr, config.master_port, type=socket.SOCK_STREAM)[0][4][0])
+        if not ip_address(address).is_unspecified:
+            return address
+    except OSError as error:
+        problem = f"{error.strerror}: "
+    raise StartupError(
+        f"--master-addr {config.master_addr}: {problem}it must be one address of this host, the first one, to which "
+        "the others connect."
+    )
+
+
+def own_address(master_addr: str, port: int) -> str:
+    """Return the address of this host on its route to the first host, or `$VLLM_HOST_IP`. Raises OSError."""
+    if address := os.environ.get("VLLM_HOST_IP"):
+        return address
+    family, kind, protocol, _, target = socket.getaddrinfo(master_addr, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(target)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+class RemoteHosts:
+    """All hosts except the first. `config`: with two hosts or more. Call `stop` in every state."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Listen for the other hosts. Raises StartupError."""
+        self._config, self._num_ranks = config, ranks_per_host(config)
+        self._lock = threading.Condition()
+        self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
+        self._has_started = self._is_stopping = self._has_warned = False
+        self._ranks: dict[int, RemoteRank] = {}
+        secret, address = read_secret(os.environ), _first_address(config)
+        self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
+        self.address = own_address(address, config.master_port)
+
+    def wait(self) -> None:
+        """Wait until all hosts have joined."""
+        with self._lock:
+            while missing := sorted(set(range(1, self._config.nnodes)) - self._hellos.keys()):
+                names = ", ".join(f"host {node_rank}" for node_rank in missing)
+                _LOGGER.info("waiting for %s of %d to connect to %s", names, self._config.nnodes, self._own_name())
+                self._lock.wait(_REMINDER_S)
+            self._has_started = True
+
+    def has_rank(self, rank: int) -> bool:
+        return rank >= self._num_ranks
+
+    def name_rank(self, rank: int) -> str:
+        """Name a rank of any host in messages for the user."""
+        if not self.has_rank(rank):
+            return f"rank {rank}"
+        return f"rank {rank} on {_describe(self._hellos[rank // self._num_ranks][1])}"
+
+    def start_rank(self, start: messages.RankStart, on_report: OnReport) -> "RemoteRank":
+        """Start a rank on its host."""
+        peer, hello = self._hellos[start.rank // self._num_ranks]
+        start.address = hello.address
+        rank = RemoteRank(start.rank, lambda data: self._connection.send(data, peer), on_report)
+        self._ranks[start.rank] = rank
+        self._connection.send(messages.encode(messages.StartRank(start)), peer)
+        return rank
+
+    def stop(self, reason: str | None) -> None:
+        """End the hosts. `reason`: the error that ends the engine. A second call does nothing."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        for peer, _ in list(self._hellos.values()):
+            self._connection.send(messages.encode(messages.Goodbye(reason)), peer)
+        self._connection.close()
+
+    def connected(self) -> None:
+        """Do nothing: other hosts connect to this one."""
+
+    def received(self, peer: bytes, message: bytes) -> None:
+        match messages.decode_from_host(message):
+            case messages.HostHello() as hello:
+                self._join(peer, hello)
+            case messages.Reported(rank, report):
+                self._ranks[rank].take(report)
+            case messages.HostFailed(text):
+                self._fail(peer, text)
+
+    def lost(self, peer: bytes) -> None:
+        self._fail(peer, f"the host has ended, or gave no sign of life for {LOST_S} s.")
+
+    def refused(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            name = self._own_name()
+            _LOGGER.warning("a process has connected to %s without the secret of this group of hosts", name)
+
+    def _own_name(self) -> str:
+        return describe_address(self._config.master_addr, self._config.master_port)
+
+    def _join(self, peer: bytes, hello: messages.HostHello) -> None:
+        reason = self._find_problem(hello)
+        if reason is not None:
+            _LOGGER.warning("%s cannot join: %s", _describe(hello), reason)
+            self._connection.send(messages.encode(messages.HostRefused(reason)), peer)
+            return
+        with self._lock:
+            self._hellos[hello.node_rank] = peer, hello
+            self._lock.notify()
+        _LOGGER.info("%s has joined", _describe(hello))
+
+    def _find_problem(self, hello: messages.HostHello) -> str | None:
+        if not 1 <= hello.node_rank < self._config.nnodes:
+            return f"--node-rank {hello.node_rank} must be at least 1 and below --nnodes {self._config.nnodes}."
+        if hello.node_rank in self._hellos:
+            taken = _describe(self._hellos[hello.node_rank][1])
+            return f"--node-rank {hello.node_rank} is taken by {taken}: give each host a number of its own."
+        return None
+
+    def _fail(self, peer: bytes, message: str) -> None:
+        """Report the end of a host as that of its ranks; a host that leaves before all have joined may come again."""
+        node_rank = next((node_rank for node_rank, (known, _) in self._hellos.items() if known == peer), None)
+        if node_rank is None or self._is_stopping:
+            return
+        with self._lock:
+            if not self._has_started:
+                _LOGGER.warning("%s has left: %s", _describe(self._hellos.pop(node_rank)[1]), message)
+                return
+        for rank in range(node_rank * self._num_ranks, (node_rank + 1) * self._num_ranks):
+            self._ranks[rank].take(Failed(message))
+            self._ranks[rank].take(None)
+
+
+class RemoteRank:
+    """A rank on another host, as rank 0 holds it. It has the functions of `RankProcess`."""
+
+    def __init__(self, rank: int, send: Callable[[bytes], None], on_report: OnReport) -> None:
+        self.rank, self._send, self._on_report, self._has_ended = rank, send, on_report, False
+
+    def take(self, report: messages.FromRank | None) -> None:
+        if not self._has_ended:
+            self._has_ended = report is None
+            self._on_report(self.rank, report)
+
+    def send(self, message: bytes) -> None:
+        self._send(messages.encode(messages.Pass(self.rank, message)))
+
+    def kill(self) -> None:
+        self._send(messages.encode(messages.Kill(self.rank)))
+
+    def request_stop(self) -> None:
+        """Do nothing: the host ends its ranks once it gets `Goodbye`."""
+
+    def stop(self) -> None:
+        """Do nothing, as `request_stop`."""
+
+
+def _describe(hello: messages.HostHello) -> str:
+    return f"host {hello.node_rank} ({hello.address})"
