@@ -53,8 +53,8 @@ def test_each_rank_gets_its_part_of_a_binding() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("0-3", "needs 3 lists of CPUs, separated by |, but there are 1: write one for each rank"),
-        ("0|1", "needs 3 lists of CPUs, separated by |, but there are 2"),
+        ("0-3", "need 3 lists of CPUs, separated by |, but there are 1: write one for each rank"),
+        ("0|1", "need 3 lists of CPUs, separated by |, but there are 2"),
         ("0|1|", "this is not a list of CPUs"),
         ("0|1|2-4", r"CPUs [4] are not available; available CPUs: [0, 1, 2, 3]"),
     ],
