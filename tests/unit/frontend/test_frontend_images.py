@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -415,6 +416,14 @@ def test_images_that_exceed_the_context_are_not_decoded(load: Load) -> None:
     with pytest.raises(ContextLengthExceeded) as caught:
         chat(frontend, [ask(part, "What?")])
     assert (caught.value.max_model_len, caught.value.num_input) == (19, 5 * 4)
+
+
+def test_images_after_those_that_exceed_the_context_are_not_read(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, frontend = Mock(wraps=image_prompts.ImagePrompts.read), load(max_model_len=50)
+    monkeypatch.setattr(image_prompts.ImagePrompts, "read", lambda *args: read(*args))
+    with pytest.raises(ContextLengthExceeded) as caught:
+        chat(frontend, [ask(*[image_part(900, 30)] * 100)])
+    assert (caught.value.num_input, read.call_count) == (60, 3)
 
 
 def test_a_line_that_the_processor_would_blow_up_is_refused(load: Load) -> None:

@@ -25,7 +25,7 @@ from octavo_engine.media.processor_settings import (
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.records import ImageInput
 
 logger = logging.getLogger(__name__)
@@ -131,15 +131,11 @@ class ImagePrompts:
     def _make_rule(self, settings: ProcessorSettings) -> ImageTokens:
         return make_image_tokens(self._vision.family, self._vision.hf, settings.image, self.token)
 
-    def expand(
-        self, prompt: str | list[int], pictures: Sequence[Picture], where: str, max_tokens: int
-    ) -> str | list[int]:
+    def expand(self, prompt: str | list[int], pictures: Sequence[Picture], where: str) -> str | list[int]:
         """Replace the image tokens of a text, or among token ids. `where`: the name of the prompt in errors.
 
-        Raises InvalidRequest, as ContextLengthExceeded before an image is decoded.
+        Raises InvalidRequest.
         """
-        if (count := sum(picture.num_tokens for picture in pictures)) > max_tokens:
-            raise ContextLengthExceeded(max_model_len=max_tokens, num_requested=1, num_input=count)
         texts = iter([picture.text for picture in pictures])
         if isinstance(prompt, str):
             first, *others = prompt.split(self.token)
