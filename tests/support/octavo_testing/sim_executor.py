@@ -11,7 +11,7 @@ on other requests.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo_engine.wire.plan import ImageKey, NewSeq, SeqResult, SeqStep, StepPlan, StepResult
+from octavo_engine.wire.plan import NewSeq, SeqResult, SeqStep, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, FinishReason, ImageSpan, TokenLogprobs
 
 VOCAB = 50
@@ -80,7 +80,7 @@ class SimExecutor:
         self.device: list[Block] = [[EMPTY] * block_size for _ in range(num_blocks)]
         self.host: list[Block] = [[EMPTY] * block_size for _ in range(num_host_blocks)]
         self.seqs: dict[int, SimSeq] = {}
-        self.rows: dict[ImageKey, int] = {}  # images with rows, and their lengths
+        self.rows: dict[bytes, int] = {}  # images with rows, and their lengths
         self.most_rows = self.num_encoded = 0
         self.tokens_computed = 0
         self.has_failed = False
@@ -115,14 +115,14 @@ class SimExecutor:
             self.rows.pop(key, None)
         for seq_id, index in plan.encode:
             new = self.seqs[seq_id].new
-            key = new.cache_salt, new.images[index].digest
+            key = new.images[index].digest
             assert key not in self.rows, "an image with rows is encoded again"
             self.rows[key] = new.images[index].length
         self.num_encoded += len(plan.encode)
         self.most_rows = max(self.most_rows, sum(self.rows.values()))
         for step in plan.seqs:
             new, end = self.seqs[step.seq_id].new, step.start + step.num_tokens
-            keys = {(new.cache_salt, i.digest) for i in new.images if i.start < end and step.start < i.end}
+            keys = {i.digest for i in new.images if i.start < end and step.start < i.end}
             assert keys <= self.rows.keys(), "a chunk has tokens of an image without rows"
 
     def _write(self, plan: StepPlan) -> dict[int, list[int]]:

@@ -35,7 +35,7 @@ def encoded(sim: Simulation, plan: StepPlan) -> str:
 
 
 def dropped(plan: StepPlan) -> str:
-    return "".join(chr(digest[0]) for _, digest in plan.dropped_images)
+    return "".join(chr(digest[0]) for digest in plan.dropped_images)
 
 
 def chunks(plan: StepPlan) -> list[tuple[int, int]]:
@@ -173,15 +173,6 @@ def test_a_preempted_sequence_has_its_image_encoded_again_if_the_rows_are_gone()
     assert sim.executor.num_encoded > 2
 
 
-def test_salts_have_their_own_rows() -> None:
-    sim = Simulation()
-    for number, salt in enumerate(["", "s", "", "s"]):
-        sim.add(f"r{number}", salt=salt, **prompt("a"))
-        sim.drain()
-    assert sim.executor.num_encoded == 2
-    sim.verify()
-
-
 def fail(sim: Simulation, position: int = 0) -> None:
     """Let a sequence of the latest step fail, and commit the step."""
     result = sim.results[0].seqs[position]
@@ -234,10 +225,10 @@ def test_a_reset_drops_all_rows() -> None:
 def test_a_trace_has_what_is_encoded_and_dropped_and_replays() -> None:
     lines: list[str] = []
     sim = Simulation(scheduler=TracingScheduler(sim_config(max_num_batched_tokens=8), lines.append))
-    sim.add("r", salt="s", **prompt("ab"))
+    sim.add("r", **prompt("ab"))
     sim.drain()
     (line,) = [line for line in lines if "drop_images" in line]
-    assert f'"drop_images":[["s","{(b"a" * 32).hex()}"]],"encode":[[1,1]]' in line
+    assert f'"drop_images":["{(b"a" * 32).hex()}"],"encode":[[1,1]]' in line
     assert replay(lines).ok
     changed = [line.replace('"encode":[[1,1]]', '"encode":[[1,0]]') for line in lines]
     assert not replay(changed).ok

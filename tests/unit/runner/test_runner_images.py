@@ -18,7 +18,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.wire.errors import StartupError
-from octavo_engine.wire.plan import ImageKey, NewSeq, SeqStep, StepCosts, StepPlan
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
 from octavo_engine.wire.records import ImageInput
 from octavo_testing.media import InstantWorkers
 from octavo_testing.runner_rig import Rig, new, step
@@ -62,10 +62,10 @@ class Bench:
         self.rig.batch._tables[:] = np.arange(self.rig.batch._tables.size).reshape(self.rig.batch._tables.shape)
         return added
 
-    def embed(self, *steps: SeqStep, dropped: tuple[ImageKey, ...] = ()) -> list[int] | None:
+    def embed(self, *steps: SeqStep, dropped: tuple[bytes, ...] = ()) -> list[int] | None:
         """Run the encoder for a step; return the first value of each row, -1 for the embedding of a token."""
         plan = StepPlan(step_id=1, seqs=list(steps), dropped_images=list(dropped))
-        self.planned -= {digest for _, digest in dropped}
+        self.planned -= set(dropped)
         for each in steps:
             for index, image in enumerate(self.rig.batch.seqs[each.seq_id].images):
                 is_needed = image.start < each.start + each.num_tokens and each.start < image.end
@@ -80,11 +80,11 @@ class Bench:
 
 
 def picture(start: int, pixels: bytes, length: int | None = None) -> ImageInput:
-    return ImageInput(start=start, length=length or len(pixels), digest=key(pixels)[1], data=pixels)
+    return ImageInput(start=start, length=length or len(pixels), digest=digest(pixels), data=pixels)
 
 
-def key(pixels: bytes) -> ImageKey:
-    return "", pixels.ljust(32, b".")
+def digest(pixels: bytes) -> bytes:
+    return pixels.ljust(32, b".")
 
 
 @pytest.fixture
@@ -129,32 +129,23 @@ def test_rows_are_kept_until_a_plan_drops_them(bench: Bench) -> None:
     bench.rig.batch.drop([1])
     bench.add(2, [IMAGE, 5], picture(0, b"\x0b"))
     bench.embed(step(2, 0, 2))
-    assert list(bench.encoder._rows) == [key(b"\x0a"), key(b"\x0b")]
+    assert list(bench.encoder._rows) == [digest(b"\x0a"), digest(b"\x0b")]
     bench.add(3, [IMAGE, 5], picture(0, b"\x0a"))
-    assert bench.embed(step(3, 0, 2), dropped=(key(b"\x0b"),)) == [10, -1]
-    assert list(bench.encoder._rows) == [key(b"\x0a")]
+    assert bench.embed(step(3, 0, 2), dropped=(digest(b"\x0b"),)) == [10, -1]
+    assert list(bench.encoder._rows) == [digest(b"\x0a")]
     assert bench.tower.calls == 2
 
 
 def test_an_image_that_is_dropped_and_encoded_in_one_step_has_rows(bench: Bench) -> None:
     bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
     bench.embed(step(1, 0, 2))
-    assert bench.embed(step(1, 0, 2), dropped=(key(b"\x0a"),)) == [10, -1]
+    assert bench.embed(step(1, 0, 2), dropped=(digest(b"\x0a"),)) == [10, -1]
     assert bench.tower.calls == 2
-
-
-def test_requests_with_different_salts_have_their_own_rows(bench: Bench) -> None:
-    bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
-    bench.add(2, [IMAGE, 5], picture(0, b"\x0a"))
-    bench.rig.batch.seqs[2].cache_salt = "s"
-    bench.embed(step(1, 0, 2))
-    with pytest.raises(KeyError):
-        bench.embed(step(2, 0, 2))
 
 
 def test_a_step_with_a_token_of_an_image_without_rows_fails(bench: Bench) -> None:
     bench.add(1, [IMAGE, 5], picture(0, b"\x0a"))
-    bench.planned.add(key(b"\x0a")[1])
+    bench.planned.add(digest(b"\x0a"))
     with pytest.raises(KeyError):
         bench.embed(step(1, 0, 2))
 
@@ -196,7 +187,7 @@ def test_an_image_that_failed_is_encoded_when_it_is_asked_again(bench: Bench) ->
     bench.rig.batch.drop([1])
     bench.tower.raises = -1
     bench.add(2, [IMAGE, 5], picture(0, b"B"))
-    assert bench.embed(step(2, 0, 2), dropped=(key(b"B"),)) == [66, -1]
+    assert bench.embed(step(2, 0, 2), dropped=(digest(b"B"),)) == [66, -1]
     assert not bench.errors
 
 
@@ -210,7 +201,7 @@ def test_an_image_that_failed_in_a_step_without_its_tokens_ends_who_shows_it_lat
     bench.add(2, [5, 6, 7])
     plan = StepPlan(step_id=1, seqs=[step(2, 0, 1)], encode=[(1, 0)])
     assert bench.encoder.encode(plan, bench.rig.batch.seqs, bench.tower) == {}
-    bench.planned.add(key(b"B")[1])
+    bench.planned.add(digest(b"B"))
     shows = 1
     if is_aborted:
         bench.rig.batch.drop([1])

@@ -14,12 +14,14 @@ from collections.abc import Iterable
 from octavo_engine.core.prompt_shares import PromptShares
 from octavo_engine.core.sequence import Sequence
 from octavo_engine.settings.records import SchedulerConfig
-from octavo_engine.wire.plan import ImageKey, StepCosts, StepPlan
+from octavo_engine.wire.plan import StepCosts, StepPlan
 from octavo_engine.wire.records import ImageSpan
 
 
 class EncoderCache:
     """The images whose rows the runner has once every issued plan has run, the least recently used one first.
+
+    A digest names the rows of an image; requests with different salts have different digests of one image.
 
     `size` and `num_tokens` are in tokens, of which some images have a few more than rows.
     """
@@ -28,11 +30,11 @@ class EncoderCache:
         self.size = config.max_num_batched_tokens
         self.num_tokens = self.num_encoded = 0
         self._is_chunked = config.enable_chunked_prefill  # else all images of a prompt are needed at once
-        self._lengths: OrderedDict[ImageKey, int] = OrderedDict()
-        self._dropped: list[ImageKey] = []  # the next plan lists them
+        self._lengths: OrderedDict[bytes, int] = OrderedDict()
+        self._dropped: list[bytes] = []  # the next plan lists them
         self._plan = StepPlan(step_id=-1)
         self._costs = StepCosts()
-        self._used: set[ImageKey] = set()  # by this step
+        self._used: set[bytes] = set()  # by this step
         self._makes_wait = False  # an image waits already in this step
 
     @property
@@ -62,9 +64,9 @@ class EncoderCache:
             if image.start < end and first < image.end
         ]
         for part in [[each] for each in needed] if self._is_chunked else [needed]:
-            absent = {key: index for index, image in part if (key := image_key(seq, image)) not in self._lengths}
+            absent = {key: index for index, image in part if (key := image.digest) not in self._lengths}
             num_tokens = sum([seq.group.request.images[index].length for index in absent.values()])
-            self._used.update(image_key(seq, image) for _, image in part)
+            self._used.update(image.digest for _, image in part)
             if absent and not (self._has_time(num_tokens, is_limited, shares) and self._make_room(num_tokens, running)):
                 self._makes_wait = True
                 return max(part[0][1].start - first, 0) if self._is_chunked else 0
@@ -74,17 +76,17 @@ class EncoderCache:
             self.num_tokens += num_tokens
             self.num_encoded += len(absent)
             for _, image in part:
-                self._lengths.move_to_end(image_key(seq, image))
+                self._lengths.move_to_end(image.digest)
         return want
 
     def lacks_next(self, seq: Sequence) -> bool:
         """Return True if the next token of a sequence is one of an image without rows."""
         images = [image for image in seq.group.request.images if image.start <= seq.computed < image.end]
-        return any(image_key(seq, image) not in self._lengths for image in images)
+        return any(image.digest not in self._lengths for image in images)
 
     def forget(self, seq: Sequence) -> None:
         """Drop the images of a sequence that has failed: one of them may have no rows."""
-        for key in {image_key(seq, image) for image in seq.group.request.images}.intersection(self._lengths):
+        for key in {image.digest for image in seq.group.request.images}.intersection(self._lengths):
             self._drop(key, self._dropped)
 
     def forget_all(self, plans: Iterable[StepPlan] = ()) -> None:
@@ -109,7 +111,7 @@ class EncoderCache:
         lacking = self.num_tokens + num_tokens - self.size
         if lacking <= 0:
             return True
-        kept, victims = self._used | self._needed_next(running), list[ImageKey]()
+        kept, victims = self._used | self._needed_next(running), list[bytes]()
         for key, length in self._lengths.items():
             if lacking > 0 and key not in kept:
                 victims.append(key)
@@ -120,26 +122,21 @@ class EncoderCache:
             self._drop(key, self._plan.dropped_images)
         return True
 
-    def _needed_next(self, running: list[Sequence]) -> set[ImageKey]:
+    def _needed_next(self, running: list[Sequence]) -> set[bytes]:
         """Return the images of each sequence from its next token up to the first image without rows.
 
         Those after it are not kept: a sequence must not hold the room that it waits for. Without chunks none is kept.
         """
-        found = set[ImageKey]()
+        found = set[bytes]()
         for seq in running if self._is_chunked else ():
             for image in seq.group.request.images:
                 if seq.computed < image.end:
-                    key = image_key(seq, image)
+                    key = image.digest
                     if key not in self._lengths:
                         break
                     found.add(key)
         return found
 
-    def _drop(self, key: ImageKey, dropped: list[ImageKey]) -> None:
+    def _drop(self, key: bytes, dropped: list[bytes]) -> None:
         self.num_tokens -= self._lengths.pop(key)
         dropped.append(key)
-
-
-def image_key(seq: Sequence, image: ImageSpan) -> ImageKey:
-    """Return the key of an image's rows, which requests with other salts do not share."""
-    return seq.group.request.cache_salt, image.digest

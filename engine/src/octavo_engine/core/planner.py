@@ -475,7 +475,6 @@ class Planner:
                 grammar=request.grammar,
                 pooling=request.pooling,
                 images=tuple(image.span for image in request.images),
-                cache_salt=request.cache_salt,
             )
         )
 

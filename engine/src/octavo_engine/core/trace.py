@@ -93,7 +93,7 @@ def encode_plan(plan: StepPlan) -> dict[str, Any]:
         "out": [[*pair] for pair in plan.swap_out],
         "in": [[*pair] for pair in plan.swap_in],
         "copy": [[*pair] for pair in plan.copies],
-        "drop_images": [[salt, digest.hex()] for salt, digest in plan.dropped_images],
+        "drop_images": [digest.hex() for digest in plan.dropped_images],
         "encode": [[*image] for image in plan.encode],
     }
     return {"id": plan.step_id} | {name: part for name, part in parts.items() if part}

@@ -23,7 +23,7 @@ from octavo_engine.media.worker import Arrays
 from octavo_engine.runner.costs import moving_average
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.errors import EngineDead
-from octavo_engine.wire.plan import ImageKey, SeqId, SeqStep, StepCosts, StepPlan
+from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan
 from octavo_engine.wire.records import ErrorInfo, ImageSpan
 
 _LOGGER = logging.getLogger(__name__)
@@ -36,9 +36,9 @@ class ImageEncoder:
         self.processed = processed
         self._image_token_id = image_token_id
         self._device = device
-        self._rows: dict[ImageKey, Tensor] = {}
-        self._errors: dict[ImageKey, ErrorInfo] = {}
-        self._failed: dict[ImageKey, set[SeqId]] = {}  # sequences that an error ends
+        self._rows: dict[bytes, Tensor] = {}
+        self._errors: dict[bytes, ErrorInfo] = {}
+        self._failed: dict[bytes, set[SeqId]] = {}  # sequences that an error ends
         self._token_s = self._seconds = 0.0
 
     def clear(self) -> None:
@@ -64,7 +64,7 @@ class ImageEncoder:
             self._token_s = moving_average(self._token_s, seconds / num_tokens)
         found = dict[SeqId, ErrorInfo]()
         for seq_id in (step.seq_id for step in plan.seqs if self._errors):
-            for key in (_key(seqs[seq_id], image) for image in seqs[seq_id].images):
+            for key in (image.digest for image in seqs[seq_id].images):
                 if key in self._errors:
                     found[seq_id] = self._errors[key]
                     self._failed[key].add(seq_id)
@@ -89,8 +89,8 @@ class ImageEncoder:
         for step, first_row in zip(inputs.steps, inputs.first_row.tolist(), strict=True):
             seq = seqs[step.seq_id]
             for image in seq.images:
-                if _computes(step, image) and _key(seq, image) not in self._errors:
-                    found = self._rows[_key(seq, image)]
+                if _computes(step, image) and image.digest not in self._errors:
+                    found = self._rows[image.digest]
                     at = self._places(seq, image) - step.start
                     first, end = np.searchsorted(at, (0, step.num_tokens)).tolist()
                     rows.append(found[first:end])
@@ -107,7 +107,7 @@ class ImageEncoder:
         return image.start + np.flatnonzero(seq.token_ids[image.start : image.end] == self._image_token_id)
 
     def _encode(self, seq: SeqState, image: ImageSpan, tower: Tower) -> None:
-        key, places = _key(seq, image), self._places(seq, image)
+        key, places = image.digest, self._places(seq, image)
         self._errors.pop(key, None)
         self._failed.pop(key, None)
         try:
@@ -142,10 +142,6 @@ class ImageEncoder:
             else tensor
             for name, tensor in tensors.items()
         }
-
-
-def _key(seq: SeqState, image: ImageSpan) -> ImageKey:
-    return seq.cache_salt, image.digest
 
 
 def _computes(step: SeqStep, image: ImageSpan) -> bool:

@@ -36,7 +36,6 @@ class SeqState:
     adapter: str = ""
     pooling: PoolingParams | None = None
     images: tuple[ImageSpan, ...] = ()
-    cache_salt: str = ""
     positions: npt.NDArray[np.int32] | None = None
     offset: int = 0
     pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
@@ -59,7 +58,6 @@ class SeqState:
             adapter=new.adapter,
             pooling=new.pooling,
             images=new.images,
-            cache_salt=new.cache_salt,
             positions=positions,
             offset=offset,
         )

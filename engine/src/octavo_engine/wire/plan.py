@@ -19,8 +19,6 @@ from octavo_engine.wire.sampling import SamplingParams
 
 BlockId = int
 SeqId = int
-#: Names the rows of an image: the cache salt of its request, and its digest.
-ImageKey = tuple[str, bytes]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +39,6 @@ class NewSeq:
     grammar: str | None = None
     pooling: PoolingParams | None = None
     images: tuple[ImageSpan, ...] = ()
-    cache_salt: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +76,7 @@ class StepPlan:
     swap_out: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> host
     swap_in: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # host -> device
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> device, copy-on-write
-    dropped_images: list[ImageKey] = field(default_factory=list)  # whose rows are dropped
+    dropped_images: list[bytes] = field(default_factory=list)  # digests of images whose rows are dropped
     encode: list[tuple[SeqId, int]] = field(default_factory=list)  # images of sequences of the step, by their number
 
     @property

@@ -28,7 +28,7 @@ class ErrorInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
     """The tokens [start, start + length) of an image in a prompt. `digest`: SHA-256 of the image processor's settings
-    and of the image's bytes.
+    and of the image's bytes; with a `cache_salt`, SHA-256 of both.
 
     Between the image tokens of a span there may be others, such as those that end a row of tiles. `grid`: its rows and
     columns of tokens, for a model that gives a token two coordinates (Qwen-VL); such a span has image tokens only.
