@@ -1,12 +1,16 @@
 """Our bf16 linear at every level of this CPU against fp64. A row's bits depend neither on other rows nor on threads."""
 
 import ctypes
+import hashlib
+import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from octavo_engine.ops import native_linear as module
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
-from octavo_engine.ops.cpu_level import LEVELS
+from octavo_engine.ops.cpu_level import LEVELS, Level
 from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight, packed_panels
 from octavo_engine.ops.packed_linear import gated_linear, pack, packed_linear
@@ -16,6 +20,7 @@ from torch import Tensor
 HAS_AMX = levels_to_test()[0].name == "amx"
 # out, in
 SHAPES = [(64, 32), (97, 35), (1, 1), (16, 2), (33, 576), (130, 63), (192, 576), (32, 2880), (31, 33), (544, 1)]
+DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("linear_digests.json").read_text())
 ROWS = (1, 2, 3, 7, 16, 17, 31, 33, 64, 256)
 
 
@@ -36,8 +41,14 @@ def threads(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module", params=level_cases(), autouse=True)
-def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return load_library("g++", request.param)
+def level(request: pytest.FixtureRequest) -> Level:
+    assert isinstance(request.param, Level)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def library(level: Level) -> ctypes.CDLL:
+    return load_library("g++", level)
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +108,17 @@ def test_a_row_has_the_same_bits_in_every_batch(shape: tuple[int, int]) -> None:
     for rows in ROWS:
         assert torch.equal(native_linear(x[:rows], made, torch.float32), together[:rows])
         assert torch.equal(native_linear(x[-rows:], made, torch.float32), together[-rows:])
+
+
+def test_outputs_have_the_bits_of_the_golden_file(level: Level) -> None:
+    """Products of bf16 are exact, so that levels with the same order of sums have the same bits."""
+    random = np.frombuffer(hashlib.shake_256(b"bf16").digest(2 * (97 + 70) * 1999), np.uint16)
+    bits = random & 0x83FF | 0x3C00  # of both signs, from 2^-7 to 2
+    values = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    weight, x = values[: 97 * 1999].view(97, 1999), values[97 * 1999 :].view(70, 1999)
+    found = native_linear(x, native(weight), torch.float32)
+    order = "tiles" if level.name == "amx" or level.name.startswith("emulated") else "pairs"
+    assert hashlib.sha256(found.numpy().tobytes()).hexdigest() == DIGESTS[order]
 
 
 def test_more_rows_than_a_chunk_of_tiles_have_the_same_bits() -> None:
