@@ -113,7 +113,7 @@ def test_a_table_is_overwritten_from_an_entry_on(batch: PersistentBatch) -> None
 
 
 def test_appended_tokens_are_the_next_inputs(batch: PersistentBatch) -> None:
-    batch.append(11, 3, 77)
+    batch.append(batch.slots_of([11]), np.array([3]), 77)
     assert inputs(batch, step(11, 3, 1, [1])).input_ids.tolist() == [77]
 
 

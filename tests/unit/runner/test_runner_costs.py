@@ -39,6 +39,20 @@ def test_the_costs_of_steps_tokens_and_context_are_separated() -> None:
     assert found.context_token_s == pytest.approx(MACHINE.context_token_s, rel=0.3)
 
 
+def test_steps_without_a_prompt_enter_the_fit_some_at_a_time() -> None:
+    """The first enters at once; then costs change when 16 have come, or with the next prompt."""
+    meter = CostMeter()
+    record(meter, (0, 128))
+    fits = [meter.current()]
+    for _ in range(40):
+        record(meter, (600, 1), (900, 1))
+        fits.append(meter.current())
+    changed = [at for at in range(1, 41) if fits[at] != fits[at - 1]]
+    assert changed == [1, 17, 33]
+    record(meter, (128, 64))
+    assert meter.current() != fits[-1]
+
+
 def test_decoding_for_long_does_not_erase_the_costs_of_prompts() -> None:
     meter = CostMeter()
     for start in range(0, 4000, 100):

@@ -49,29 +49,28 @@ class RecordedSteps:
         self._state: tuple[AttentionBackend, int] | None = None
         self._is_eager = False
         self._inputs = torch.zeros(2, MAX_RECORDED_ROWS, dtype=torch.int64)  # token ids and positions
+        self._numbers = self._inputs.numpy()
         self.pool = Pool()
 
     def capture_all(self, backend: AttentionBackend) -> None:
         """Do nothing: a recording needs a step."""
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        if self._is_eager or len(inputs.input_ids) > MAX_RECORDED_ROWS:
+        rows = len(inputs.input_ids)
+        if self._is_eager or rows > MAX_RECORDED_ROWS:
             return None
         state = context.backend, torch.get_num_threads()
         if state != self._state:
             self._state = state
             self.graphs.clear()
-        rows = len(inputs.input_ids)
         if rows not in self.graphs:
             self.graphs[rows] = None
             return None
         context.backend.begin_step(context.batch)
-        input_ids, positions = self._inputs[:, :rows]
-        input_ids.copy_(inputs.input_ids)
-        positions.copy_(inputs.positions)
+        self._numbers[0, :rows], self._numbers[1, :rows] = inputs.input_ids.numpy(), inputs.positions.numpy()
         graph = self.graphs[rows]
         if graph is None:
-            return self._capture(input_ids, positions, context)
+            return self._capture(self._inputs[0, :rows], self._inputs[1, :rows], context)
         graph.recording.replay()
         return graph.hidden()
 

@@ -161,8 +161,7 @@ class _Region:
         self._pieces: dict[int, int] = {}  # begin: end
 
     def view(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        num_bytes = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(self.memory[begin : begin + num_bytes]).view(dtype).view(shape)
+        return torch.frombuffer(self.memory, dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8] | None:
         taken = sorted(self._pieces.copy().items())  # a copy: a piece may return at any time

@@ -83,17 +83,17 @@ class PersistentBatch:
                 ids = step.block_ids[0]
                 self._tables[self.seqs[step.seq_id].slot, step.table_start : step.table_start + len(ids)] = ids
 
-    def append(self, seq_id: SeqId, position: int, token_id: int) -> None:
-        """Store the token at `position` of a sequence."""
-        self.seqs[seq_id].token_ids[position] = token_id
+    def append(self, slots: Ints, positions: Ints, token_ids: Ints | int) -> None:
+        """Store the tokens at these positions of the sequences in these slots."""
+        self._token_ids[slots, positions] = token_ids
 
     def expect(self, steps: list[SeqStep], tokens: Tensor) -> None:
         """Keep the tokens that the device samples for these steps, in their order, until the host knows them."""
         if self.newest is None:
             return
-        self.newest.store(self.slots_of([step.seq_id for step in steps]), tokens)
-        for step in steps:
-            self.append(step.seq_id, step.start + step.num_tokens, UNKNOWN)
+        slots = self.slots_of([step.seq_id for step in steps])
+        self.newest.store(slots, tokens)
+        self.append(slots, np.array([step.start + step.num_tokens for step in steps]), UNKNOWN)
 
     def sort_by_adapter(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the sequences of each adapter beside each other, after those without one."""

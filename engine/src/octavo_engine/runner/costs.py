@@ -3,8 +3,10 @@
 A step is modelled as `step_s + tokens * prefill_token_s + pairs * context_token_s`, where `pairs` counts, for each
 token, the tokens before it in its sequence. The three costs are the least-squares fit of the relative error over
 recent steps. Steps with and without a prompt are weighed separately, so that decoding for long does not erase what a
-prompt costs.
+prompt costs. Steps without one, which are alike, are added up and enter the fit some at a time.
 """
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ import numpy.typing as npt
 from octavo_engine.wire.plan import StepCosts
 
 _FIRST_CHUNK_TOKENS = 16  # a chunk of at least this size must be measured before costs are reported
+_STEPS_AT_A_TIME = 16  # without a prompt
 _MEMORY = 0.98  # weight of a step relative to the next one of its kind: about 50 steps count
 _SCALE = np.array([1.0, 1 / 16, 1 / 65536])  # of steps, tokens, pairs: a single sample is mostly a cost of its tokens
 _RIDGE = 1e-9  # relative to the matrix; decides between solutions that fit equally well
@@ -26,10 +29,12 @@ class CostMeter:
     """Moving averages of the costs; 0 means that a cost is not measured yet."""
 
     def __init__(self) -> None:
-        # Normal equations of steps without and with a prompt: the matrix, and in the last column the right side.
+        # Of steps without and with a prompt: sums of steps, tokens, pairs and seconds, which are not in the fit yet;
+        # and the normal equations: the matrix, and in the last column the right side.
+        self._sums = np.zeros((2, 4))
         self._equations = np.zeros((2, 3, 4))
         self._is_measured = False
-        self._swap_block_s = self._logprob_row_s = 0.0
+        self._costs = StepCosts()
 
     def record_forward(self, num_rows: Ints, start: Ints, duration_s: float, *, num_drafts: Ints | int = 0) -> None:
         """Record a forward pass. [seqs]: tokens computed, tokens with KV before them, and drafts among the computed.
@@ -38,29 +43,33 @@ class CostMeter:
         """
         largest = int((num_rows - num_drafts).max())
         self._is_measured |= largest >= _FIRST_CHUNK_TOKENS
-        pairs = (num_rows * (start + num_rows / 2)).sum()
-        sizes = np.array([1.0, num_rows.sum(), pairs]) * _SCALE / duration_s
-        equations = self._equations[int(largest > 1)]
-        equations *= _MEMORY
-        equations += np.outer(sizes, np.append(sizes, 1.0))
+        kind = int(largest > 1)
+        self._sums[kind] += 1.0, num_rows.sum(), num_rows @ (start + num_rows / 2), duration_s
+        is_first = not self._equations[kind, 0, 0]
+        if kind or is_first or self._sums[kind, 0] >= _STEPS_AT_A_TIME:
+            self._fit(kind)
+
+    def _fit(self, kind: int) -> None:
+        (num_steps, *sums, seconds), equations = self._sums[kind], self._equations[kind]
+        sizes = np.array([num_steps, *sums]) * _SCALE / seconds
+        equations *= _MEMORY**num_steps
+        equations += num_steps * np.outer(sizes, np.append(sizes, 1.0))
+        self._sums[kind] = 0.0
+        if self._is_measured:
+            step_s, token_s, pair_s = (_solve_non_negative(self._equations.sum(axis=0)) * _SCALE).tolist()
+            token_s = max(token_s, _MIN_TOKEN_S)
+            self._costs = replace(self._costs, prefill_token_s=token_s, context_token_s=pair_s, step_s=step_s)
 
     def record_swap(self, num_blocks: int, duration_s: float) -> None:
-        self._swap_block_s = moving_average(self._swap_block_s, duration_s / num_blocks)
+        average = moving_average(self._costs.swap_block_s, duration_s / num_blocks)
+        self._costs = replace(self._costs, swap_block_s=average)
 
     def record_logprobs(self, num_rows: int, duration_s: float) -> None:
-        self._logprob_row_s = moving_average(self._logprob_row_s, duration_s / num_rows)
+        average = moving_average(self._costs.logprob_row_s, duration_s / num_rows)
+        self._costs = replace(self._costs, logprob_row_s=average)
 
     def current(self) -> StepCosts:
-        if not self._is_measured:
-            return StepCosts(swap_block_s=self._swap_block_s, logprob_row_s=self._logprob_row_s)
-        step_s, token_s, pair_s = (_solve_non_negative(self._equations.sum(axis=0)) * _SCALE).tolist()
-        return StepCosts(
-            prefill_token_s=max(token_s, _MIN_TOKEN_S),
-            swap_block_s=self._swap_block_s,
-            context_token_s=pair_s,
-            step_s=step_s,
-            logprob_row_s=self._logprob_row_s,
-        )
+        return self._costs
 
 
 def moving_average(old: float, new: float) -> float:

@@ -128,7 +128,7 @@ class Drafter:
             for seq_id, token in chosen.items():
                 position = drafting[seq_id].start + 1 + len(drafts[seq_id])
                 drafts[seq_id].append(token)
-                self._batch.append(seq_id, position, token)
+                self._batch.seqs[seq_id].token_ids[position] = token
                 if len(drafts[seq_id]) < len(drafting[seq_id].draft_token_ids):
                     missing.append(SeqStep(seq_id=seq_id, start=position, num_tokens=1, sample=True))
         if not drafts:

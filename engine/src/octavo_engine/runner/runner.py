@@ -9,10 +9,11 @@ succeeded. Only a lost device raises EngineDead. Work is measured until the devi
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import count, repeat
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -227,8 +228,12 @@ class Runner:
         sampling = [step for step in plan.seqs if step.sample]
         if not sampling:
             return plan
-        drafts = {step.seq_id: step.draft_token_ids for step in sampling if step.draft_token_ids}
-        allowed = self._grammars.begin(self._outputs(sampling, {}), drafts)
+        shaped = [step for step in sampling if step.seq_id in self._grammars]
+        drafts = {step.seq_id: step.draft_token_ids for step in shaped if step.draft_token_ids}
+        seqs = self._batch.seqs
+        allowed = self._grammars.begin(
+            {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens) for s in shaped}, drafts
+        )
         if not allowed:
             return plan
         cut = [replace(s, draft_token_ids=allowed.get(s.seq_id, s.draft_token_ids)) for s in plan.seqs]
@@ -284,21 +289,17 @@ class Runner:
     ) -> dict[SeqId, SeqResult]:
         """Wait for the tokens of a step; append them to its sequences, of which a later step may have dropped some."""
         results = accept_drafts(sampling, [result for part in chosen for result in part.results()])
-        continuing, num_new = list[SeqStep](), dict[SeqId, int]()
+        appended, shaped = list[tuple[int, int, int]](), dict[SeqId, npt.NDArray[np.int32]]()
         for step, seq in zip(sampling, seqs, strict=True):
             token_ids = results[step.seq_id].token_ids
             if token_ids and self._batch.seqs.get(step.seq_id) is seq:
                 end = step.start + step.num_tokens
-                seq.token_ids[end : end + len(token_ids)] = token_ids
-                continuing.append(step)
-                num_new[step.seq_id] = len(token_ids)
-        self._grammars.begin_next(self._outputs(continuing, num_new))
+                appended += zip(repeat(seq.slot), count(end), token_ids)
+                if step.seq_id in self._grammars:
+                    shaped[step.seq_id] = seq.output(end + len(token_ids))
+        self._batch.append(*np.array(appended, dtype=np.int64).reshape(-1, 3).T)
+        self._grammars.begin_next(shaped)
         return results
-
-    def _outputs(self, sampling: list[SeqStep], num_new: Mapping[SeqId, int]) -> dict[SeqId, npt.NDArray[np.int32]]:
-        """Return the tokens that these sequences have generated. `num_new`: how many of them this step has."""
-        seqs = self._batch.seqs
-        return {s.seq_id: seqs[s.seq_id].output(s.start + s.num_tokens + num_new.get(s.seq_id, 0)) for s in sampling}
 
     def _sample_rows(self, rows: ChoiceRows) -> SampleRows:
         seq_ids = [step.seq_id for step in rows.steps]
@@ -311,11 +312,10 @@ class Runner:
 
     def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         """Compute the logits of `rows`; forks of one row get a row each, as sampling overwrites logits."""
-        unique, inverse = np.unique(rows, return_inverse=True)
-        everything = len(unique) == len(hidden)
-        logits = self.model.logits(hidden if everything else hidden[self._copy(torch.from_numpy(unique))])
-        in_order = len(inverse) == len(unique) and bool((np.diff(inverse) == 1).all())
-        return logits if in_order else logits[self._copy(torch.from_numpy(inverse))]
+        if (rows[1:] <= rows[:-1]).any():
+            unique, inverse = np.unique(rows, return_inverse=True)
+            return self._logits(hidden, unique)[self._copy(torch.from_numpy(inverse))]
+        return self.model.logits(hidden if len(rows) == len(hidden) else hidden[self._copy(torch.from_numpy(rows))])
 
     def _timed_prompt_logprobs(
         self, inputs: StepInputs, hidden: Tensor, errors: dict[SeqId, ErrorInfo]

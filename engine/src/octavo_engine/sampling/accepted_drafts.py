@@ -56,15 +56,15 @@ def accept_drafts(sampling: list[SeqStep], rows: list[SeqResult]) -> dict[SeqId,
     Rows after that one do not count, and neither do their errors. An error in a later row that counts ends the tokens
     before it: it returns in the next step, whose first row is the same.
     """
-    results: dict[SeqId, SeqResult] = {}
-    at = 0
+    results, following = dict[SeqId, SeqResult](), iter(rows)
     for step in sampling:
-        result = results[step.seq_id] = rows[at]
-        for draft, row in zip(step.draft_token_ids, rows[at + 1 :], strict=False):
-            if result.token_ids[-1:] != [draft] or row.error is not None:
-                break
-            result.token_ids += row.token_ids
-            if result.logprobs is not None and row.logprobs is not None:
-                result.logprobs += row.logprobs
-        at += 1 + len(step.draft_token_ids)
+        result, is_accepted = next(following), True
+        results[step.seq_id] = result
+        for draft in step.draft_token_ids:
+            row = next(following)
+            is_accepted = is_accepted and result.token_ids[-1:] == [draft] and row.error is None
+            if is_accepted:
+                result.token_ids += row.token_ids
+                if result.logprobs is not None and row.logprobs is not None:
+                    result.logprobs += row.logprobs
     return results

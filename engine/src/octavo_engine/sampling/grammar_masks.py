@@ -117,6 +117,9 @@ class GrammarMasks:
             state if end_id is None else PostReasoningState(state, start_id=start_id, end_id=end_id)
         )
 
+    def __contains__(self, seq_id: SeqId) -> bool:
+        return seq_id in self._states
+
     def begin(self, outputs: Mapping[SeqId, Output], drafts: Mapping[SeqId, list[int]]) -> dict[SeqId, list[int]]:
         """Start the masks of a step that `begin_next` did not. `outputs`: generated tokens per sampled sequence.
 
