@@ -42,7 +42,7 @@ class GpuStandIn(CpuDevice):
 class ThreadRanks:
     """Takes the place of `RankProcesses`."""
 
-    def __init__(self, size: int, timeout_s: int) -> None:
+    def __init__(self, size: int, timeout_s: int, hosts: None) -> None:
         self._size, self._stores, self._pool = size, make_stores(size), ThreadPoolExecutor(size - 1)
         self._timeout = timedelta(seconds=timeout_s)
         self._plans = [queue.SimpleQueue[StepPlan | None]() for _ in range(size)]

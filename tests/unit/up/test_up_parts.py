@@ -200,15 +200,17 @@ def test_invalid_values_are_rejected_by_the_parser(argv, capsys):
 
 
 def test_arguments_that_engines_cannot_share_are_rejected():
-    config = ServerConfig(served_model_names=("m",))
+    config, engine = ServerConfig(served_model_names=("m",)), EngineConfig(model="m")
     with pytest.raises(StartupError, match="--trace"):
-        check(parsed("--trace", "file"), config)
-    check(parsed("--trace", "file", "--replicas", "1"), config)
+        check(parsed("--trace", "file"), config, engine)
+    check(parsed("--trace", "file", "--replicas", "1"), config, engine)
+    with pytest.raises(StartupError, match="--nnodes"):
+        check(parsed(), config, EngineConfig(model="m", nnodes=2, tensor_parallel_size=2))
     with pytest.raises(StartupError, match="--router-secret"):
-        check(parsed(), ServerConfig(served_model_names=("m",), router_secret=("s",)))
+        check(parsed(), ServerConfig(served_model_names=("m",), router_secret=("s",)), engine)
     for listen in ({"uds": Path("s")}, {"tls": TlsSettings(ssl_certfile=Path("c"))}):
         with pytest.raises(StartupError, match="--uds and --ssl-"):
-            check(parsed(), ServerConfig(served_model_names=("m",), **listen))
+            check(parsed(), ServerConfig(served_model_names=("m",), **listen), engine)
 
 
 def test_router_gets_the_flags_about_web_pages():
