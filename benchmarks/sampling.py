@@ -41,7 +41,7 @@ def sample_rows(params: SamplingParams, rows: int, vocab: int) -> tuple[Sampler,
     for slot in range(rows):
         new = NewSeq(seq_id=slot, token_ids=PROMPT, num_prompt_tokens=len(PROMPT), params=params)
         tokens = np.array([*PROMPT, 0], dtype=np.int32)
-        seqs.append(SeqState.from_new_seq(new, slot, tokens, vocab_size=vocab, device=torch.device("cpu")))
+        seqs.append(SeqState.from_new_seq(new, slot, tokens, vocab_size=vocab))
         columns.set(seqs[-1], slot)
     slots, positions = np.arange(rows, dtype=np.int64), np.full(rows, len(PROMPT), dtype=np.int64)
     return Sampler(columns), SampleRows(seqs=seqs, slots=slots, positions=positions, num_drafts=np.zeros_like(slots))

@@ -1,6 +1,7 @@
 """The kernels of a step compile for a GPU, without one: no spills, fast copies, and nothing compiled while serving."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.transfers import Fetch
+from octavo_engine.devices.transfers import Copy, Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.triton import decode_attention, paged_attention, sampling, write_kv, write_qkv
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.runner import Runner
-from octavo_engine.sampling.grammar_masks import GrammarMasks
+from octavo_engine.sampling.grammar_masks import GrammarMasks, GrammarRows
 from octavo_engine.sampling.sampler import Sampler, SampleRows, SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.sources.model_config import load_model_config
@@ -72,45 +73,82 @@ class MetaDevice(CpuDevice):
         return lambda values: values.cpu
 
 
-def test_decode_steps_one_ahead_read_nothing_back_to_the_host(
-    steps: MetaSteps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("octavo_engine.sampling.draws.runs_triton", lambda logits: True)
+def start_decodes(steps: MetaSteps, copy: Copy, **params: Any) -> Callable[[], object]:
+    """Start a prompt and two decode steps of three sequences; return the function that waits for the prompts."""
     batch = PersistentBatch(
         max_num_seqs=4,
         max_model_len=64,
         block_size=16,
         vocab_size=steps.model.config.vocab_size,
         device=torch.device("meta"),
-        copy=lambda values: values.to("meta"),
+        copy=copy,
         starts_ahead=True,
     )
     grammars = GrammarMasks(GrammarCompiler(no_vocabulary), vocab_size=batch.vocab_size)
     runner = Runner(steps.model, steps.backend, batch, grammars, MetaDevice(), enforce_eager=True)
-    prompts = [new(i, 3, 4, 5, temperature=0.5 * i, top_p=0.9, logprobs=1) for i in range(3)]
+    prompts = [new(i, 3, 4, 5, temperature=0.5 * i, top_p=0.9, **params) for i in range(3)]
     plan = StepPlan(step_id=1, new_seqs=prompts, seqs=[step(i, 0, 3, block_ids=[[i]]) for i in range(3)])
     with torch.inference_mode():
         collect = runner._start(plan)
         for position in (3, 4):
             runner._start(StepPlan(step_id=position, seqs=[step(i, position, 1) for i in range(3)]))
-        with pytest.raises(NotImplementedError, match="meta"):
-            collect()
+    return collect
+
+
+@pytest.fixture
+def _draws_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo_engine.sampling.draws.runs_triton", lambda logits: True)
+
+
+@pytest.mark.usefixtures("_draws_on_meta")
+def test_decode_steps_one_ahead_read_nothing_back_to_the_host(steps: MetaSteps) -> None:
+    collect = start_decodes(steps, to_meta, logprobs=1)
+    with pytest.raises(NotImplementedError, match="meta"):
+        collect()
+
+
+@pytest.mark.usefixtures("_draws_on_meta")
+def test_a_decode_step_makes_three_copies_to_the_device(steps: MetaSteps) -> None:
+    """Its inputs, the parameters of its draws, and the slots of its tokens; a step with prompts has further ones."""
+    copies: list[Tensor] = []
+    start_decodes(steps, lambda values: copies.append(values) or to_meta(values))  # type: ignore[func-returns-value]
+    assert len(copies) == 4 + 2 * 3
+
+
+def to_meta(values: Tensor) -> Tensor:
+    assert values.is_cpu, "a copy of a tensor that is on the device"
+    return values.to("meta")
+
+
+#: Edits of logits; the last is a penalty.
+MASKS: list[dict[str, Any]] = [
+    {"allowed_token_ids": [3, 4]},
+    {"bad_words_token_ids": [[7], [5, 8]]},
+    {"min_tokens": 3, "stop_token_ids": [9]},
+    {"logit_bias": {3: 1.0}},
+    {"thinking_token_budget": 0, "reasoning_end_token_id": 6},
+    {"presence_penalty": 0.5},
+]
 
 
 @pytest.mark.usefixtures("_no_kernels")
 def test_sampling_reads_nothing_back_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo_engine.ops.triton_devices.DEVICES", {"meta"})
     greedy, drawn = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 3}
-    columns, seqs = SamplingColumns(3), []
-    for slot, params in enumerate((greedy, drawn, {**drawn, "logprobs": 2})):
+    kinds = (greedy, drawn, {**drawn, "logprobs": 2}, *MASKS)
+    columns, seqs = SamplingColumns(len(kinds)), []
+    for slot, params in enumerate(kinds):
         new = NewSeq(seq_id=slot, token_ids=[5], num_prompt_tokens=1, params=SamplingParams(**params))
         row = np.array([5, 0], dtype=np.int32)
-        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=500, device=torch.device("meta")))
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=500, copy=to_meta))
         columns.set(seqs[-1], slot)
-    ones = np.ones(3, dtype=np.int64)
-    rows = SampleRows(seqs=seqs, slots=np.arange(3), positions=ones, num_drafts=0 * ones)
-    chosen = Sampler(columns, copy=lambda values: values.to("meta")).sample(torch.empty(3, 500, device="meta"), rows)
-    assert (chosen.on_device.device.type, len(chosen.on_device)) == ("meta", 3)
+    ones = np.ones(len(kinds), dtype=np.int64)
+    rows = SampleRows(seqs=seqs, slots=np.arange(len(kinds)), positions=ones, num_drafts=0 * ones)
+    shaped = GrammarRows(rows=[1], words=torch.zeros(1, 16, dtype=torch.int32), errors={})
+    chosen = Sampler(columns, copy=to_meta).sample(torch.empty(len(kinds), 500, device="meta"), rows, shaped)
+    assert (chosen.on_device.device.type, len(chosen.on_device)) == ("meta", len(kinds))
+    assert [*chosen.masked] == [*range(3, len(kinds) - 1), 1]
+    assert not chosen.errors
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         chosen.results()
 

@@ -39,7 +39,7 @@ def states() -> dict[int, SeqState]:
         new = NewSeq(seq_id=seq_id, token_ids=[1] * length, num_prompt_tokens=length, params=SamplingParams())
         new.pooling = PoolingParams(normalize=False)
         row = np.zeros(length + 1, dtype=np.int32)
-        made[seq_id] = SeqState.from_new_seq(new, seq_id, row, vocab_size=2, device=torch.device("cpu"))
+        made[seq_id] = SeqState.from_new_seq(new, seq_id, row, vocab_size=2)
     return made
 
 

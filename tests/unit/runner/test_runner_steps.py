@@ -89,7 +89,7 @@ def test_prompt_logprobs_are_returned_row_by_row(rig: Rig) -> None:
 
 
 def test_many_rows_are_sampled_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_engine.runner.runner.MAX_LOGITS", 2 * VOCAB)
+    monkeypatch.setattr("octavo_engine.runner.batch.MAX_LOGITS", 2 * VOCAB)
     added = [new(i, 10 * i, 10 * i + 1, 10 * i + 2, prompt_logprobs=0) for i in (1, 2, 3)]
     result = rig.run(*(step(i, 0, 3, num_prompt_logprobs=2) for i in (1, 2, 3)), new_seqs=added)
     assert tokens(result) == {1: [13], 2: [23], 3: [33]}

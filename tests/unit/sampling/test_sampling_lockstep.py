@@ -40,6 +40,7 @@ def test_tokens_of_rank_0_are_those_of_all_ranks() -> None:
         on_device=tokens,
         on_host=lambda: tokens,
         errors={1: NO_TOKEN_LEFT},
+        masked={},
         wanting=[0],
         logprobs=lambda: [TokenLogprobs(token_ids=[11], logprobs=[-0.5], rank=1)],
     )

@@ -29,7 +29,7 @@ def sample(
     for slot, params in enumerate(requests):
         new = NewSeq(seq_id=slot, token_ids=tokens, num_prompt_tokens=len(PROMPT), params=params, eos_token_id=EOS)
         row = np.array([*tokens, 0], dtype=np.int32)
-        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=logits.shape[1], device=torch.device("cpu")))
+        seqs.append(SeqState.from_new_seq(new, slot, row, vocab_size=logits.shape[1]))
         columns.set(seqs[-1], slot if seeds is None else seeds[slot])
     rows = SampleRows(
         seqs=seqs,
@@ -77,7 +77,7 @@ def test_bad_words_ban_the_last_token_after_the_others() -> None:
 def test_a_step_looks_up_bad_words_by_their_lengths() -> None:
     """A comparison with each of 2048 words took 30 ms per token and sequence."""
     params = greedy(bad_words_token_ids=[[i, j] for i in range(30) for j in range(30)] + [[5]] * 100)
-    masks = TokenMasks.from_params(params, None, vocab_size=VOCAB, device=torch.device("cpu"))
+    masks = TokenMasks.from_params(params, None, vocab_size=VOCAB)
     assert masks is not None
     assert sorted(masks.bad_words) == [0, 1]
 

@@ -32,7 +32,7 @@ from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, ranks_per_host
-from octavo_engine.settings.records import MAX_LOGITS, ModelConfig
+from octavo_engine.settings.records import MAX_GPU_LOGITS, ModelConfig
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError, first_line
 
@@ -181,8 +181,8 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     partial = (_GRAPH_PARTS + rows) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
     table_width = -(-(config.max_model_len or context_length(model)) // config.block_size) + 1
     tables = (max(sizes) + 2 * rows) * table_width * torch.int32.itemsize
-    logits = _LOGIT_COPIES * max(model.vocab_size, min(rows * model.vocab_size, MAX_LOGITS)) * torch.float32.itemsize
-    return activations + graphs + partial + tables + logits + _LIBRARY_BYTES
+    logits = max(model.vocab_size, min(rows * model.vocab_size, MAX_GPU_LOGITS)) * torch.float32.itemsize
+    return activations + graphs + partial + tables + _LOGIT_COPIES * logits + _LIBRARY_BYTES
 
 
 def is_out_of_memory(error: Exception) -> bool:

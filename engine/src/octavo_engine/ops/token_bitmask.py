@@ -39,9 +39,8 @@ def apply_token_bitmask(
 def apply_token_bitmask_reference(
     logits: Float[Tensor, "rows vocab"], rows: Int[Tensor, " shaped"], words: Int[Tensor, "shaped words"]
 ) -> Bool[Tensor, " shaped"]:
-    words = words.to(logits.device)
     bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=words.dtype, device=logits.device) & 1
     blocked = bits.flatten(1)[:, : logits.shape[1]] == 0
-    kept = logits[rows.to(logits.device)].masked_fill_(blocked, float("-inf"))
-    logits[rows.to(logits.device)] = kept
+    kept = logits[rows].masked_fill_(blocked, float("-inf"))
+    logits[rows] = kept
     return kept.amax(-1) > float("-inf")

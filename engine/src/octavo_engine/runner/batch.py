@@ -19,6 +19,7 @@ from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.attention import AttentionBatch
 from octavo_engine.sampling.sampler import SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
+from octavo_engine.settings.records import MAX_GPU_LOGITS, MAX_LOGITS
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
 
 UNKNOWN = -1  # stands for a token that a step in flight samples
@@ -47,7 +48,6 @@ class PersistentBatch:
         self.columns = SamplingColumns(max_num_seqs)
         self.vocab_size = vocab_size
         self.newest = NewestTokens(max_num_seqs, device, copy or keep) if starts_ahead else None
-        self._device = device
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
         self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # of the positions of tokens after all images
@@ -58,6 +58,11 @@ class PersistentBatch:
     def limits(self) -> StepLimits:
         slots, longest = self._token_ids.shape
         return StepLimits(max_num_seqs=slots, max_model_len=longest - 1, table_width=self._tables.shape[1])
+
+    @property
+    def logit_rows(self) -> int:
+        """The number of rows of logits that are computed at a time."""
+        return max(1, (MAX_LOGITS if self.copy is None else MAX_GPU_LOGITS) // self.vocab_size)
 
     def drop(self, seq_ids: list[SeqId]) -> None:
         """Remove sequences. Unknown ids are ignored: a sequence may be dropped before its first step."""
@@ -71,7 +76,7 @@ class PersistentBatch:
         slot = self._free_slots.pop()
         row = self._token_ids[slot]
         row[: len(new.token_ids)] = new.token_ids
-        seq = SeqState.from_new_seq(new, slot, row, vocab_size=self.vocab_size, device=self._device)
+        seq = SeqState.from_new_seq(new, slot, row, vocab_size=self.vocab_size, copy=self.copy or keep)
         self.seqs[new.seq_id] = seq
         self.columns.set(seq, new.seed)
         self._offsets[slot] = seq.offset

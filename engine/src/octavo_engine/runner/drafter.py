@@ -21,7 +21,6 @@ from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel, LoadedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
 from octavo_engine.settings.config import EngineConfig, batched_tokens
-from octavo_engine.settings.records import MAX_LOGITS
 from octavo_engine.settings.speculative import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan
 
@@ -194,7 +193,7 @@ class Drafter:
         return dict(zip(rows, tokens, strict=True))
 
     def _likeliest(self, hidden: Tensor) -> list[int]:
-        parts = torch.split(hidden, max(1, MAX_LOGITS // self._batch.vocab_size))
+        parts = torch.split(hidden, self._batch.logit_rows)
         tokens: list[int] = torch.cat([self.model.logits(part).argmax(-1) for part in parts]).tolist()
         return tokens
 

@@ -40,7 +40,7 @@ from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.logprobs import prompt_logprobs
 from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows
 from octavo_engine.sampling.seq_state import SeqState, isolated
-from octavo_engine.settings.records import MAX_LOGITS, LogprobsMode, PoolingType
+from octavo_engine.settings.records import LogprobsMode, PoolingType
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
@@ -275,7 +275,7 @@ class Runner:
         """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
         sampling = [step for step in plan.seqs if step.sample]
         chosen = list[ChosenTokens]()
-        vocab_rows = self._rows_at_a_time()
+        vocab_rows = self._batch.logit_rows
         for at in range(0, len(rows.steps), vocab_rows):
             part = rows.part(at, at + vocab_rows)
             logits = self._logits(hidden, part.sources)
@@ -346,7 +346,7 @@ class Runner:
     ) -> list[TokenLogprobs]:
         seq = self._batch.seqs[step.seq_id]
         logprobs: list[TokenLogprobs] = []
-        chunk = self._rows_at_a_time()
+        chunk = self._batch.logit_rows
         for at in range(0, step.num_prompt_logprobs, chunk):
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
@@ -355,6 +355,3 @@ class Runner:
                 with isolated(errors, step.seq_id):
                     logprobs += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)
         return logprobs
-
-    def _rows_at_a_time(self) -> int:
-        return max(1, MAX_LOGITS // self._batch.vocab_size)

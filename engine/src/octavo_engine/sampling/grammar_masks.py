@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from llguidance import LLMatcher
 from torch import Tensor
 
+from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.state import GrammarState, MaskWorker, Words
@@ -36,10 +37,9 @@ class GrammarRows:
     words: Int[Tensor, "shaped words"]
     errors: dict[int, str]
 
-    def apply(self, logits: Float[Tensor, "rows vocab"]) -> list[int]:
-        """Apply the masks in place; return the rows that are left without a token."""
-        has_token = apply_token_bitmask(logits, torch.tensor(self.rows, dtype=torch.int64), self.words).tolist()
-        return [row for row, has_one in zip(self.rows, has_token, strict=True) if not has_one]
+    def apply(self, logits: Float[Tensor, "rows vocab"], copy: Copy = keep) -> None:
+        """Apply the masks in place. A row may be left without a token. `copy`: to the device of the logits."""
+        apply_token_bitmask(logits, copy(torch.tensor(self.rows, dtype=torch.int64)), copy(self.words))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ rejected. A sequence whose request has none of the other edits has no `TokenMask
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.wire.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int64]
@@ -64,7 +66,9 @@ class TokenCounts:
         self._num_seen = length
 
 
-def apply_penalties(logits: Float[Tensor, "rows vocab"], rows: list[int], penalties: list[Penalty]) -> None:
+def apply_penalties(
+    logits: Float[Tensor, "rows vocab"], rows: list[int], penalties: list[Penalty], copy: Copy = keep
+) -> None:
     """Apply `penalties[i]` to row `rows[i]` in place: repetition, then frequency and presence (output tokens only)."""
     sizes = [len(p.token_ids) for p in penalties]
     vocab = logits.shape[1]
@@ -72,13 +76,13 @@ def apply_penalties(logits: Float[Tensor, "rows vocab"], rows: list[int], penalt
     in_output = np.concatenate([p.counts for p in penalties])
 
     def column(values: list[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), sizes)).to(logits.device)
+        return copy(torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), sizes)))
 
     repetition = column([p.params.repetition_penalty for p in penalties])
     frequency = column([p.params.frequency_penalty for p in penalties])
     presence = column([p.params.presence_penalty for p in penalties])
-    where = torch.from_numpy(flat).to(logits.device)
-    count = torch.from_numpy(in_output).to(logits.device)
+    where = copy(torch.from_numpy(flat))
+    count = copy(torch.from_numpy(in_output))
     touched = logits.view(-1)[where]
     touched = torch.where(touched > 0, touched / repetition, touched * repetition)
     touched -= frequency * count + presence * (count > 0)
@@ -105,11 +109,12 @@ class ThinkingBudget:
 class TokenMasks:
     """`bad_words`: number of tokens before the last one of a word -> these tokens, as bytes of int32 -> last tokens.
 
-    A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length.
+    A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length. The
+    tensors are on the device, which no edit waits for.
     """
 
     allowed: Tensor | None
-    bad_words: dict[int, dict[bytes, list[int]]]
+    bad_words: dict[int, dict[bytes, Tensor]]
     stop_ids: Tensor | None  # banned until `min_tokens` have been generated
     min_tokens: int
     bias_ids: Tensor | None
@@ -118,15 +123,16 @@ class TokenMasks:
 
     @staticmethod
     def from_params(
-        params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, device: torch.device
+        params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, copy: Copy = keep
     ) -> "TokenMasks | None":
         """Build the masks; return None if the request uses none. Ids outside the vocabulary are dropped."""
 
         def ids(values: list[int]) -> Tensor:
             known = sorted({v for v in values if 0 <= v < vocab_size})
-            return torch.tensor(known, dtype=torch.int64, device=device)
+            return copy(torch.tensor(known, dtype=torch.int64))
 
-        bad_words = _by_length([word for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size])
+        words = [word for word in params.bad_words_token_ids if word and 0 <= word[-1] < vocab_size]
+        bad_words = _by_length(words, copy) if words else {}
         bias = {t: b for t, b in (params.logit_bias or {}).items() if 0 <= t < vocab_size}
         budget, end_id = params.thinking_token_budget, params.reasoning_end_token_id
         thinking = None
@@ -140,27 +146,28 @@ class TokenMasks:
             bad_words=bad_words,
             stop_ids=ids(stop_ids) if params.min_tokens else None,
             min_tokens=params.min_tokens,
-            bias_ids=torch.tensor(list(bias), dtype=torch.int64, device=device) if bias else None,
-            bias=torch.tensor(list(bias.values()), device=device) if bias else None,
+            bias_ids=copy(torch.tensor(list(bias), dtype=torch.int64)) if bias else None,
+            bias=copy(torch.tensor(list(bias.values()))) if bias else None,
             thinking=thinking,
         )
 
     def apply(self, row: Float[Tensor, " vocab"], output: npt.NDArray[np.int32]) -> None:
         """Apply the masks in place, in vLLM's order. `output`: the tokens generated so far."""
         if self.allowed is not None:
-            kept = row[self.allowed]
+            kept = row.index_select(0, self.allowed)
             row.fill_(_NEVER)
-            row[self.allowed] = kept
+            row.index_copy_(0, self.allowed, kept)
         for length, words in self.bad_words.items():
-            if length <= len(output) and (banned := words.get(output[len(output) - length :].tobytes())):
-                row[banned] = _NEVER
+            banned = words.get(output[len(output) - length :].tobytes()) if length <= len(output) else None
+            if banned is not None:
+                row.index_fill_(0, banned, _NEVER)
         if self.stop_ids is not None and len(output) < self.min_tokens:
-            row[self.stop_ids] = _NEVER
+            row.index_fill_(0, self.stop_ids, _NEVER)
         if self.bias_ids is not None and self.bias is not None:
-            row[self.bias_ids] += self.bias
+            row.index_add_(0, self.bias_ids, self.bias)
         if self.thinking is not None and self.thinking.is_spent(output):
             row.fill_(_NEVER)
-            row[self.thinking.end_id] = 0.0
+            row[self.thinking.end_id].fill_(0.0)
 
 
 def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
@@ -169,8 +176,12 @@ def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
     return int(places[-1]) + 1 if len(places) else None
 
 
-def _by_length(bad_words: list[list[int]]) -> dict[int, dict[bytes, list[int]]]:
-    by_length: dict[int, dict[bytes, list[int]]] = {}
+def _by_length(bad_words: list[list[int]], copy: Copy) -> dict[int, dict[bytes, Tensor]]:
+    last_tokens: dict[tuple[int, ...], list[int]] = {}
     for *before, last in bad_words:
-        by_length.setdefault(len(before), {}).setdefault(np.array(before, dtype=np.int32).tobytes(), []).append(last)
+        last_tokens.setdefault(tuple(before), []).append(last)
+    parts = copy(torch.tensor([*chain(*last_tokens.values())])).split_with_sizes([*map(len, last_tokens.values())])
+    by_length: dict[int, dict[bytes, Tensor]] = {}
+    for prefix, part in zip(last_tokens, parts, strict=True):
+        by_length.setdefault(len(prefix), {})[np.array(prefix, dtype=np.int32).tobytes()] = part
     return by_length

@@ -6,7 +6,7 @@ largest logit (the lowest id among equal logits); other rows divide by their tem
 and draw (`draws`). A row's token depends on its logits, parameters, seed and position, never on other rows.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
 NO_TOKEN = -1  # of a row without a finite logit
+_BROKEN = -2  # of a row whose logits were not finite before its edits, which may hide it
 NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
 NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
 NO_TOKEN_IN_GRAMMAR = ErrorInfo(
@@ -73,22 +74,24 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
-    """The tokens of rows, which a GPU may still compute. `on_device`: `NO_TOKEN` for a row whose logits are not finite.
+    """The tokens of rows, which a GPU may still compute. `on_device`: negative for a row whose logits are not finite.
 
-    `wanting`: the rows of `logprobs`.
+    `masked`: the errors of rows that their masks may have left without a token. `wanting`: the rows of `logprobs`.
     """
 
     seqs: list[SeqState]
     on_device: Int[Tensor, " rows"]
     on_host: Callable[[], Tensor]
     errors: dict[int, ErrorInfo]
+    masked: dict[int, ErrorInfo]
     wanting: list[int]
     logprobs: Callable[[], list[TokenLogprobs]]
 
     def results(self) -> list[SeqResult]:
         """Wait for the tokens; return one result per row."""
         tokens = self.on_host().tolist()
-        errors = {row: NOT_FINITE for row, token in enumerate(tokens) if token < 0} | self.errors
+        empty = {row: self.masked.get(row, NOT_FINITE) for row, token in enumerate(tokens) if token == NO_TOKEN}
+        errors = empty | self.errors | {row: NOT_FINITE for row, token in enumerate(tokens) if token == _BROKEN}
         results = [
             SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(self.seqs, tokens, strict=True)
         ]
@@ -102,8 +105,7 @@ class ChosenTokens:
 class Sampler:
     """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device.
 
-    The device is waited for only if a row has a grammar, masks, bias or penalties, or wants log-probabilities of tokens
-    that it names or processed ones.
+    The device is waited for only if a row wants log-probabilities of tokens that it names, or processed ones.
     """
 
     def __init__(
@@ -124,21 +126,28 @@ class Sampler:
         """Choose a token per row. Overwrites the logits."""
         params = self._draw_params(rows.slots, rows.positions)
         edits = grammar is not None or self._columns.edits_logits[rows.slots].any()
-        errors = dict.fromkeys(_rows_not_finite(logits), NOT_FINITE) if edits else {}  # before a mask hides a NaN
+        is_finite = logits.amax(-1).isfinite() if edits else None  # before a mask hides a NaN
+        errors = dict[int, ErrorInfo]()
         if grammar is not None:
-            in_grammar = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
-            errors = dict.fromkeys(grammar.apply(logits), NO_TOKEN_IN_GRAMMAR) | in_grammar | errors
+            grammar.apply(logits, self._copy)
+            errors = {row: ErrorInfo(message, "invalid_request") for row, message in grammar.errors.items()}
         wanting = np.flatnonzero(self._columns.wants_logprobs[rows.slots])
         reported = self._take(logits, wanting) if len(wanting) else None
-        errors = self._edit(logits, rows, () if grammar is None else grammar.rows) | errors
+        masked, failed = self._edit(logits, rows)
+        if grammar is not None:
+            masked |= dict.fromkeys(grammar.rows, NO_TOKEN_IN_GRAMMAR)
+        errors = failed | errors
         if reported is not None and self._mode.startswith("processed"):
             reported = processed_logits(self._take(logits, wanting), params.take(wanting))
         chosen = choose_tokens(logits, params, self._copy)
+        if is_finite is not None:
+            chosen.masked_fill_(~is_finite, _BROKEN)
         return ChosenTokens(
             seqs=rows.seqs,
             on_device=chosen,
             on_host=self._fetch(chosen),
             errors=errors,
+            masked=masked,
             wanting=wanting.tolist(),
             logprobs=list if reported is None else self._logprobs(reported, chosen, rows, wanting, errors),
         )
@@ -147,29 +156,24 @@ class Sampler:
         """Return a copy of some rows."""
         return values.index_select(0, self._copy(torch.from_numpy(rows)))
 
-    def _edit(self, logits: Tensor, rows: SampleRows, shaped_rows: Collection[int]) -> dict[int, ErrorInfo]:
-        """Apply masks, bias and penalties in place; return errors of the rows that are left without a token."""
+    def _edit(self, logits: Tensor, rows: SampleRows) -> tuple[dict[int, ErrorInfo], dict[int, ErrorInfo]]:
+        """Apply masks, bias and penalties in place; return the errors of rows if they are left without a token, and
+        those of the rows that failed."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
-        penalties, penalised_rows, masked_rows, errors = [], [], [], dict[int, ErrorInfo]()
+        penalties, penalised_rows = [], []
+        masked, errors = dict[int, ErrorInfo](), dict[int, ErrorInfo]()
         for row in editing:
             seq, length = rows.seqs[row], int(rows.positions[row])
             with isolated(errors, row):
                 if seq.masks is not None:
                     seq.masks.apply(logits[row], seq.output(length))
-                    masked_rows.append(row)
+                    masked[row] = NO_TOKEN_LEFT
                 if seq.counts is not None:
                     penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
                     penalised_rows.append(row)
         if penalties:
-            apply_penalties(logits, penalised_rows, penalties)
-        if not masked_rows:
-            return errors
-        empty = (logits[masked_rows].amax(-1) == float("-inf")).tolist()
-        return {
-            row: NO_TOKEN_IN_GRAMMAR if row in shaped_rows else NO_TOKEN_LEFT
-            for row, is_empty in zip(masked_rows, empty, strict=True)
-            if is_empty
-        } | errors
+            apply_penalties(logits, penalised_rows, penalties, self._copy)
+        return masked, errors
 
     def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:
         columns = self._columns
@@ -210,9 +214,3 @@ class Sampler:
             with isolated(errors, *wanting[group].tolist()):
                 entries.update(zip(group, logprobs_of_ids(*taken, ids, as_logits=as_logits), strict=True))
         return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
-
-
-def _rows_not_finite(logits: Tensor) -> list[int]:
-    """Return rows whose maximum is NaN, +inf or -inf; single -inf entries are a model's own masks."""
-    finite = logits.amax(-1).isfinite()
-    return [] if bool(finite.all()) else (~finite).nonzero()[:, 0].tolist()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqId
@@ -42,7 +43,7 @@ class SeqState:
 
     @staticmethod
     def from_new_seq(
-        new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, device: torch.device
+        new: NewSeq, slot: int, token_ids: npt.NDArray[np.int32], *, vocab_size: int, copy: Copy = keep
     ) -> "SeqState":
         params = new.params
         positions, offset = grid_positions(new.images)
@@ -54,7 +55,7 @@ class SeqState:
             num_prompt_tokens=new.num_prompt_tokens,
             token_ids=token_ids,
             counts=TokenCounts(params, new.num_prompt_tokens) if params.has_penalties else None,
-            masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, device=device),
+            masks=TokenMasks.from_params(masked, new.eos_token_id, vocab_size=vocab_size, copy=copy),
             adapter=new.adapter,
             pooling=new.pooling,
             images=new.images,

@@ -132,7 +132,8 @@ class SpeculativeConfig:
 
 MAX_GRAPH_ROWS = 1024  # of a decode step that runs as a CUDA graph
 MAX_GRAMMAR_BYTES = 1 << 18  # of a schema, regex or grammar; its compiler's stack grows with it
-MAX_LOGITS = 16 << 20  # fp32 values held at a time
+MAX_LOGITS = 16 << 20  # fp32 values held at a time on a CPU
+MAX_GPU_LOGITS = 64 << 20  # the same on a GPU, which reads the model's head again for each part of a step
 SMALLER_DEFAULT_SEQS = 256
 
 
