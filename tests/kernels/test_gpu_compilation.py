@@ -13,7 +13,7 @@ from octavo_engine.devices.transfers import Copy, Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.triton import decode_attention, paged_attention, sampling, write_kv, write_qkv
+from octavo_engine.ops.triton import decode_attention, elementwise, paged_attention, sampling, write_kv, write_qkv
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sampling.grammar_masks import GrammarMasks, GrammarRows
@@ -36,7 +36,12 @@ def test_a_model_compiles_for_hopper() -> None:
     norm, linear = "rms_norm_kernel", "aten::linear"
     layer = [norm, linear, *attention, linear, norm, linear, "gate_kernel", linear]
     assert report.layer_launches == [layer] * 2
-    assert {kernel.name for kernel in report.kernels} == {*layer, "paged_attention_kernel", "sample_kernel"} - {linear}
+    assert {kernel.name for kernel in report.kernels} == {
+        *layer,
+        "paged_attention_kernel",
+        "penalise_kernel",
+        "sample_kernel",
+    } - {linear}
     assert report.later == 0, "numbers of sequences and blocks compile no kernel again"
     assert_fast(report)
 
@@ -45,7 +50,7 @@ def test_a_model_compiles_for_hopper() -> None:
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
     launch = defaultdict[object, Any](lambda: lambda *arguments, **options: None)
-    for module in (decode_attention, paged_attention, sampling, write_kv, write_qkv):
+    for module in (decode_attention, elementwise, paged_attention, sampling, write_kv, write_qkv):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             monkeypatch.setattr(module, name, launch)
 
@@ -97,12 +102,14 @@ def start_decodes(steps: MetaSteps, copy: Copy, **params: Any) -> Callable[[], o
 
 @pytest.fixture
 def _draws_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_engine.sampling.draws.runs_triton", lambda logits: True)
+    for module in ("draws", "logit_edits"):
+        monkeypatch.setattr(f"octavo_engine.sampling.{module}.runs_triton", lambda logits: True)
 
 
 @pytest.mark.usefixtures("_draws_on_meta")
-def test_decode_steps_one_ahead_read_nothing_back_to_the_host(steps: MetaSteps) -> None:
-    collect = start_decodes(steps, to_meta, logprobs=1)
+@pytest.mark.parametrize("fields", [{"logprobs": 1}, {"presence_penalty": 0.5}, {"min_tokens": 3}], ids=str)
+def test_decode_steps_one_ahead_read_nothing_back_to_the_host(steps: MetaSteps, fields: dict[str, Any]) -> None:
+    collect = start_decodes(steps, to_meta, **fields)
     with pytest.raises(NotImplementedError, match="meta"):
         collect()
 

@@ -275,7 +275,7 @@ class MetaSteps:
     def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a step; return its logits and tokens."""
         from octavo_engine.ops.attention import AttentionBatch, ForwardContext
-        from octavo_engine.ops.triton import sampling
+        from octavo_engine.ops.triton import elementwise, sampling
 
         batch = AttentionBatch(
             query_start=_ints(seqs + 1),
@@ -291,6 +291,8 @@ class MetaSteps:
             self.backend.begin_step(batch)
             hidden = self.model.forward(_ints(tokens), _ints(tokens), context)
             logits = self.model.logits(hidden[:seqs])
+            counts = torch.empty(logits.shape, dtype=torch.int16, device="meta")
+            elementwise.penalise(logits, counts, _ints(seqs, 6), torch.empty(seqs, dtype=torch.int64, device="meta"))
             return logits, sampling.sample(logits, _ints(seqs, 8))
 
 

@@ -49,7 +49,7 @@ def test_almost_every_decode_is_planned_while_the_one_before_is_in_flight() -> N
     sim.verify()
 
 
-@pytest.mark.parametrize("fields", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}}, {"min_tokens": 2}], ids=str)
+@pytest.mark.parametrize("fields", [{"bad_words_token_ids": [[6, 7]]}, {"thinking_token_budget": 9}], ids=str)
 def test_nothing_is_planned_ahead_while_a_sequence_needs_its_newest_token(fields: dict[str, object]) -> None:
     sim = Simulation(num_blocks=200, steps_ahead=1)
     sim.add("plain", [1, 2, 3], max_tokens=30)
@@ -61,6 +61,20 @@ def test_nothing_is_planned_ahead_while_a_sequence_needs_its_newest_token(fields
     sim.drain()
     sim.verify()
     assert sim.scheduler.max_in_flight == 2
+
+
+EDITS = [{"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}}, {"min_tokens": 2}, {"bad_words_token_ids": [[6]]}]
+
+
+@pytest.mark.parametrize("fields", EDITS, ids=str)
+def test_edits_that_need_no_newest_token_are_planned_ahead(fields: dict[str, object]) -> None:
+    sim = Simulation(num_blocks=200, steps_ahead=1)
+    sim.add("edited", [4, 5], max_tokens=3, **fields)
+    sim.step()
+    assert sim.scheduler.max_in_flight == 2
+    assert sim.step().num_tokens == 1
+    sim.drain()
+    sim.verify()
 
 
 def test_blocks_of_unknown_tokens_are_hashed_once_they_are_known() -> None:

@@ -39,6 +39,32 @@ def test_forks_continue_from_tokens_of_their_own(rig: Rig) -> None:
     assert tokens(second()) == tokens(alone.run(step(1, 2, 1), step(2, 2, 1)))
 
 
+PENALTIES = {"temperature": 2.0, "repetition_penalty": 1.7, "frequency_penalty": 1.5, "presence_penalty": -2.0}
+
+
+def test_penalties_of_steps_ahead_are_those_of_known_tokens(rig: Rig) -> None:
+    """One sequence has a prompt of one token, and one starts again in the middle of its output, in another's slot."""
+    crowd = [new(1, 5, **PENALTIES), new(2, 20, 21, 20, **PENALTIES, min_tokens=9, logit_bias={22: 5.0}), new(3, 7, 9)]
+    plans = [[step(1, 0, 1), step(2, 0, 3), step(3, 0, 2)]]
+    plans += [[step(3, i + 1, 1), step(1, i, 1), step(2, i + 2, 1)] for i in range(1, 30)]
+
+    def run(rig: Rig, depth: int) -> list[dict[int, list[int]]]:
+        waiting, found = [], []
+        for i, plan in enumerate(plans):
+            waiting.append(rig.start(*plan, new_seqs=crowd if i == 0 else []))
+            if len(waiting) > depth:
+                found.append(tokens(waiting.pop(0)()))
+        found += [tokens(wait()) for wait in waiting]
+        grown = rig.batch.seqs[2].token_ids[:20].tolist()
+        again = new(9, *grown, prompt=3, **PENALTIES)
+        found.append(tokens(rig.run(step(9, 0, 20), new_seqs=[again], dropped_seqs=[1, 2])))
+        return [*found, tokens(rig.run(step(9, 20, 1)))]
+
+    one_by_one = run(Rig(), 0)
+    assert run(rig, 1) == one_by_one
+    assert len({token for found in one_by_one for token in found.get(1, [])}) > 5
+
+
 def test_a_dropped_sequence_leaves_no_token_in_its_slot(rig: Rig) -> None:
     results = [rig.start(step(1, 0, 1), new_seqs=[new(1, 5)]), rig.start(step(1, 1, 1))]
     results.append(rig.start(step(2, 0, 3, sample=False), new_seqs=[new(2, 30, 31, 32, 33)], dropped_seqs=[1]))

@@ -116,7 +116,7 @@ class Sequence:
     @property
     def needs_newest(self) -> bool:
         """True if the runner needs the newest token on the host to sample the next one."""
-        return self.group.request.grammar is not None or self.params.edits_logits
+        return self.group.request.grammar is not None or self.params.masks_by_newest
 
     @property
     def num_output(self) -> int:

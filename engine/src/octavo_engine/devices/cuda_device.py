@@ -171,7 +171,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     It has, for each of `max_num_batched_tokens` tokens and again for each row of the largest graph, inputs and outputs
     of one layer's linears and four hidden states; the hidden rows of all graphs; attention's partial results; block
     tables of the graphs and of two steps; three times the fp32 logits of `max_num_seqs` rows, or of as many as are
-    computed at a time; and a fixed part.
+    computed at a time; counts of penalised tokens; and a fixed part.
     """
     rows = most_seqs(config)
     sizes = [0] if config.enforce_eager else config.cudagraph_capture_sizes or capture_sizes(rows)
@@ -182,7 +182,8 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     table_width = -(-(config.max_model_len or context_length(model)) // config.block_size) + 1
     tables = (max(sizes) + 2 * rows) * table_width * torch.int32.itemsize
     logits = max(model.vocab_size, min(rows * model.vocab_size, MAX_GPU_LOGITS)) * torch.float32.itemsize
-    return activations + graphs + partial + tables + _LOGIT_COPIES * logits + _LIBRARY_BYTES
+    counts = rows * model.vocab_size * torch.int16.itemsize
+    return activations + graphs + partial + tables + _LOGIT_COPIES * logits + counts + _LIBRARY_BYTES
 
 
 def is_out_of_memory(error: Exception) -> bool:

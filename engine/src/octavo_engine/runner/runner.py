@@ -37,6 +37,7 @@ from octavo_engine.runner.pooling import Pooler
 from octavo_engine.sampling.accepted_drafts import ChoiceRows, accept_drafts, rows_to_choose
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
+from octavo_engine.sampling.logit_edits import PenaltyCounts
 from octavo_engine.sampling.logprobs import prompt_logprobs
 from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows
 from octavo_engine.sampling.seq_state import SeqState, isolated
@@ -86,7 +87,9 @@ class Runner:
         self.host = host
         self._copy = batch.copy or keep
         self._group, self._stages = group or Group(), stages or Stages()
-        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch())
+        newest = batch.newest
+        counts = None if newest is None else PenaltyCounts(newest.tokens, batch.vocab_size, self._copy)
+        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch(), counts=counts)
         self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)

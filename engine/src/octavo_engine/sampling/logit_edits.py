@@ -4,6 +4,8 @@ Repetition, frequency and presence penalties cover the tokens of a sequence. A s
 distinct ids of its tokens with their counts, updated with each token; only the logits of these ids are changed, for all
 such rows in one gather and one scatter. Drafts are counted in a copy for the rows that follow them, as they may be
 rejected. A sequence whose request has none of the other edits has no `TokenMasks`, so its row costs nothing.
+
+Where a step starts before the host knows the newest tokens, the counts of all tokens are on the device instead.
 """
 
 from dataclasses import dataclass
@@ -12,14 +14,17 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.devices.transfers import Copy, keep
+from octavo_engine.ops.triton_devices import runs_triton
 from octavo_engine.wire.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int64]
 _NEVER = float("-inf")
+_UNKNOWN, _NO_TOKEN = -1, -2  # in place of the token that an entry counts
+_MOST_COUNTED = 32767
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +37,15 @@ class Penalty:
 
 
 class TokenCounts:
-    """The distinct tokens of the prompt and the output, with their counts in the output."""
+    """The distinct tokens of the prompt and the output, with their counts in the output.
+
+    `num_on_device`: how many tokens of the sequence `PenaltyCounts` has counted.
+    """
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int) -> None:
-        self._params = params
-        self._num_prompt_tokens = num_prompt_tokens
+        self.params = params
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_on_device = 0
         self._num_seen = 0
         self._index: dict[int, int] = {}
         self._counts: list[int] = []
@@ -52,7 +61,7 @@ class TokenCounts:
                     counts.append(0)
                 counts[index[token_id]] += 1
         ids = np.fromiter(index, dtype=np.int64, count=len(index))
-        return Penalty(self._params, ids, np.array(counts, dtype=np.int64))
+        return Penalty(self.params, ids, np.array(counts, dtype=np.int64))
 
     def _update(self, token_ids: npt.NDArray[np.int32], length: int) -> None:
         """Count `token_ids[:length]`; after a rollback, when the length has shrunk, count from the start."""
@@ -62,7 +71,7 @@ class TokenCounts:
             at = self._index.setdefault(int(token_ids[position]), len(self._counts))
             if at == len(self._counts):
                 self._counts.append(0)
-            self._counts[at] += position >= self._num_prompt_tokens
+            self._counts[at] += position >= self.num_prompt_tokens
         self._num_seen = length
 
 
@@ -83,10 +92,74 @@ def apply_penalties(
     presence = column([p.params.presence_penalty for p in penalties])
     where = copy(torch.from_numpy(flat))
     count = copy(torch.from_numpy(in_output))
-    touched = logits.view(-1)[where]
-    touched = torch.where(touched > 0, touched / repetition, touched * repetition)
-    touched -= frequency * count + presence * (count > 0)
-    logits.view(-1)[where] = touched
+    logits.view(-1)[where] = _penalised(logits.view(-1)[where], count, repetition, frequency, presence)
+
+
+def _penalised(x: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
+    x = torch.where(x > 0, x / repetition, x * repetition)
+    x -= frequency * count + presence * (count > 0)
+    return x
+
+
+class PenaltyCounts:
+    """Counts of the tokens of all slots, for steps that start before the host knows the newest tokens.
+
+    [slots, vocab] int16 on the device, allocated at first use: 0 is a token that a sequence does not have, -1 one of
+    its prompt alone, and others are numbers in the output, of at most 32767. `newest`: the newest token of each slot.
+    """
+
+    def __init__(self, newest: Int[Tensor, " slots"], vocab_size: int, copy: Copy) -> None:
+        self._newest, self._vocab_size, self._copy = newest, vocab_size, copy
+        self._counts: Tensor | None = None
+
+    def entry(self, row: int, slot: int, seq: TokenCounts, token_ids: npt.NDArray[np.int32], length: int) -> Ints:
+        """Return the numbers that penalise a row after `token_ids[:length]`, of which the last may be unknown.
+
+        They are the row, the slot, the token that is counted first, and the penalties, whose bits are those of fp32.
+        """
+        token = _NO_TOKEN
+        if 0 < seq.num_on_device == length - 1:
+            token = int(token_ids[length - 1])
+        elif length != seq.num_on_device:
+            is_unknown = token_ids[length - 1] < 0
+            self._count(slot, token_ids[: length - is_unknown], seq.num_prompt_tokens)
+            token = _UNKNOWN if is_unknown else _NO_TOKEN
+        seq.num_on_device = length
+        params = seq.params
+        penalties = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        return np.concatenate(([row, slot, token], np.array(penalties, dtype=np.float32).view(np.int32)))
+
+    def _count(self, slot: int, token_ids: npt.NDArray[np.int32], num_prompt_tokens: int) -> None:
+        """Count the tokens of a sequence from the start."""
+        ids, numbers = np.unique(token_ids[num_prompt_tokens:], return_counts=True)
+        in_prompt = np.setdiff1d(token_ids[:num_prompt_tokens], ids)
+        values = np.concatenate((np.minimum(numbers, _MOST_COUNTED), np.full(len(in_prompt), -1))).astype(np.int16)
+        where = np.concatenate((ids, in_prompt)).astype(np.int64)
+        row = self._table()[slot].zero_()
+        row.index_copy_(0, self._copy(torch.from_numpy(where)), self._copy(torch.from_numpy(values)))
+
+    def apply(self, logits: Float[Tensor, "rows vocab"], entries: list[Ints]) -> None:
+        """Count a token of each row, and apply its penalties in place."""
+        params = torch.from_numpy(np.stack(entries).astype(np.int32))
+        if runs_triton(logits):
+            from octavo_engine.ops.triton import elementwise  # Triton is missing on most machines without a GPU
+
+            elementwise.penalise(logits, self._table(), self._copy(params), self._newest)
+            return
+        for (row, slot, token, *_), penalties in zip(params.tolist(), params[:, 3:].view(torch.float32), strict=True):
+            counts = self._table()[slot]
+            if token != _NO_TOKEN:
+                counted = int(self._newest[slot]) if token == _UNKNOWN else token
+                counts[counted] = min(max(int(counts[counted]), 0) + 1, _MOST_COUNTED)
+            ids = counts.nonzero()[:, 0]
+            logits[row, ids] = _penalised(logits[row, ids], counts[ids].clamp(min=0), *penalties)
+
+    def _table(self) -> Tensor:
+        if self._counts is None:
+            self._counts = torch.zeros(
+                len(self._newest), self._vocab_size, dtype=torch.int16, device=self._newest.device
+            )
+        return self._counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from octavo_engine.devices.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.ops.sampling import DrawParams
 from octavo_engine.sampling.draws import choose_tokens, draw_keys, processed_logits
 from octavo_engine.sampling.grammar_masks import GrammarRows
-from octavo_engine.sampling.logit_edits import apply_penalties
+from octavo_engine.sampling.logit_edits import PenaltyCounts, apply_penalties
 from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
 from octavo_engine.sampling.seq_state import SeqState, isolated
 from octavo_engine.settings.records import LogprobsMode
@@ -103,7 +103,8 @@ class ChosenTokens:
 
 
 class Sampler:
-    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device.
+    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device. `counts`: of
+    penalised tokens, where steps start before the host knows the newest ones.
 
     The device is waited for only if a row wants log-probabilities of tokens that it names, or processed ones.
     """
@@ -115,8 +116,9 @@ class Sampler:
         *,
         copy: Copy = keep,
         fetch: Fetch = fetch_now,
+        counts: PenaltyCounts | None = None,
     ) -> None:
-        self._columns = columns
+        self._columns, self._counts = columns, counts
         self._mode = mode
         self._copy, self._fetch = copy, fetch
 
@@ -160,7 +162,7 @@ class Sampler:
         """Apply masks, bias and penalties in place; return the errors of rows if they are left without a token, and
         those of the rows that failed."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
-        penalties, penalised_rows = [], []
+        penalties, penalised_rows, entries = [], [], []
         masked, errors = dict[int, ErrorInfo](), dict[int, ErrorInfo]()
         for row in editing:
             seq, length = rows.seqs[row], int(rows.positions[row])
@@ -168,11 +170,15 @@ class Sampler:
                 if seq.masks is not None:
                     seq.masks.apply(logits[row], seq.output(length))
                     masked[row] = NO_TOKEN_LEFT
-                if seq.counts is not None:
+                if seq.counts is not None and self._counts is not None:
+                    entries.append(self._counts.entry(row, seq.slot, seq.counts, seq.token_ids, length))
+                elif seq.counts is not None:
                     penalties.append(seq.counts.penalty(seq.token_ids, length, int(rows.num_drafts[row])))
                     penalised_rows.append(row)
         if penalties:
             apply_penalties(logits, penalised_rows, penalties, self._copy)
+        if entries and self._counts is not None:
+            self._counts.apply(logits, entries)
         return masked, errors
 
     def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:

@@ -150,11 +150,9 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     @property
-    def edits_logits(self) -> bool:
-        """True if penalties, masks or a bias change the logits before a token is chosen."""
-        masks = (self.bad_words, self.bad_words_token_ids, self.min_tokens, self.logit_bias)
-        limits = (self.allowed_token_ids, self.thinking_token_budget)
-        return self.has_penalties or any(masks) or any(limit is not None for limit in limits)
+    def masks_by_newest(self) -> bool:
+        """True if the newest token decides which tokens are masked: for words of several tokens and for a budget."""
+        return self.thinking_token_budget is not None or any(len(ids) > 1 for ids in self.bad_words_token_ids)
 
     @property
     def is_greedy(self) -> bool:

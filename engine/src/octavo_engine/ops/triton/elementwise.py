@@ -1,15 +1,17 @@
-"""RMS norm with the addition to the residual stream, and gated activation, in one launch each."""
+"""RMS norm with the addition to the residual stream, gated activation, and penalties of logits, in one launch each."""
 
 from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 _SILU = tl.constexpr(0)  # the numbers of `Activation.native`; 1 is the tanh form of gelu
 _GATE_COLUMNS = 1024
+_PENALTY_COLUMNS = 2048
+_MOST_COUNTED = tl.constexpr(32767)
 _BOUND = tl.constexpr(80.0)  # keeps the exponential finite; sigmoid is 0 or 1 there
 _ROOT_2_OVER_PI = tl.constexpr(0.7978845608028654)
 
@@ -42,6 +44,23 @@ def gate(gate_up: Float[Tensor, "rows two_n"], activation: int) -> Float[Tensor,
         *(out, gate_up, gate_up.stride(0)), SIZE=size, COLUMNS=_GATE_COLUMNS, ACTIVATION=activation
     )
     return out
+
+
+def penalise(
+    logits: Float[Tensor, "rows vocab"],
+    counts: Int[Tensor, "slots vocab"],
+    params: Int[Tensor, "penalised 6"],
+    newest: Int[Tensor, " slots"],
+) -> None:
+    """Count a token of each penalised row, then change its logits in place, as `PenaltyCounts` defines it."""
+    vocab = logits.shape[1]
+    assert logits.stride(1) == 1
+    penalise_kernel[(len(params), triton.cdiv(vocab, _PENALTY_COLUMNS))](
+        *(logits, counts, params, newest, logits.stride(0)),
+        VOCAB=vocab,
+        COLUMNS=_PENALTY_COLUMNS,
+        enable_fp_fusion=False,
+    )
 
 
 @triton.jit
@@ -94,3 +113,35 @@ def gate_kernel(
         acted = wide * tl.sigmoid(tl.clamp(2.0 * inner, -_BOUND, _BOUND))  # 0.5 * (1 + tanh(inner))
     acted = acted.to(x.dtype).to(tl.float32)  # torch rounds it, too
     tl.store(out_ptr + row * SIZE + at, (acted * up.to(tl.float32)).to(x.dtype), mask=mask)
+
+
+@triton.jit
+@no_type_check
+def penalise_kernel(
+    logits_ptr,  # [rows, VOCAB] fp32; rows of `stride`
+    counts_ptr,  # [slots, VOCAB] int16, contiguous
+    params_ptr,  # [penalised rows, 6] int32: of `PenaltyCounts.entry`
+    newest_ptr,  # [slots] int64
+    stride,
+    VOCAB: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    params = params_ptr + tl.program_id(0) * 6
+    slot = tl.load(params + 1).to(tl.int64)
+    token = tl.load(params + 2)
+    if token == -1:
+        token = tl.load(newest_ptr + slot).to(tl.int32)
+    repetition = tl.load(params + 3).to(tl.float32, bitcast=True)
+    frequency = tl.load(params + 4).to(tl.float32, bitcast=True)
+    presence = tl.load(params + 5).to(tl.float32, bitcast=True)
+    ids = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    counts = counts_ptr + slot * VOCAB + ids
+    count = tl.load(counts, mask=ids < VOCAB, other=0).to(tl.int32)
+    is_new = ids == token
+    count = tl.where(is_new, tl.minimum(tl.maximum(count, 0) + 1, _MOST_COUNTED), count)
+    tl.store(counts, count.to(tl.int16), mask=is_new)
+    logits = logits_ptr + tl.load(params).to(tl.int64) * stride + ids
+    x = tl.load(logits, mask=ids < VOCAB, other=0.0)
+    x = tl.where(x > 0.0, tl.div_rn(x, repetition), x * repetition)
+    x -= frequency * tl.maximum(count, 0).to(tl.float32) + presence * (count > 0).to(tl.float32)
+    tl.store(logits, x, mask=(ids < VOCAB) & (count != 0))
