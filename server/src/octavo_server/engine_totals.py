@@ -175,6 +175,7 @@ def engine_samples(s: EngineStats, info: tuple[str, ...], sleeping: frozenset[Me
         "host_kv_blocks": {"used": s.host_used_blocks, "total": s.host_total_blocks},
         "preemptions_by_mode": {"swap": s.preemptions_swap, "recompute": s.preemptions_recompute},
         "spec_decode_num_accepted_tokens_per_pos": {str(i): n for i, n in enumerate(s.accepted_draft_tokens)},
+        "stage_bytes": {"forward": s.stage_forward_bytes, "back": s.stage_back_bytes},
         "swapped_blocks": {"out": s.swapped_out_blocks, "in": s.swapped_in_blocks},
     }
     samples: Samples = {name: [((), value)] for name, value in plain.items()}

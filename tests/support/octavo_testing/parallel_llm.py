@@ -21,6 +21,14 @@ Answers = dict[str, Any]
 
 
 @contextmanager
+def started_stages(model: str, num_stages: int, size: int = 1, **arguments: Any) -> Iterator[LLM]:
+    """Start stages of so many ranks, each of which has a thread."""
+    arguments |= {"pipeline_parallel_size": num_stages, "num_threads": num_stages * size}
+    with started(model, size, **arguments) as llm:
+        yield llm
+
+
+@contextmanager
 def started(model: str, size: int, **arguments: Any) -> Iterator[LLM]:
     common = {"dtype": "float32", "num_threads": size, "debug_invariants": True, "num_gpu_blocks_override": 64}
     llm = LLM(model, tensor_parallel_size=size, **(common | arguments))
@@ -30,8 +38,11 @@ def started(model: str, size: int, **arguments: Any) -> Iterator[LLM]:
         llm.shutdown()
 
 
-def answers(llm: LLM, texts: list[str], num_tokens: int) -> Answers:
-    """Return the tokens of requests of many kinds, and log-probabilities rounded to what several ranks may change."""
+def answers(llm: LLM, texts: list[str], num_tokens: int, *, digits: int = 2) -> Answers:
+    """Return the tokens of requests of many kinds, and log-probabilities rounded to what several ranks may change.
+
+    `digits`: after the point; stages change none.
+    """
 
     def tokens(prompts: list[str], **fields: Any) -> list[list[int]]:
         params = SamplingParams(**{"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True} | fields)
@@ -50,7 +61,7 @@ def answers(llm: LLM, texts: list[str], num_tokens: int) -> Answers:
         "penalties": tokens(texts, repetition_penalty=1.3, min_tokens=3),
         "json": [o.outputs[0].text for o in llm.generate(texts[:2], schema, use_tqdm=False)],
         "prompt_logprobs": [
-            None if row is None else {token: round(each.logprob, 2) for token, each in row.items()}
+            None if row is None else {token: round(each.logprob, digits) for token, each in row.items()}
             for row in scored_output.prompt_logprobs
         ],
     }

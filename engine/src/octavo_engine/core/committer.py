@@ -20,7 +20,7 @@ class Committer:
 
     def commit(self, result: StepResult) -> list[SeqOutput]:
         plan = self._state.in_flight.pop(result.step_id, None)
-        self._state.counters.encode_s += result.encode_s
+        self._count(result)
         if plan is None:  # discarded because an earlier step failed
             return []
         if result.error is not None:
@@ -40,6 +40,12 @@ class Committer:
             if step.sample or (sampled is not None and sampled.error is not None):
                 self._commit_seq(seq, step, sampled, outputs)
         return outputs
+
+    def _count(self, result: StepResult) -> None:
+        counters, (forward_bytes, back_bytes) = self._state.counters, result.stage_bytes
+        counters.encode_s += result.encode_s
+        counters.stage_forward_bytes += forward_bytes
+        counters.stage_back_bytes += back_bytes
 
     def _commit_seq(self, seq: Sequence, step: SeqStep, sampled: SeqResult | None, outputs: list[SeqOutput]) -> None:
         if sampled is not None and sampled.error is not None:

@@ -110,6 +110,7 @@ class Group:
         self._collectives, self._timeout, self._gpus = collectives, timeout, gpus
         self._add_up = recordable(self._add_up_memory)
         self._exchange = recordable(self._exchange_memory)
+        self.exchanged_bytes = {"send": 0, "recv": 0}
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
         """Divide `count` things among the ranks in whole units, of which only the last one may be smaller."""
@@ -177,6 +178,7 @@ class Group:
         """Send or receive memory, which may be empty; as `_add_up_memory`."""
         x = _memory(address, num_bytes, torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
         self._run(operation, lambda: getattr(self._collectives, operation)([x], other, 0).wait(self._timeout))
+        self.exchanged_bytes[operation] += num_bytes
 
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
         """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""

@@ -28,7 +28,6 @@ class Stages:
         self.num_layers, self._column = tuple(num_layers), column or Group()
         self.index, self.size = self._column.rank, self._column.size
         self.is_first, self.is_last = self.index == 0, self.index == self.size - 1
-        self.sent_bytes = self.received_bytes = 0  # by the first stage: to the next one, and from the last one
 
     def share(self, num_layers: int) -> range:
         """Return the layers of this stage, of a model with so many."""
@@ -63,6 +62,11 @@ class Stages:
         if not is_whole:
             hidden[torch.from_numpy(rows)] = found
         return hidden
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Return the bytes that were sent and received since the last call."""
+        taken, self._column.exchanged_bytes = self._column.exchanged_bytes, {"send": 0, "recv": 0}
+        return taken["send"], taken["recv"]
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Replace `x` by that of the first stage."""

@@ -93,7 +93,7 @@ def load(
     with as_failed_start(device):
         config = divide_threads(config, device) if part is None else config
         device.prepare(config)
-        group, stages = (Group(), Stages()) if part is None else _join(config, device, part, store)
+        links = (Group(), Stages()) if part is None else _join(config, device, part, store)
         prepared_s = time.perf_counter()
 
         # Files
@@ -104,8 +104,7 @@ def load(
         # Plan
         plans = _plan(config, device, target, draft, part)
         config, plan = plans.config, plans.ranks[0]
-        if other_ranks is not None:
-            group, stages = other_ranks.start(target.files, plans, device.group_gpu)
+        group, stages = links if other_ranks is None else other_ranks.start(target.files, plans, device.group_gpu)
 
         with as_startup_error(config, plan):
             # Model

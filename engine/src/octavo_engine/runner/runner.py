@@ -171,7 +171,14 @@ class Runner:
     def _result(self, plan: StepPlan, seqs: list[SeqResult] | None = None, error: str | None = None) -> StepResult:
         encode_s = 0.0 if self._images is None else self._images.take_seconds()
         costs = self._current_costs()
-        return StepResult(step_id=plan.step_id, seqs=seqs or [], costs=costs, encode_s=encode_s, error=error)
+        return StepResult(
+            step_id=plan.step_id,
+            seqs=seqs or [],
+            costs=costs,
+            encode_s=encode_s,
+            stage_bytes=self._stages.take_bytes(),
+            error=error,
+        )
 
     def _start(self, plan: StepPlan) -> Callable[[], list[SeqResult]]:
         self._batch.drop(plan.dropped_seqs)

@@ -208,6 +208,13 @@ OWN_METRICS: tuple[Metric, ...] = (
         "KV blocks moved between device and host memory, by direction: out (to the host) or in.",
         "direction",
     ),
+    _own(
+        "stage_bytes",
+        "counter",
+        "Bytes that rank 0 exchanged with other pipeline stages, by direction: forward (to the second stage) or back "
+        "(from the last one).",
+        "direction",
+    ),
     _own("dropped_blocks", "counter", "KV blocks evicted from host memory or, without swap space, from the device."),
     _own("recomputed_tokens", "counter", "Tokens computed again after a preemption, because their KV was dropped."),
     _own("cow_copies", "counter", "KV blocks copied before a write because they were shared."),

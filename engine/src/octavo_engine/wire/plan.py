@@ -145,4 +145,5 @@ class StepResult:
     seqs: list[SeqResult] = field(default_factory=list)
     costs: StepCosts = field(default_factory=StepCosts)
     encode_s: float = 0.0  # seconds of encoding images since the result before
+    stage_bytes: tuple[int, int] = (0, 0)  # sent to the next stage, and received from the last, as `encode_s`
     error: str | None = None  # the whole step failed: every sequence in it ends with "error"

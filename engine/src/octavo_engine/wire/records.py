@@ -183,6 +183,8 @@ class EngineStats:
     step_s: float = 0.0  # duration of the latest step
     encoded_images: int = 0
     encode_s: float = 0.0  # seconds of encoding them
+    stage_forward_bytes: int = 0  # that the first stage has sent to the next one
+    stage_back_bytes: int = 0  # that it has received from the last one
     encoder_usage: float = 0.0  # share of the encoder cache that holds images, 0 to 1
     running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
     waiting_adapters: list[str] = field(default_factory=list)
