@@ -72,7 +72,12 @@ class InferenceService:
     @property
     def num_ranks(self) -> int:
         """Number of processes that compute one replica's model together."""
-        return self.spec.parallelism.tensor or 1
+        return (self.spec.parallelism.tensor or 1) * self.num_stages
+
+    @property
+    def num_stages(self) -> int:
+        """Number of groups of ranks that have the model's layers one after the other."""
+        return self.spec.parallelism.pipeline or 1
 
     @property
     def num_nodes(self) -> int:

@@ -108,6 +108,8 @@ ACCEPTED = (
     Case("a part of a GPU", {"resources": {"limits": {"nvidia.com/mig-1g.10gb": "1000m", "memory": "1e9"}}}),
     Case("one device", {"parallelism": {"tensor": 1, "pipeline": 1}}),
     Case("several ranks", {"parallelism": {"tensor": 2, "pipeline": 1}}),
+    Case("stages", {"parallelism": {"pipeline": 2}}),
+    Case("stages of several ranks in pods", {"parallelism": {"tensor": 2, "pipeline": 2, "nodes": 4}}),
     Case("several pods", {"parallelism": {"tensor": 4, "nodes": 2}}),
     Case("pods and a shared router", {"parallelism": {"tensor": 3, "nodes": 3}, "router": {"ref": {"name": "other"}}}),
     Case("one pod", {"parallelism": {"tensor": 3, "nodes": 1}}),
@@ -229,7 +231,7 @@ REFUSED = (
             "--api_key=a\nb",
             "--tensor-parallel-size=2",
             "--tensor_parallel_size",
-            *("-tp", "-tp=2", "-t"),
+            *("-tp", "-tp=2", "-t", "-pp=2"),
         )
     ),
     *(
@@ -257,7 +259,6 @@ REFUSED = (
         _engine_container(resources={"limits": {"cpu": "two"}}),
         "resources.limits.cpu",
     ),
-    Case("pipeline", {"parallelism": {"pipeline": 2}}, "parallelism.pipeline above 1 is not supported yet"),
     Case("pods that cannot have as many ranks", {"parallelism": {"tensor": 3, "nodes": 2}}, "a multiple of nodes"),
     Case("more pods than ranks", {"parallelism": {"nodes": 2}}, "a multiple of nodes"),
     *(

@@ -104,6 +104,20 @@ def test_a_limit_of_cpu_has_a_core_for_each_rank(
     _assert_accepted(service, reason, f"raise it to {ranks} or more, or lower parallelism.tensor")
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason", "remedy"),
+    [
+        ({"cpu": 4}, "Valid", ""),
+        ({"cpu": 3}, "TooFewCpus", "raise it to 4 or more, or lower parallelism.tensor or parallelism.pipeline"),
+        ({"nvidia.com/gpu": 4}, "StagesOnGpus", "leave it out and divide each layer with parallelism.tensor, or set"),
+    ],
+    ids=str,
+)
+def test_stages_have_ranks_on_cpus(limits: dict[str, Any], reason: str, remedy: str) -> None:
+    service = _service(limits, parallelism={"tensor": 2, "pipeline": 2})
+    _assert_accepted(service, reason, remedy)
+
+
 def _assert_accepted(service: InferenceService, reason: str, remedy: str) -> None:
     """Assert that the condition Accepted has this reason, and that there are no pods if it is not Valid."""
     found = conditions_of(service, Observed(), SETTINGS, wanted=engine_revision(service, SETTINGS))[0]
@@ -113,9 +127,19 @@ def _assert_accepted(service: InferenceService, reason: str, remedy: str) -> Non
     assert bool(actions) is (reason == "Valid")
 
 
-@pytest.mark.parametrize(("tensor", "flags"), [(None, []), (1, []), (2, ["--tensor-parallel-size=2"])])
-def test_only_several_ranks_change_the_arguments(tensor: int | None, flags: list[str]) -> None:
-    service, without = _service(parallelism={} if tensor is None else {"tensor": tensor}), _service()
+@pytest.mark.parametrize(
+    ("parallelism", "flags"),
+    [
+        ({}, []),
+        ({"tensor": 1, "pipeline": 1}, []),
+        ({"tensor": 2}, ["--tensor-parallel-size=2"]),
+        ({"pipeline": 3}, ["--pipeline-parallel-size=3"]),
+        ({"tensor": 2, "pipeline": 2}, ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]),
+    ],
+    ids=str,
+)
+def test_only_several_ranks_change_the_arguments(parallelism: dict[str, int], flags: list[str]) -> None:
+    service, without = _service(parallelism=parallelism), _service()
     found, others = (_pod(each)["containers"][0]["args"] for each in (service, without))
     assert [arg for arg in found if arg not in others] == flags
 

@@ -247,7 +247,7 @@ def _group_flags(service: InferenceService, component: str) -> Iterator[str]:
 
 def engine_flags(service: InferenceService) -> Iterator[str]:
     """Flags of a service's engines, the same on Kubernetes and on one machine, before `engine.extraArgs`."""
-    model, engine, ranks = service.spec.model, service.spec.engine, service.num_ranks
+    model, engine, parallelism = service.spec.model, service.spec.engine, service.spec.parallelism
     yield NAMES_FLAG
     yield from service.served_names
     pairs = {
@@ -256,7 +256,8 @@ def engine_flags(service: InferenceService) -> Iterator[str]:
         "chat-template": model.chat_template,
         "dtype": model.dtype,
         "device": engine.device,
-        "tensor-parallel-size": ranks if ranks > 1 else None,
+        "tensor-parallel-size": parallelism.tensor if parallelism.tensor != 1 else None,
+        "pipeline-parallel-size": parallelism.pipeline if parallelism.pipeline != 1 else None,
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_num_seqs,
         "max-num-batched-tokens": engine.max_num_batched_tokens,

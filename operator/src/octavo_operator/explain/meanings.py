@@ -81,9 +81,13 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "CPU cores instead.",
         ),
         "TooFewCpus": Meaning(
-            "`resources.limits.cpu` is less than one core for each rank of `parallelism.tensor`. Pods that run stay as "
-            "they are.",
-            "Raise the limit, or lower `parallelism.tensor`.",
+            "`resources.limits.cpu` is less than one core for each rank: `parallelism.tensor` times "
+            "`parallelism.pipeline`. Pods that run stay as they are.",
+            "Raise the limit, or lower `parallelism.tensor` or `parallelism.pipeline`.",
+        ),
+        "StagesOnGpus": Meaning(
+            "`parallelism.pipeline` is above 1, but the engines run on GPUs. Pods that run stay as they are.",
+            "Leave it out and divide each layer with `parallelism.tensor`, or set `engine.device: cpu`.",
         ),
     },
     "ChildrenApplied": {

@@ -29,6 +29,7 @@ REASONS: dict[str, dict[str, Status]] = {
         "UnusedGpus": "False",
         "TooFewGpus": "False",
         "TooFewCpus": "False",
+        "StagesOnGpus": "False",
     },
     "ChildrenApplied": {
         "Applied": "True",

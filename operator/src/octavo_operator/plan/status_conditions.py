@@ -299,7 +299,13 @@ def _status_rows(observed: Observed, wanted: str) -> dict[str, Mapping[str, Any]
 def _device_fault(service: InferenceService) -> Condition | None:
     """The condition Accepted of a service whose engines would not start, or not use all their GPUs; None if the spec
     shows no such fault."""
-    return _gpu_fault(service) if device_of(service) == "cuda" else _cpu_fault(service)
+    if device_of(service) != "cuda":
+        return _cpu_fault(service)
+    if service.num_stages > 1:
+        what = f"parallelism.pipeline is {service.num_stages}, but stages run on CPUs only"
+        remedy = "leave it out and divide each layer with parallelism.tensor, or set engine.device to cpu"
+        return Condition("Accepted", "StagesOnGpus", f"{what}: {remedy}")
+    return _gpu_fault(service)
 
 
 def _gpu_fault(service: InferenceService) -> Condition | None:
@@ -325,10 +331,15 @@ def _cpu_fault(service: InferenceService) -> Condition | None:
     if threads is None or threads >= ranks:
         return None
     what = f"{_ranks_of(service)}, and each rank needs a CPU core, but resources.limits.cpu allows {threads}"
-    remedy = f"raise it to {ranks} or more, or lower parallelism.tensor"
+    lowered = "parallelism.tensor" if service.num_stages == 1 else "parallelism.tensor or parallelism.pipeline"
+    remedy = f"raise it to {ranks} or more, or lower {lowered}"
     return Condition("Accepted", "TooFewCpus", f"{what}: {remedy}")
 
 
 def _ranks_of(service: InferenceService) -> str:
-    nodes = f" and parallelism.nodes is {service.num_nodes}" if service.num_nodes > 1 else ""
-    return f"parallelism.tensor is {service.num_ranks}{nodes}"
+    tensor, sizes = (
+        service.num_ranks // service.num_stages,
+        {"pipeline": service.num_stages, "nodes": service.num_nodes},
+    )
+    others = (f"parallelism.{name} is {size}" for name, size in sizes.items() if size > 1)
+    return " and ".join([f"parallelism.tensor is {tensor}", *others])

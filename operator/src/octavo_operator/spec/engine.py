@@ -17,7 +17,7 @@ RESERVED_FLAGS = (
     "--(no-)?(config|model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
     "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
     "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|master-addr|master-port|headless|"
-    "api-key|api-key-file|router-secret|router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?|-[nr]"
+    "api-key|api-key-file|router-secret|router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?|-pp|-[nr]"
 )
 
 
@@ -125,10 +125,5 @@ class Parallelism(SpecPart):
             raise ValueError(
                 "parallelism.nodes pods divide the ranks of a replica evenly: make tensor, times pipeline, a multiple "
                 "of nodes"
-            )
-        if (self.pipeline or 1) != 1:
-            raise ValueError(
-                "parallelism.pipeline above 1 is not supported yet: leave it out, and divide each layer with "
-                "parallelism.tensor"
             )
         return self
