@@ -5,10 +5,9 @@ import logging
 import re
 
 import pytest
-from octavo_engine.frontend.request_builder import Frontend
 from octavo_server.config import RequestLimits
 from octavo_testing.scripted import write_byte_model
-from octavo_testing.server import ScriptedClient, serving
+from octavo_testing.server import ScriptedClient, held_in_threads, serving
 
 TEXT = "/v1/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -42,19 +41,28 @@ async def test_a_given_limit_holds_for_each_model(tmp_path, monkeypatch):
         assert (await started.http.post(TEXT, json={"prompt": "a"})).status_code == 413
 
 
-async def test_a_chat_holds_the_memory_of_its_body_until_its_prompt_is_made(served, monkeypatch):
-    budget, held, render = served.server.config.app.state.context.body_budget, [], Frontend.tokenize_messages
+HI = [{"role": "user", "content": "a"}]
+PROMPTS = [
+    ("/v1/chat/completions", {"messages": HI}),
+    ("/v1/chat/completions/render", {"messages": HI}),
+    ("/v1/messages", {"messages": HI, "model": "scripted", "max_tokens": 1}),
+    ("/v1/messages/count_tokens", {"messages": HI, "model": "scripted"}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/responses/input_tokens", {"input": "a", "truncation": "auto"}),
+    (TEXT, {"prompt": ["a", "b"]}),
+    ("/tokenize", {"messages": HI}),
+    ("/tokenize", {"prompt": "a"}),
+]
 
-    def tokenize(*arguments, **options):
-        held.append(budget.num_bytes)
-        return render(*arguments, **options)
 
-    monkeypatch.setattr(Frontend, "tokenize_messages", tokenize)
-    message = {"role": "user", "content": "a"}
-    answer = await served.http.post("/v1/chat/completions", json={"messages": [message], "padding": "x" * 1000})
-    assert answer.status_code == 200
-    assert held[0] > 1000
-    assert budget.num_bytes == 0
+@pytest.mark.parametrize(("path", "body"), PROMPTS, ids=lambda value: value if isinstance(value, str) else None)
+async def test_a_body_holds_its_memory_until_its_prompts_are_made(served, monkeypatch, path, body):
+    """Requests that wait for a thread could take all memory otherwise."""
+    held = held_in_threads(served, monkeypatch)
+    assert (await served.http.post(path, json=body | {"metadata": {"user_id": "x" * 200}})).status_code == 200
+    assert held
+    assert min(held) > 200
+    assert served.server.config.app.state.context.body_budget.num_bytes == 0
 
 
 @pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"])

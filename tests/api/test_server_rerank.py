@@ -12,7 +12,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running
 from octavo_testing.embedders import make_embedder
 from octavo_testing.routing import routing
-from octavo_testing.server import MODEL, serving
+from octavo_testing.server import MODEL, held_in_threads, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -163,3 +163,19 @@ async def test_a_replica_dies_behind_a_router(served, cosines):
         assert {answer.json()["usage"]["prompt_tokens"] for answer in answers} == {num_tokens}
         order = np.argsort(-cosines[:5], kind="stable").tolist()
         assert all([entry["index"] for entry in answer.json()["results"]] == order for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+    ids=["embeddings", "score", "rerank"],
+)
+async def test_a_body_holds_its_memory_until_its_texts_are_tokenised(served, monkeypatch, path, body):
+    held = held_in_threads(served, monkeypatch)
+    await post(served, path, **body, padding="x" * 200)
+    assert held
+    assert min(held) > 200

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
 from octavo_engine.frontend.request_builder import Frontend, ResolvedParams, TokenizedPrompt
@@ -300,3 +301,17 @@ def events(body: str) -> list[str]:
 
 
 __all__ = ["MODEL", "ScriptedClient", "Served", "events", "parse_metrics", "serving"]
+
+
+def held_in_threads(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the memory of bodies at the end of each call in a thread."""
+    context, held = served.server._context, list[int]()
+    run = context.threads.run
+
+    async def run_watched(*arguments: Any, **options: Any) -> Any:
+        result = await run(*arguments, **options)
+        held.append(context.body_budget.num_bytes)
+        return result
+
+    monkeypatch.setattr(context.threads, "run", run_watched)
+    return held

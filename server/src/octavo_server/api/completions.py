@@ -15,7 +15,7 @@ from octavo_server.api.context import ApiContext, ResponseMeta, context_of
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_generation, read_body
+from octavo_server.api.request_parsing import held_body, parse_generation
 from octavo_server.api.writer import BaseResponseWriter
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.completion import (
@@ -50,11 +50,11 @@ async def read_completion(request: Request) -> tuple[ResponseMeta, CompletionReq
     """Read, check and tokenise a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    (body, params, inputs), _ = await read_body(request, partial(_parse, context))
-    context.admission.check_size(len(inputs) * params.n)
-    meta = context.new_response_meta("cmpl-", request, body)
-    resolved = await context.resolve(params, priority=body.priority or 0)
-    prompts = [await _prompt_input(context, body, prompt) for prompt in inputs]
+    async with held_body(request, partial(_parse, context)) as ((body, params, inputs), _):
+        context.admission.check_size(len(inputs) * params.n)
+        meta = context.new_response_meta("cmpl-", request, body)
+        resolved = await context.resolve(params, priority=body.priority or 0)
+        prompts = [await _prompt_input(context, body, prompt) for prompt in inputs]
     return meta, body, context.new_generation(meta, body, prompts, resolved, arrival_s)
 
 

@@ -13,7 +13,7 @@ from octavo_server.api.embedding_request import NamedText, VectorAnswer, prepare
 from octavo_server.api.generation import Generation
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_vectors, read_body
+from octavo_server.api.request_parsing import held_body, parse_vectors
 from octavo_server.http.responses import CancellableJSONResponse
 from octavo_server.openai.embedding import Embedding, EmbeddingList, EmbeddingRequest, to_base64
 
@@ -25,8 +25,8 @@ async def create_embeddings(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     arrival_s = time.monotonic()
-    (body, texts), _ = await read_body(request, partial(_parse, context))
-    meta, generation = await prepare(context, request, body, texts, prefix="embd-", arrival_s=arrival_s)
+    async with held_body(request, partial(_parse, context)) as ((body, texts), _):
+        meta, generation = await prepare(context, request, body, texts, prefix="embd-", arrival_s=arrival_s)
     answer = EmbeddingAnswer(meta, generation, as_base64=body.encoding_format == "base64")
     headers = with_load(request, context.client, answer.headers)
     return CancellableJSONResponse(context.in_flight, meta.id, answer.body, headers)

@@ -13,7 +13,7 @@ from octavo_server.api.embedding_request import NamedText, VectorAnswer, prepare
 from octavo_server.api.generation import Generation
 from octavo_server.api.load_header import with_load
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_vectors, read_body
+from octavo_server.api.request_parsing import held_body, parse_vectors
 from octavo_server.http.responses import CancellableJSONResponse
 from octavo_server.openai.scoring import (
     Ranked,
@@ -38,8 +38,9 @@ async def create_scores(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     arrival_s = time.monotonic()
-    (body, first, second), _ = await read_body(request, partial(_parse_score, context))
-    meta, generation = await prepare(context, request, body, [*first, *second], prefix="score-", arrival_s=arrival_s)
+    async with held_body(request, partial(_parse_score, context)) as ((body, first, second), _):
+        texts = [*first, *second]
+        meta, generation = await prepare(context, request, body, texts, prefix="score-", arrival_s=arrival_s)
     return _respond(request, context, ScoreAnswer(meta, generation, num_first=len(first)))
 
 
@@ -50,11 +51,11 @@ async def create_ranks(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
     arrival_s = time.monotonic()
-    (body, texts), _ = await read_body(request, partial(_parse_rerank, context))
+    async with held_body(request, partial(_parse_rerank, context)) as ((body, texts), _):
+        meta, generation = await prepare(context, request, body, texts, prefix="rerank-", arrival_s=arrival_s)
     shows_text = body.return_documents
     if shows_text is None:
         shows_text = not request.scope["path"].endswith(COHERE)
-    meta, generation = await prepare(context, request, body, texts, prefix="rerank-", arrival_s=arrival_s)
     documents = [str(text) for _, text in texts[1:]] if shows_text else None
     return _respond(request, context, RerankAnswer(meta, generation, documents, top_n=body.top_n))
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from octavo_server.api.chat import render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts, answers
-from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.api.request_parsing import held_body, parse_body, read_body
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.errors import NotEnabled
@@ -29,9 +29,9 @@ DEFAULT_CLASS = "PreTrainedTokenizerFast"
 )
 async def tokenize(request: Request) -> Response:
     context = context_of(request)
-    body, num_bytes = await read_body(request, partial(parse_body, context, TokenizeRequest))
-    context.resolve_model_name(body.model)
-    ids = await _token_ids(context, body, num_bytes=num_bytes)
+    async with held_body(request, partial(parse_body, context, TokenizeRequest)) as (body, num_bytes):
+        context.resolve_model_name(body.model)
+        ids = await _token_ids(context, body, num_bytes=num_bytes)
     strings = None
     if body.return_token_strs:
         strings = await context.threads.run(lambda: [*map(context.client.tokenizer.piece, ids)], num_bytes=len(ids))

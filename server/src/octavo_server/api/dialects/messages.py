@@ -16,7 +16,7 @@ from octavo_server.api.chat import ChatTurn, chat_turn, render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.dialects.messages_writer import MessagesWriter
 from octavo_server.api.openapi import accepts
-from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.api.request_parsing import held_body, parse_body
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.json_responses import json_reply
@@ -51,9 +51,9 @@ async def read_message(request: Request) -> ChatTurn:
     """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    chat, num_bytes = await read_body(request, partial(_parse, context, MessagesRequest))
-    meta = context.new_response_meta("msg_", request, chat)
-    return await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+    async with held_body(request, partial(_parse, context, MessagesRequest)) as (chat, num_bytes):
+        meta = context.new_response_meta("msg_", request, chat)
+        return await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
 @router.post(
@@ -64,8 +64,8 @@ async def read_message(request: Request) -> ChatTurn:
 )
 async def count_tokens(request: Request) -> Response:
     context = context_of(request)
-    chat, num_bytes = await read_body(request, partial(_parse, context, CountTokensRequest))
-    prompt = await render_chat(context, chat, num_bytes=num_bytes)
+    async with held_body(request, partial(_parse, context, CountTokensRequest)) as (chat, num_bytes):
+        prompt = await render_chat(context, chat, num_bytes=num_bytes)
     return json_reply(TokenCount(len(prompt.token_ids)))
 
 

@@ -1,6 +1,8 @@
 """`POST /v1/responses`, without state: a response depends only on its request, and no response is stored."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import APIRouter
@@ -11,7 +13,7 @@ from octavo_server.api.chat import ChatTurn, chat_turn, fitted_chat, render_chat
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.dialects.responses_writer import ResponsesWriter
 from octavo_server.api.openapi import accepts, answers
-from octavo_server.api.request_parsing import parse_body, read_body
+from octavo_server.api.request_parsing import held_body, parse_body
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.json_responses import json_reply
@@ -44,8 +46,8 @@ async def create_response(request: Request) -> Response:
 )
 async def count_input_tokens(request: Request) -> Response:
     context = context_of(request)
-    _, chat, num_bytes = await _read(context, request)
-    prompt = await render_chat(context, chat, num_bytes=num_bytes)
+    async with _held(context, request) as (_, chat, num_bytes):
+        prompt = await render_chat(context, chat, num_bytes=num_bytes)
     return json_reply(InputTokens(len(prompt.token_ids)))
 
 
@@ -53,17 +55,20 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
     """Read, check and render a request, without running it. Raises every error that does not come from the engine."""
     arrival_s = time.monotonic()
     context = context_of(request)
-    body, chat, num_bytes = await _read(context, request)
-    meta = context.new_response_meta("resp_", request, chat)
-    return body, await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
+    async with _held(context, request) as (body, chat, num_bytes):
+        meta = context.new_response_meta("resp_", request, chat)
+        return body, await chat_turn(context, meta, chat, arrival_s=arrival_s, num_bytes=num_bytes)
 
 
-async def _read(context: ApiContext, request: Request) -> tuple[ResponsesRequest, ChatCompletionRequest, int]:
-    """Return the body, the same request for the chat API, and the body's bytes."""
-    (body, chat), num_bytes = await read_body(request, partial(_parse, context))
-    if body.truncation == "auto":
-        chat = await context.threads.run(partial(fitted_chat, context, chat), num_bytes=num_bytes)
-    return body, chat, num_bytes
+@asynccontextmanager
+async def _held(
+    context: ApiContext, request: Request
+) -> AsyncIterator[tuple[ResponsesRequest, ChatCompletionRequest, int]]:
+    """Yield the body, the same request for the chat API, and the body's bytes, and hold its memory."""
+    async with held_body(request, partial(_parse, context)) as ((body, chat), num_bytes):
+        if body.truncation == "auto":
+            chat = await context.threads.run(partial(fitted_chat, context, chat), num_bytes=num_bytes)
+        yield body, chat, num_bytes
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
