@@ -128,13 +128,25 @@ class ControlConnection:
             own.curve_secretkey, own.curve_publickey = key, zmq.curve_public(key)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            _LOGGER.exception("the connection to other hosts has failed")
+            for peer in {b"", *self._peers.values()}:
+                self._receiver.lost(peer)
+        finally:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._context.destroy(linger=_LINGER_MS)
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         for each in (self._waker.fd, self._socket, self._monitor, self._zap):
             poller.register(each, zmq.POLLIN)
         while True:
             poller.poll()
             if not self._send_all():
-                break
+                return
             while self._zap.poll(0):
                 self._answer_zap(self._zap.recv_multipart())
             events = []
@@ -144,9 +156,6 @@ class ControlConnection:
                 self._receive()
             for event in events:
                 self._take_event(event["event"], event["value"])
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._context.destroy(linger=_LINGER_MS)
 
     def _send_all(self) -> bool:
         """Send what is queued; return False after `close`."""

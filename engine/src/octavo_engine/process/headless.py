@@ -10,6 +10,7 @@ import queue
 import threading
 from contextlib import suppress
 
+import msgspec
 import zmq
 
 from octavo_engine.log_format import current_format
@@ -90,14 +91,20 @@ class HeadlessHost:
 
     def connected(self) -> None:
         self._is_connected = True
-        hello = messages.HostHello(
-            self._config.node_rank, own_address(self._config.master_addr, self._config.master_port)
-        )
+        try:
+            address = own_address(self._config.master_addr, self._config.master_port)
+        except OSError as error:
+            self._events.put(StartupError(f"{self._first} has no route from this host: {error}: set VLLM_HOST_IP."))
+            return
+        hello = messages.HostHello(self._config.node_rank, address)
         _LOGGER.info("connected to %s from %s, and waiting for further hosts", self._first, hello.address)
         self._connection.send(messages.encode(hello))
 
     def received(self, peer: bytes, message: bytes) -> None:
-        self._events.put(messages.decode_to_host(message))
+        try:
+            self._events.put(messages.decode_to_host(message))
+        except msgspec.DecodeError as error:
+            self._events.put(StartupError(f"{self._first}: {messages.describe_unknown(error)}"))
 
     def lost(self, peer: bytes) -> None:
         self._events.put(StartupError(f"{self._first} has ended, or gave no sign of life for {LOST_S} s."))

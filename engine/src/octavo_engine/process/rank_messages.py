@@ -167,5 +167,9 @@ decode_from_host = msgspec.msgpack.Decoder(FromHost).decode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank, dec_hook=_decode_path).decode
 
 
+def describe_unknown(error: msgspec.DecodeError) -> str:
+    return f"it sends messages of another version ({error}): run the same version of Octavo on all hosts."
+
+
 def inbox_address(folder: str, rank: int) -> str:
     return f"ipc://{Path(folder) / f'rank-{rank}'}"

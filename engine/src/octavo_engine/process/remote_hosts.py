@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from ipaddress import ip_address
 
+import msgspec
+
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import LOST_S, ControlConnection, describe_address, read_secret
 from octavo_engine.process.messages import Failed
@@ -57,6 +59,7 @@ class RemoteHosts:
         self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
         self._has_started = self._is_stopping = self._has_warned = False
         self._ranks: dict[int, RemoteRank] = {}
+        self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
         secret, address = read_secret(os.environ), _first_address(config)
         self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
         self.address = own_address(address, config.master_port)
@@ -84,7 +87,11 @@ class RemoteHosts:
         peer, hello = self._hellos[start.rank // self._num_ranks]
         start.address = hello.address
         rank = RemoteRank(start.rank, lambda data: self._connection.send(data, peer), on_report)
-        self._ranks[start.rank] = rank
+        with self._lock:
+            self._ranks[start.rank] = rank
+            reason = self._lost.get(start.rank // self._num_ranks)
+        if reason is not None:
+            rank.fail(reason)
         self._connection.send(messages.encode(messages.StartRank(start)), peer)
         return rank
 
@@ -101,7 +108,14 @@ class RemoteHosts:
         """Do nothing: other hosts connect to this one."""
 
     def received(self, peer: bytes, message: bytes) -> None:
-        match messages.decode_from_host(message):
+        try:
+            decoded = messages.decode_from_host(message)
+        except msgspec.DecodeError as error:
+            reason = messages.describe_unknown(error)
+            self._connection.send(messages.encode(messages.HostRefused(reason)), peer)
+            self._fail(peer, reason)
+            return
+        match decoded:
             case messages.HostHello() as hello:
                 self._join(peer, hello)
             case messages.Reported(rank, report):
@@ -149,9 +163,10 @@ class RemoteHosts:
             if not self._has_started:
                 _LOGGER.warning("%s has left: %s", _describe(self._hellos.pop(node_rank)[1]), message)
                 return
-        for rank in range(node_rank * self._num_ranks, (node_rank + 1) * self._num_ranks):
-            self._ranks[rank].take(Failed(message))
-            self._ranks[rank].take(None)
+            self._lost[node_rank] = message
+            ranks = [each for each in self._ranks.values() if each.rank // self._num_ranks == node_rank]
+        for rank in ranks:
+            rank.fail(message)
 
 
 class RemoteRank:
@@ -164,6 +179,10 @@ class RemoteRank:
         if not self._has_ended:
             self._has_ended = report is None
             self._on_report(self.rank, report)
+
+    def fail(self, reason: str) -> None:
+        self.take(Failed(reason))
+        self.take(None)
 
     def send(self, message: bytes) -> None:
         self._send(messages.encode(messages.Pass(self.rank, message)))

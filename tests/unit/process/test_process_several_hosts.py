@@ -1,0 +1,140 @@
+"""The hosts of one model: what each does about a host that leaves, that fails, or that sends what it does not know."""
+
+import queue
+from pathlib import Path
+
+import pytest
+from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.process import headless, remote_hosts
+from octavo_engine.process import rank_messages as messages
+from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
+from octavo_engine.process.headless import HeadlessHost
+from octavo_engine.process.messages import Failed
+from octavo_engine.process.rank_processes import Report
+from octavo_engine.process.remote_hosts import RemoteHosts
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.wire.errors import StartupError
+from octavo_testing.serve_command import free_port
+
+CONFIG = EngineConfig(model="model", tensor_parallel_size=2, nnodes=2)
+SECRET = "a secret of the hosts in these tests"
+PEER, HELLO = b"peer", messages.encode(messages.HostHello(1, "10.0.0.2"))
+START = messages.RankStart(
+    rank=1,
+    config=CONFIG,
+    files=ModelFiles(name="m", root=Path("/m"), load_format="safetensors", config={}, weight_files=()),
+    memory=MemoryInfo(total_bytes=2, available_bytes=1),
+    num_blocks=3,
+    num_host_blocks=4,
+    num_layers=(),
+    folder="/tmp/o",
+    parent_pid=1,
+    log_format="json",
+    address="127.0.0.1",
+)
+
+
+class SilentConnection:
+    """In the place of a `ControlConnection`: holds what is sent."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        self.sent: list[tuple[bytes, bytes]] = []
+
+    def send(self, message: bytes, peer: bytes = b"") -> None:
+        self.sent.append((peer, message))
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    for module in (remote_hosts, headless):
+        monkeypatch.setattr(module, "ControlConnection", SilentConnection)
+
+
+@pytest.mark.usefixtures("silent")
+def test_the_ranks_of_a_host_that_leaves_before_they_start_have_failed() -> None:
+    """The first host finds and plans the model meanwhile, which may take minutes."""
+    hosts, reports = RemoteHosts(CONFIG), list[Report]()
+    hosts.received(PEER, HELLO)
+    hosts.wait()
+    hosts.lost(PEER)
+    hosts.start_rank(START, lambda *report: reports.append(report))
+    assert reports == [(1, Failed("the host has ended, or gave no sign of life for 5 s.")), (1, None)]
+
+
+UNKNOWN = pytest.mark.parametrize("message", [b"", b"\xc1", messages.encode({"type": "Later"})])
+
+
+@UNKNOWN
+@pytest.mark.usefixtures("silent")
+def test_a_host_that_sends_unknown_messages_is_refused_or_fails(message: bytes) -> None:
+    hosts, reports = RemoteHosts(CONFIG), list[Report]()
+    hosts.received(b"other", message)
+    ((peer, answer),) = hosts._connection.sent  # type: ignore[attr-defined]
+    assert peer == b"other"
+    assert isinstance(messages.decode_to_host(answer), messages.HostRefused)
+    hosts.received(PEER, HELLO)
+    hosts.wait()
+    hosts.start_rank(START, lambda *report: reports.append(report))
+    hosts.received(PEER, message)
+    assert [type(report) for _, report in reports] == [Failed, type(None)]
+
+
+@UNKNOWN
+@pytest.mark.usefixtures("silent")
+def test_unknown_messages_of_the_first_host_end_another(message: bytes) -> None:
+    host = HeadlessHost(CONFIG)
+    host.received(b"", message)
+    with pytest.raises(StartupError, match="another version"):
+        host.run()
+    host.stop()
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_host_without_a_route_to_the_first_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> str:
+        raise OSError("Name or service not known")
+
+    host = HeadlessHost(CONFIG)
+    monkeypatch.setattr(headless, "own_address", fail)
+    host.connected()
+    with pytest.raises(StartupError, match="Name or service not known"):
+        host.run()
+    host.stop()
+
+
+class BadReceiver:
+    """Fails at the first message."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def connected(self) -> None:
+        self.events.put("connected")
+
+    def received(self, peer: bytes, message: bytes) -> None:
+        raise AssertionError("a fault")
+
+    def lost(self, peer: bytes) -> None:
+        self.events.put("lost")
+
+    def refused(self) -> None:
+        self.events.put("refused")
+
+
+def test_a_host_whose_connection_has_a_fault_gets_to_know_it() -> None:
+    port, receivers = free_port(), [BadReceiver(), BadReceiver()]
+    first, other = (
+        ControlConnection(SECRET.encode(), "127.0.0.1", port, receiver, listens=listens)
+        for receiver, listens in zip(receivers, (True, False), strict=True)
+    )
+    try:
+        assert receivers[1].events.get(timeout=60) == "connected"
+        other.send(b"a message")
+        assert receivers[0].events.get(timeout=10) == "lost"
+    finally:
+        first.close()
+        other.close()
