@@ -8,6 +8,7 @@ import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.reference import ReferenceBackend
+from octavo_engine.ops.triton.paged_attention import tile_shape
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_testing.attention_cases import (
     SeqShape,
@@ -36,9 +37,11 @@ CASES = {
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3}
 
 
-def compare(spec: AttentionSpec, shapes: list[SeqShape], dtype: torch.dtype, *, block_size: int = 16) -> None:
+def compare(
+    spec: AttentionSpec, shapes: list[SeqShape], dtype: torch.dtype, *, block_size: int = 16, has_wgmma: bool = False
+) -> None:
     want = run_history_and_step(ReferenceBackend([spec.kv], block_size, dtype), spec, shapes, block_size, dtype)
-    backend = CudaBackend([spec.kv], block_size, dtype, "cpu", num_programs=5)
+    backend = CudaBackend([spec.kv], block_size, dtype, "cpu", num_programs=5, has_wgmma=has_wgmma)
     got = run_history_and_step(backend, spec, shapes, block_size, dtype)
     torch.testing.assert_close(got, want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -51,6 +54,16 @@ def test_attention_equals_the_reference(case: str) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_half_precision_equals_the_reference(mix: str) -> None:
     compare(make_spec(window=24, softcap=5.0), MIXES[mix], torch.float16)
+
+
+@pytest.mark.parametrize("case", ["plain", "heads of 256", "window-16, many heads"])
+def test_tiles_of_128_rows_equal_the_reference(case: str) -> None:
+    """Tiles of 64, 32 and 16 queries: full ones, one with a query, and one that a window parts from the first keys."""
+    spec = CASES[case]
+    tile = tile_shape(spec, torch.float16, has_wgmma=True)
+    assert (tile.queries * tile.group_rows, tile.num_warps) == (128, 8)
+    shapes = [SeqShape(0, tile.queries + 1), SeqShape(33, 9), SeqShape(15, 1), SeqShape(20, tile.queries)]
+    compare(spec, shapes, torch.float16, has_wgmma=True)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])

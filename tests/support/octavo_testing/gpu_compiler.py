@@ -69,8 +69,9 @@ DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}),
 }
 CACHE = Path(__file__).parents[3] / "build" / "gpu-kernels"
-#: Bytes of shared memory that a block of threads may use on every GPU since sm_80 (sm_86 and sm_89 have the least).
-MAX_SHARED_BYTES = 99 << 10
+#: Bytes of shared memory that a block of threads may use: on every GPU since sm_80 (sm_86 and sm_89 have the least),
+#: and on sm_90, whose tiles are larger.
+MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class Kernel:
     copies_16: int  # asynchronous copies of 16 bytes to shared memory
     narrow_copies: int
     products: int  # of tensor cores
+    group_products: int  # of them by groups of four warps, which only sm_90 has
+    num_warps: int
     fused: int  # fp32 multiplications that are fused with an addition
 
 
@@ -94,6 +97,7 @@ class Report:
     `layer_launches`: what each decoder layer of a decode step launches, of Triton and of torch.
     """
 
+    sm: int
     kernels: list[Kernel]
     later: int
     layer_launches: list[list[str]]
@@ -124,19 +128,23 @@ class GpuCompiler:
         print(json.dumps([model, sm, dtype, ranks]), file=self._process.stdin, flush=True)
         found = json.loads(self._process.stdout.readline() or "null")
         assert found is not None, "the compilation failed: its traceback is in the captured stderr"
-        return Report([Kernel(**kernel) for kernel in found["kernels"]], found["later"], found["layer_launches"])
+        kernels = [Kernel(**kernel) for kernel in found["kernels"]]
+        return Report(sm, kernels, found["later"], found["layer_launches"])
 
 
 def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
     """Assert the properties of machine code without which a kernel is several times slower, or does not start."""
     for kernel in report.kernels:
         assert kernel.spill_bytes == 0, kernel
-        assert kernel.shared_bytes <= MAX_SHARED_BYTES, kernel
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES[report.sm], kernel
         if kernel.name == "sample_kernel":
             assert kernel.fused == 0, "the definition of the draw rounds after each operation"
         if kernel.name in ("paged_attention_kernel", "decode_parts_kernel"):
             assert kernel.copies_16 >= 8, kernel
             assert bool(kernel.products) == tensor_cores, kernel
+        if kernel.name == "paged_attention_kernel" and report.sm == 90 and tensor_cores:
+            assert kernel.group_products, kernel
+            assert kernel.num_warps == 8, kernel
 
 
 class TargetDriver:
@@ -234,6 +242,8 @@ def measure(kernel: Any) -> Kernel:
         narrow_copies=sum(count for name, count in copies.items() if not name.endswith(".128")),
         fused=instructions["FFMA"],
         products=sum(count for name, count in instructions.items() if name.startswith(("HMMA", "HGMMA"))),
+        group_products=sum(count for name, count in instructions.items() if name.startswith("HGMMA")),
+        num_warps=kernel.metadata.num_warps,
     )
 
 
@@ -257,10 +267,10 @@ class FirstOfMany(Group):
 class MetaSteps:
     """A model, or the part of one rank, on the `meta` device, with the CUDA backend, and its steps.
 
-    `config`: of a model that is not among `MODELS`.
+    `config`: of a model that is not among `MODELS`. `sm`: the compute capability that attention chooses its tiles for.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1, config: Any = None) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1, config: Any = None, sm: int = 80) -> None:
         from octavo_engine.models.registry import build_model
         from octavo_engine.ops.cuda_backend import CudaBackend
 
@@ -269,7 +279,7 @@ class MetaSteps:
         group = FirstOfMany(0, ranks)
         self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len, group=group)
         self.model.finish_loading()
-        self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400)
+        self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400, has_wgmma=sm == 90)
         self.backend.allocate(1000)
 
     def run(self, *, seqs: int, tokens: int, max_query_len: int, table_width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -324,7 +334,7 @@ def compile_model(model: str, sm: int, dtype: str, ranks: int) -> dict[str, Any]
     from octavo_engine.models.decoder import DecoderLayer
 
     compiled = record_compilations(sm)
-    steps = MetaSteps(model, getattr(torch, dtype), ranks)
+    steps = MetaSteps(model, getattr(torch, dtype), ranks, sm=sm)
     layers = record_layer_launches(DecoderLayer)
     steps.run(seqs=7, tokens=7, max_query_len=1, table_width=33)
     layer_launches = list(layers)

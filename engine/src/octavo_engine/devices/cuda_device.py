@@ -223,10 +223,11 @@ class CudaDevice:
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack
 
-        processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
+        gpu = torch.cuda.get_device_properties(self.torch_device)
         return CudaBackend(
             *(specs, block_size, dtype, self.torch_device),
-            num_programs=_PROGRAMS_PER_PROCESSOR * processors,
+            num_programs=_PROGRAMS_PER_PROCESSOR * gpu.multi_processor_count,
+            has_wgmma=gpu.major == 9,
             copy=self._input_copy,
         )
 

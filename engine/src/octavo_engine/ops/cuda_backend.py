@@ -26,6 +26,7 @@ class CudaBackend:
     """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer.
 
     `num_programs`: how many programs share the decode attention of a step; a few for each multiprocessor of the GPU.
+    `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does.
     `copy`: moves numbers of blocks to the device; by default through pageable memory.
     """
 
@@ -37,10 +38,11 @@ class CudaBackend:
         device: torch.device | str,
         *,
         num_programs: int,
+        has_wgmma: bool = False,
         copy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._copy = copy or (lambda numbers: numbers.to(self.device))
-        self.num_programs = num_programs
+        self.num_programs, self._has_wgmma = num_programs, has_wgmma
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
         self._shapes = [(2, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
@@ -80,7 +82,7 @@ class CudaBackend:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         try:
             if batch.max_query_len > 1:
-                paged_attention(out, spec, q, cache, batch)
+                paged_attention(out, spec, q, cache, batch, has_wgmma=self._has_wgmma)
             decode_attention(out, spec, q, cache, batch, batch.private, self.num_programs)
         except OutOfResources as error:  # the first steps, before the engine is ready, compile all kernels
             group, dtype = spec.num_heads // spec.kv.num_kv_heads, str(q.dtype).removeprefix("torch.")

@@ -29,12 +29,18 @@ class TileShape:
     num_warps: int
 
 
-def tile_shape(spec: AttentionSpec, dtype: torch.dtype) -> TileShape:
-    """Choose sizes for which no GPU since sm_80 spills registers; they were never tuned on a GPU."""
+def tile_shape(spec: AttentionSpec, dtype: torch.dtype, *, has_wgmma: bool = False) -> TileShape:
+    """Choose sizes for which no GPU since sm_80 spills registers; they were never tuned on a GPU.
+
+    `has_wgmma`: products of 64 rows by four warps from shared memory, of which sm_90 has 227 KiB: 128 rows then read K
+    and V half as often, and take two groups of four warps, for every shape of heads.
+    """
     group_rows: int = triton.next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
     row_bytes: int = triton.next_power_of_2(spec.kv.head_dim) * dtype.itemsize
     keys = tile_keys(spec.kv.head_dim, dtype)
     is_wide = dtype.itemsize > 2  # products of fp32 run outside the tensor cores, and hold more registers
+    if has_wgmma and not is_wide and group_rows <= 128:
+        return TileShape(128 // group_rows, group_rows, keys, num_warps=8)
     # 8 query heads of 128 for each KV head spill on sm_80 with 64 rows.
     rows = 64 if row_bytes <= 256 and row_bytes * group_rows <= 1024 and not is_wide else 32
     return TileShape(max(1, rows // group_rows), group_rows, keys, num_warps=8 if rows == 64 or is_wide else 4)
@@ -46,17 +52,19 @@ def paged_attention(
     q: Float[Tensor, "tokens q_heads head_dim"],
     cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
     batch: AttentionBatch,
+    *,
+    has_wgmma: bool = False,
 ) -> None:
     """Write the outputs of sequences with several queries to `out`. K is `cache[:, 0]`, V `cache[:, 1]`.
 
-    Rows of `q` may be strided.
+    Rows of `q` may be strided. `has_wgmma`: of the GPU.
     """
     tokens, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]
     num_seqs, table_width = batch.block_tables.shape
     assert q.stride(1) == dim
     assert q.stride(2) == 1
-    tile = tile_shape(spec, q.dtype)
+    tile = tile_shape(spec, q.dtype, has_wgmma=has_wgmma)
     paged_attention_kernel[(tokens // tile.queries + num_seqs, kv_heads)](
         out,
         q,
