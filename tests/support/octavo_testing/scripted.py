@@ -108,7 +108,7 @@ class ScriptedExecutor:
             raise StartupError(f"{tag}: scripted loss.")
         self.released.remove(tag)
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str | None = None) -> None:
         self.is_shut_down = True
 
     def _run(self, plan: StepPlan) -> StepResult:

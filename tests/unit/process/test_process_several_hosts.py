@@ -1,20 +1,25 @@
 """The hosts of one model: what each does about a host that leaves, that fails, or that sends what it does not know."""
 
 import queue
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import zmq
 from octavo_engine.devices.memory import MemoryInfo
-from octavo_engine.process import headless, remote_hosts
+from octavo_engine.process import headless, parallel_executor, remote_hosts
+from octavo_engine.process import main as core_process
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
 from octavo_engine.process.headless import HeadlessHost
-from octavo_engine.process.messages import Failed
-from octavo_engine.process.rank_processes import Report
+from octavo_engine.process.messages import Failed, Start
+from octavo_engine.process.parallel_executor import ParallelExecutor, load_executor
+from octavo_engine.process.rank_processes import RankProcesses, Report
 from octavo_engine.process.remote_hosts import RemoteHosts
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
+from octavo_testing.scripted import ScriptedExecutor
 from octavo_testing.serve_command import free_port
 
 CONFIG = EngineConfig(model="model", tensor_parallel_size=2, nnodes=2)
@@ -138,3 +143,68 @@ def test_a_host_whose_connection_has_a_fault_gets_to_know_it() -> None:
     finally:
         first.close()
         other.close()
+
+
+class OtherHosts:
+    """In the place of `RemoteHosts`: all have joined. `ends`: the reasons for which they ended."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.ends: list[str | None] = []
+
+    def wait(self) -> None: ...
+
+    def stop(self, reason: str | None) -> None:
+        self.ends.append(reason)
+
+
+@pytest.mark.parametrize("error", [StartupError("no such model"), GroupBroken("rank 1 is late"), ValueError()])
+def test_other_hosts_get_the_error_of_a_start(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no error they would end as if the engine had been stopped, and no supervisor would start them again."""
+    hosts = OtherHosts(CONFIG)
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(parallel_executor, "RemoteHosts", lambda config: hosts)
+    monkeypatch.setattr(parallel_executor, "load", fail)
+    monkeypatch.setattr(parallel_executor.RankProcesses, "find_cause", lambda self, error: EngineDead(str(error)))
+    with pytest.raises((StartupError, ValueError)):
+        load_executor(CONFIG)
+    assert hosts.ends == [str(error) or "ValueError"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(EngineDead("rank 1 is late"), "rank 1 is late"), (ValueError(), "the engine core has failed"), (None, "None")],
+)
+def test_the_executor_gets_the_error_of_the_engine_core(
+    error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*args: object) -> None:
+        if error is not None:
+            raise error
+
+    reasons: list[str | None] = []
+    monkeypatch.setattr(core_process, "serve", serve)
+    monkeypatch.setattr(core_process, "freeze_gc", lambda: None)
+    monkeypatch.setattr(ScriptedExecutor, "shutdown", lambda self, reason=None: reasons.append(reason))
+    start = Start(config=EngineConfig(), loader="octavo_testing.scripted:load", folder="/tmp/o", parent_pid=1)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind("inproc://core")
+    outbox.connect("inproc://core")
+    try:
+        with suppress(ValueError):
+            core_process.run(start, inbox, outbox)
+    finally:
+        context.destroy(linger=0)
+    (found,) = map(str, reasons)
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("reason", [None, "rank 1 is late"])
+def test_other_hosts_get_the_error_of_the_executor(reason: str | None) -> None:
+    hosts = OtherHosts(CONFIG)
+    ranks = RankProcesses(1, 60, hosts)  # type: ignore[arg-type]
+    ParallelExecutor(ScriptedExecutor(), ranks).shutdown(reason)  # type: ignore[arg-type]
+    assert hosts.ends == [reason]

@@ -215,8 +215,9 @@ class EngineCore:
             stats.waiting_adapters = sorted({s.group.request.adapter for s in seqs if s.status != "running"})
         return stats
 
-    def shutdown(self) -> None:
-        self._executor.shutdown()
+    def shutdown(self, reason: str | None = None) -> None:
+        """Free everything. `reason`: the error that ends the engine; None: it was stopped."""
+        self._executor.shutdown(reason)
         if self._trace is not None:
             self._trace.close()
 

@@ -130,14 +130,17 @@ def run(start: messages.Start, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[b
     if on_lost is not None:
         core.on_lost(on_lost)
     outbox.send(messages.encode(messages.Ready(replace(ready, startup_s={"import": import_s} | ready.startup_s))))
+    reason: str | None = "the engine core has failed; its log has the cause."
     try:
         serve(core, inbox, outbox)
+        reason = None
     except EngineDead as error:
         logger.error("the engine core ends: %s", error)
-        outbox.send(messages.encode(messages.Failed(str(error))))
+        reason = str(error)
+        outbox.send(messages.encode(messages.Failed(reason)))
         return 1
     finally:
-        core.shutdown()
+        core.shutdown(reason)
     return 0
 
 

@@ -36,10 +36,10 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
         local, ready = load(config, other_ranks=ranks)
     except GroupBroken as error:
         cause = ranks.find_cause(error)
-        ranks.stop()
+        ranks.stop(str(cause))
         raise StartupError(str(cause)) from error
-    except BaseException:
-        ranks.stop()
+    except BaseException as error:
+        ranks.stop(str(error) or type(error).__name__)
         raise
     return ParallelExecutor(local, ranks), ready
 
@@ -115,9 +115,9 @@ class ParallelExecutor:
             self.release(tag)
             raise errors[0]
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str | None = None) -> None:
         self._local.shutdown()
-        self._ranks.stop()
+        self._ranks.stop(reason)
 
 
 def _without_grammars(plan: StepPlan) -> StepPlan:

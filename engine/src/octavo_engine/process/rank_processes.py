@@ -196,8 +196,8 @@ class RankProcesses:
                 each.kill()
         return EngineDead(self._describe_late(self._running))
 
-    def stop(self) -> None:
-        """End all processes. A second call does nothing."""
+    def stop(self, reason: str | None = None) -> None:
+        """End all processes. A second call does nothing. `reason`: the error that ends the engine, if no rank's."""
         self._is_stopping = True
         self._has_started_all.set()
         self._abort()
@@ -207,7 +207,7 @@ class RankProcesses:
             each.stop()
         self._ranks = []
         if self._hosts is not None:
-            self._hosts.stop(None if self._failed is None else str(self._describe(*self._failed)))
+            self._hosts.stop(reason if self._failed is None else str(self._describe(*self._failed)))
         self._launcher.shutdown()
         os.sched_setaffinity(0, self._affinity)  # for the next engine of a script
         self._context.destroy(linger=0)

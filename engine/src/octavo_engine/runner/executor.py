@@ -72,7 +72,9 @@ class Executor(Protocol):
         """Restore released weights, or an empty KV cache. If it raises, the memory is still released."""
         ...
 
-    def shutdown(self) -> None: ...
+    def shutdown(self, reason: str | None = None) -> None:
+        """Free everything. `reason`: the error that ends the engine, for its other hosts; None: it was stopped."""
+        ...
 
 
 class CollectedResult(Future[StepResult]):
@@ -147,7 +149,7 @@ class LocalExecutor:
         if self._memory is not None:
             self._memory.restore(tag)
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str | None = None) -> None:
         """Free the weights and the KV cache, and stop compiling grammars and decoding images."""
         device = None if self._memory is None else self._memory.device
         self._runner = self._memory = self._adapters = None
