@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from octavo_engine.ops.rank_group import Group
+from octavo_engine.ops.rank_group import Group, find_interface
 from octavo_engine.wire.errors import GroupBroken
 from octavo_testing.late_nccl import late_nccl
 from octavo_testing.ranks import run_ranks
@@ -88,3 +88,8 @@ def test_a_rank_that_does_not_come_is_an_error_of_the_start() -> None:
         with pytest.raises(GroupBroken, match="NCCL adds 2 ones up to 1"):
             run_ranks(2, run, timedelta(seconds=5), gpu=GPU)
     assert len(groups) == 2
+
+
+def test_nccl_takes_the_interface_of_the_host_s_address() -> None:
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("192.0.2.1") is None

@@ -15,7 +15,7 @@ from octavo_engine.process.headless import HeadlessHost
 from octavo_engine.process.messages import Failed, Start
 from octavo_engine.process.parallel_executor import ParallelExecutor, load_executor
 from octavo_engine.process.rank_processes import RankProcesses, Report
-from octavo_engine.process.remote_hosts import RemoteHosts
+from octavo_engine.process.remote_hosts import RemoteHosts, common_settings
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
@@ -24,7 +24,7 @@ from octavo_testing.serve_command import free_port
 
 CONFIG = EngineConfig(model="model", tensor_parallel_size=2, nnodes=2)
 SECRET = "a secret of the hosts in these tests"
-PEER, HELLO = b"peer", messages.encode(messages.HostHello(1, "10.0.0.2"))
+PEER, HELLO = b"peer", messages.encode(messages.HostHello(1, "10.0.0.2", common_settings(CONFIG)))
 START = messages.RankStart(
     rank=1,
     config=CONFIG,
@@ -95,7 +95,6 @@ def test_unknown_messages_of_the_first_host_end_another(message: bytes) -> None:
     host.received(b"", message)
     with pytest.raises(StartupError, match="another version"):
         host.run()
-    host.stop()
 
 
 @pytest.mark.usefixtures("silent")
@@ -108,7 +107,6 @@ def test_a_host_without_a_route_to_the_first_ends(monkeypatch: pytest.MonkeyPatc
     host.connected()
     with pytest.raises(StartupError, match="Name or service not known"):
         host.run()
-    host.stop()
 
 
 class BadReceiver:

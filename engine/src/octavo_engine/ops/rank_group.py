@@ -6,10 +6,14 @@ connect by the entries of a `MessageStore`. On GPUs, NCCL takes the model's tens
 """
 
 import ctypes
+import fcntl
 import logging
 import os
 import secrets
+import socket
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -24,6 +28,7 @@ from octavo_engine.ops.recording import recordable
 from octavo_engine.wire.errors import GroupBroken, StartupError
 
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # the request for the address of an interface
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -70,13 +75,27 @@ class GpuCollectives:
             _LOGGER.warning("operations on the GPU cannot be ended: %s", error)
 
 
-def connect_gpus(store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> GpuCollectives:
+def find_interface(address: str) -> str | None:
+    """Return the network interface that has an address, of IPv4."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+def connect_gpus(
+    store: Any, rank: int, size: int, timeout: timedelta, device: torch.device, address: str = LOOPBACK
+) -> GpuCollectives:
     """Connect to the other ranks, which call this, too. Raises RuntimeError if NCCL does not connect the GPUs.
 
-    The current device must be `device`. NCCL connects the processes over the loopback interface.
+    The current device must be `device`. NCCL connects the processes over the interface of `address`.
     """
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if (interface := find_interface(address)) is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     nccl = cast("Any", dist).ProcessGroupNCCL  # torch's types lack it
     options = nccl.Options()
     options._timeout = timeout
@@ -234,7 +253,7 @@ def open_group(
     try:
         collectives = gloo(store, rank, size, options)
         _check_peers(collectives, store, rank, size, meeting_timeout)
-        gpus = None if gpu is None else connect_gpus(store, rank, size, timeout, gpu)
+        gpus = None if gpu is None else connect_gpus(store, rank, size, timeout, gpu, address)
         return Group(rank, size, collectives, timeout, gpus)
     except (RuntimeError, TimeoutError) as error:
         raise GroupBroken(f"rank {rank} of {size} cannot connect to the other ranks: {error}") from error

@@ -90,6 +90,7 @@ class ControlConnection:
         self._monitor = self._socket.get_monitor_socket()
         self._outgoing: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._waker = Waker()
+        self._lock, self._is_open = threading.Lock(), True
         self._peers: dict[int, bytes] = {}  # by the descriptor of their connection
         self._num_failures = 0
         self._thread = threading.Thread(target=self._run, name="control-connection", daemon=True)
@@ -102,16 +103,24 @@ class ControlConnection:
         self._thread.start()
 
     def send(self, message: bytes, peer: bytes = b"") -> None:
-        """Send a message; it is lost if the host is gone."""
-        self._outgoing.put((peer, message))
-        self._waker.wake()
+        """Send a message; it is lost if the host is gone, and after `close`."""
+        self._queue((peer, message))
 
     def close(self) -> None:
-        """Deliver the messages that were sent, within two seconds, and close the connections."""
-        self._outgoing.put(None)
-        self._waker.wake()
-        self._thread.join()
-        self._waker.close()
+        """Deliver the messages that were sent, within two seconds, and end. A second call does nothing."""
+        if self._queue(None):
+            self._thread.join()
+            self._waker.close()
+
+    def _queue(self, item: tuple[bytes, bytes] | None) -> bool:
+        """Queue a message, or None as the last item; return False after the last one."""
+        with self._lock:
+            was_open = self._is_open
+            if was_open:
+                self._is_open = item is not None
+                self._outgoing.put(item)
+                self._waker.wake()
+        return was_open
 
     def _set_options(self, secret: bytes) -> None:
         own, first = self._socket, _private_key(secret, "first host")

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -24,8 +25,9 @@ from octavo_engine.process.control_connection import (
 )
 from octavo_engine.process.pipes import make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcess, without_text
-from octavo_engine.process.remote_hosts import own_address
+from octavo_engine.process.remote_hosts import common_settings, own_address
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files
 from octavo_engine.wire.errors import StartupError
@@ -33,54 +35,58 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 _REMINDER_S = 10.0
 
-#: A message of the first host; the files of the model, or the error of finding them; or the reason of the end.
-Event = messages.ToHost | ModelFiles | StartupError
-
-
-def run_headless(config: EngineConfig) -> None:
-    """Run the ranks of this host until the first host stops the engine. Raises StartupError for any other end."""
-    host = HeadlessHost(config)
-    try:
-        host.run()
-    finally:
-        host.stop()
+#: A message of the first host; an error that ends the host; or None: the host is to end.
+Event = messages.ToHost | StartupError | None
 
 
 class HeadlessHost:
+    """`is_serving`: all ranks of all hosts are ready. Other threads than that of `run` may call `drain` and `end`."""
+
     def __init__(self, config: EngineConfig) -> None:
         secret, self._config = read_secret(os.environ), config
         self._first = f"the first host ({describe_address(config.master_addr, config.master_port)})"
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._is_connected = False
+        self._is_connected = self._has_started = self._is_draining = self.is_serving = False
+        self._files: ModelFiles | None = None
         self._folder = make_folder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ranks: dict[int, RankProcess] = {}
         self._connection = ControlConnection(secret, config.master_addr, config.master_port, self, listens=False)
 
     def run(self) -> None:
-        """Handle events. Messages about ranks wait until the files of the model are found."""
-        waiting: list[messages.ToHost] = []
-        files: ModelFiles | None = None
+        """Run the ranks of this host until the first host stops the engine. Raises StartupError for any other end."""
+        try:
+            self._run()
+        finally:
+            self._stop()
+
+    def drain(self) -> None:
+        """End this host once the engine has finished its requests, and at once if it runs none, or at a second call."""
+        if self._is_draining or not self._has_started:
+            self.end()
+        self._is_draining = True
+        self._connection.send(messages.encode(messages.Drain()))
+
+    def end(self) -> None:
+        """End this host now."""
+        self._events.put(None)
+
+    def _run(self) -> None:
         while True:
             match self._next_event():
+                case None:
+                    return
+                case StartupError() as error:
+                    raise error
                 case messages.Goodbye(None):
                     _LOGGER.info("%s has stopped the engine", self._first)
                     return
                 case messages.Goodbye(reason) | messages.HostRefused(reason):
                     raise StartupError(f"{self._first}: {reason}")
-                case StartupError() as error:
-                    raise error
-                case ModelFiles() as files:
-                    for message in waiting:
-                        self._handle(message, files)
-                case message if files is not None:
-                    self._handle(message, files)
-                case message:
-                    if not waiting:
-                        threading.Thread(target=self._find_files, name="find-files", daemon=True).start()
-                    waiting.append(message)
+                case event:
+                    self._handle(event)
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         for each in self._ranks.values():
             each.request_stop()
         for each in self._ranks.values():
@@ -96,7 +102,7 @@ class HeadlessHost:
         except OSError as error:
             self._events.put(StartupError(f"{self._first} has no route from this host: {error}: set VLLM_HOST_IP."))
             return
-        hello = messages.HostHello(self._config.node_rank, address)
+        hello = messages.HostHello(self._config.node_rank, address, common_settings(self._config))
         _LOGGER.info("connected to %s from %s, and waiting for further hosts", self._first, hello.address)
         self._connection.send(messages.encode(hello))
 
@@ -107,6 +113,8 @@ class HeadlessHost:
             self._events.put(StartupError(f"{self._first}: {messages.describe_unknown(error)}"))
 
     def lost(self, peer: bytes) -> None:
+        if self._is_draining:  # the first host was still loading
+            self.end()
         self._events.put(StartupError(f"{self._first} has ended, or gave no sign of life for {LOST_S} s."))
 
     def refused(self) -> None:
@@ -121,23 +129,36 @@ class HeadlessHost:
             if not self._is_connected:
                 _LOGGER.info("waiting for %s", self._first)
 
-    def _find_files(self) -> None:
+    def _find_files(self, wanted: messages.FindFiles) -> None:
+        config = self._config
+        if wanted.model == config.model and config.model.rpartition("://")[0] in ("", "hf"):
+            config = replace(config, revision=wanted.revision or config.revision)
         try:
-            self._events.put(resolve_files(self._config))
+            self._files = resolve_files(config)
+            found = messages.Found(weights_fingerprint(self._files, config.quantization))
+            self._connection.send(messages.encode(found))
         except StartupError as error:
             self._connection.send(messages.encode(messages.HostFailed(str(error))))
             self._events.put(error)
 
-    def _handle(self, message: messages.ToHost, files: ModelFiles) -> None:
+    def _handle(self, message: messages.ToHost) -> None:
         match message:
+            case messages.FindFiles():
+                self._has_started = True
+                threading.Thread(target=self._find_files, args=[message], name="find-files", daemon=True).start()
             case messages.StartRank(start):
-                start.files, start.folder, start.parent_pid = without_text(files), self._folder, os.getpid()
+                assert self._files is not None
+                start.files, start.folder, start.parent_pid = without_text(self._files), self._folder, os.getpid()
                 start.log_format = current_format()
+                start.config, start.divides_threads = replace(start.config, num_threads=self._config.num_threads), True
                 self._ranks[start.rank] = RankProcess(start, self._context.socket(zmq.PUSH), self._report)
             case messages.Pass(rank, data):
                 self._ranks[rank].send(data)
             case messages.Kill(rank):
                 self._ranks[rank].kill()
+            case messages.Serving():
+                self.is_serving = True
+                _LOGGER.info("the model is served at %s", self._first)
 
     def _report(self, rank: int, report: messages.FromRank | None) -> None:
         self._connection.send(messages.encode(messages.Reported(rank, report)))

@@ -41,6 +41,8 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
     except BaseException as error:
         ranks.stop(str(error) or type(error).__name__)
         raise
+    if hosts is not None:
+        hosts.announce_serving()
     return ParallelExecutor(local, ranks), ready
 
 

@@ -6,7 +6,8 @@ load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its 
 while ranks connect: before the `Hello` of a slow rank, and after the `RankReady` of a fast one.
 
 Ranks on another host get and send the same messages, in `Pass` and `Reported`, over the connection of their host. A
-host says `HostHello`, then it gets `HostRefused`, or `StartRank` for each of its ranks, and `Goodbye` at the end.
+host says `HostHello`, then it gets `HostRefused`, or `FindFiles`, which it answers by `Found`, `StartRank` for each of
+its ranks, `Serving` once all ranks are ready, and `Goodbye` at the end, for which it may ask by `Drain`.
 """
 
 from pathlib import Path
@@ -26,7 +27,8 @@ from octavo_engine.wire.sleep import MemoryTag
 
 class RankStart(msgspec.Struct, kw_only=True):
     """A `RankPart` with its settings. `config`, `memory`, `num_layers`: of `RankPlans`. `folder`: has the
-    socket of the rank. `address`: on which its host takes the connections of other ranks."""
+    socket of the rank. `address`: on which its host takes the connections of other ranks. `divides_threads`: the
+    `num_threads` of its settings are those of all ranks of its host."""
 
     rank: int
     config: EngineConfig
@@ -39,6 +41,7 @@ class RankStart(msgspec.Struct, kw_only=True):
     parent_pid: int
     log_format: LogFormat
     address: str
+    divides_threads: bool = False
 
 
 class Entry(msgspec.Struct, tag=True):
@@ -106,16 +109,30 @@ def _decode_path(kind: type, value: Any) -> Any:
 
 
 class HostHello(msgspec.Struct, tag=True):
-    """`address`: of the route to the first host."""
+    """`address`: of the route to the first host. `settings`: those that all hosts must have, and the version."""
 
     node_rank: int
     address: str
+    settings: dict[str, Any]
 
 
 class HostRefused(msgspec.Struct, tag=True):
     """The host cannot join, and ends. `reason`: one line."""
 
     reason: str
+
+
+class FindFiles(msgspec.Struct, tag=True):
+    """Find or download the model. `revision`: the one that the first host has found for `model`, if it has any."""
+
+    model: str
+    revision: str
+
+
+class Found(msgspec.Struct, tag=True):
+    """The host has its files. `fingerprint`: see `weights_fingerprint`."""
+
+    fingerprint: str
 
 
 class StartRank(msgspec.Struct, tag=True):
@@ -137,6 +154,14 @@ class Kill(msgspec.Struct, tag=True):
     rank: int
 
 
+class Serving(msgspec.Struct, tag=True):
+    """The engine is ready for requests."""
+
+
+class Drain(msgspec.Struct, tag=True):
+    """The host is to end: the engine may finish its requests before."""
+
+
 class Goodbye(msgspec.Struct, tag=True):
     """The engine has ended. `reason`: None if it was stopped."""
 
@@ -156,8 +181,8 @@ class HostFailed(msgspec.Struct, tag=True):
     message: str
 
 
-ToHost = HostRefused | StartRank | Pass | Kill | Goodbye
-FromHost = HostHello | Reported | HostFailed
+ToHost = HostRefused | FindFiles | StartRank | Pass | Kill | Serving | Goodbye
+FromHost = HostHello | Found | Reported | Drain | HostFailed
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode

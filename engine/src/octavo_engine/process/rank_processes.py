@@ -91,6 +91,8 @@ class RankProcesses:
         from octavo_engine.ops.stages import open_ranks
 
         address = LOOPBACK if self._hosts is None else self._hosts.address
+        if self._hosts is not None:
+            self._hosts.check_weights(files)
 
         for rank in range(1, self._size):
             start = messages.RankStart(

@@ -5,10 +5,13 @@ The first host listens, and waits for the others in any order. Once all have joi
 
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from ipaddress import ip_address
+from typing import Any
 
 import msgspec
 
@@ -16,11 +19,19 @@ from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import LOST_S, ControlConnection, describe_address, read_secret
 from octavo_engine.process.messages import Failed
 from octavo_engine.settings.config import EngineConfig, ranks_per_host
+from octavo_engine.sources.download_dir import fetched_revision
+from octavo_engine.sources.fingerprint import weights_fingerprint
+from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 #: Time between two log lines about hosts that have not joined yet.
 _REMINDER_S = 10.0
+#: Settings that all hosts must have alike, as each of them decides something by them.
+_COMMON = (
+    *("nnodes", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "load_format"),
+    *("model_impl", "device", "hf_overrides", "block_size", "max_model_len", "enable_lora", "max_lora_rank"),
+)
 OnReport = Callable[[int, messages.FromRank | None], None]
 
 
@@ -37,6 +48,18 @@ def _first_address(config: EngineConfig) -> str:
         f"--master-addr {config.master_addr}: {problem}it must be one address of this host, the first one, to which "
         "the others connect."
     )
+
+
+def common_settings(config: EngineConfig) -> dict[str, Any]:
+    """Return the version and the settings, by their names in messages, that all hosts must have alike."""
+    flags = {f"--{name.replace('_', '-')}": getattr(config, name) for name in _COMMON}
+    return {"the version of Octavo": version("octavo-engine"), **flags}
+
+
+def _drain() -> None:
+    """Send SIGTERM to the process that handles it: an engine core ignores it, as its parent drains and stops it."""
+    is_core = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    os.kill(os.getppid() if is_core else os.getpid(), signal.SIGTERM)
 
 
 def own_address(master_addr: str, port: int) -> str:
@@ -59,6 +82,7 @@ class RemoteHosts:
         self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
         self._has_started = self._is_stopping = self._has_warned = False
         self._ranks: dict[int, RemoteRank] = {}
+        self._fingerprints: dict[int, str] = {}  # of the weights, by node rank
         self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
         secret, address = read_secret(os.environ), _first_address(config)
         self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
@@ -72,6 +96,22 @@ class RemoteHosts:
                 _LOGGER.info("waiting for %s of %d to connect to %s", names, self._config.nnodes, self._own_name())
                 self._lock.wait(_REMINDER_S)
             self._has_started = True
+
+    def check_weights(self, files: ModelFiles) -> None:
+        """Let all hosts find the files. Raises StartupError if their weights differ, or if a host fails."""
+        own = weights_fingerprint(files, self._config.quantization)
+        self._send_all(messages.FindFiles(self._config.model, fetched_revision(files.root)))
+        with self._lock:
+            while len(self._fingerprints) < len(self._hellos):
+                for node_rank, reason in self._lost.items():
+                    raise StartupError(f"{_describe(self._hellos[node_rank][1])}: {reason}")
+                self._lock.wait()
+        for node_rank, found in sorted(self._fingerprints.items()):
+            if found != own:
+                raise StartupError(
+                    f"{_describe(self._hellos[node_rank][1])} has other weights than this host: their fingerprints are "
+                    f"{found[:16]} and {own[:16]}: give all hosts the same model."
+                )
 
     def has_rank(self, rank: int) -> bool:
         return rank >= self._num_ranks
@@ -95,13 +135,15 @@ class RemoteHosts:
         self._connection.send(messages.encode(messages.StartRank(start)), peer)
         return rank
 
+    def announce_serving(self) -> None:
+        self._send_all(messages.Serving())
+
     def stop(self, reason: str | None) -> None:
         """End the hosts. `reason`: the error that ends the engine. A second call does nothing."""
         if self._is_stopping:
             return
         self._is_stopping = True
-        for peer, _ in list(self._hellos.values()):
-            self._connection.send(messages.encode(messages.Goodbye(reason)), peer)
+        self._send_all(messages.Goodbye(reason))
         self._connection.close()
 
     def connected(self) -> None:
@@ -118,8 +160,16 @@ class RemoteHosts:
         match decoded:
             case messages.HostHello() as hello:
                 self._join(peer, hello)
+            case messages.Found(fingerprint):
+                with self._lock:
+                    if node_rank := self._node_rank(peer):
+                        self._fingerprints[node_rank] = fingerprint
+                    self._lock.notify()
             case messages.Reported(rank, report):
                 self._ranks[rank].take(report)
+            case messages.Drain():
+                _LOGGER.info("host %d is to end: the engine finishes its requests", self._node_rank(peer))
+                _drain()
             case messages.HostFailed(text):
                 self._fail(peer, text)
 
@@ -131,6 +181,10 @@ class RemoteHosts:
             self._has_warned = True
             name = self._own_name()
             _LOGGER.warning("a process has connected to %s without the secret of this group of hosts", name)
+
+    def _send_all(self, message: messages.ToHost) -> None:
+        for peer, _ in list(self._hellos.values()):
+            self._connection.send(messages.encode(message), peer)
 
     def _own_name(self) -> str:
         return describe_address(self._config.master_addr, self._config.master_port)
@@ -147,6 +201,11 @@ class RemoteHosts:
         _LOGGER.info("%s has joined", _describe(hello))
 
     def _find_problem(self, hello: messages.HostHello) -> str | None:
+        own = common_settings(self._config)
+        for name, value in own.items():
+            if hello.settings.get(name) != value:
+                found = hello.settings.get(name)
+                return f"{name} is {found} on {_describe(hello)}, and {value} on the first host: make them equal."
         if not 1 <= hello.node_rank < self._config.nnodes:
             return f"--node-rank {hello.node_rank} must be at least 1 and below --nnodes {self._config.nnodes}."
         if hello.node_rank in self._hellos:
@@ -154,16 +213,21 @@ class RemoteHosts:
             return f"--node-rank {hello.node_rank} is taken by {taken}: give each host a number of its own."
         return None
 
+    def _node_rank(self, peer: bytes) -> int:
+        """Return the number of a host; 0 if it has not joined."""
+        return next((node_rank for node_rank, (known, _) in self._hellos.items() if known == peer), 0)
+
     def _fail(self, peer: bytes, message: str) -> None:
         """Report the end of a host as that of its ranks; a host that leaves before all have joined may come again."""
-        node_rank = next((node_rank for node_rank, (known, _) in self._hellos.items() if known == peer), None)
-        if node_rank is None or self._is_stopping:
-            return
         with self._lock:
+            node_rank = self._node_rank(peer)
+            if node_rank == 0 or self._is_stopping:
+                return
             if not self._has_started:
                 _LOGGER.warning("%s has left: %s", _describe(self._hellos.pop(node_rank)[1]), message)
                 return
             self._lost[node_rank] = message
+            self._lock.notify()
             ranks = [each for each in self._ranks.values() if each.rank // self._num_ranks == node_rank]
         for rank in ranks:
             rank.fail(message)

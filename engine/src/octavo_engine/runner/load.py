@@ -65,7 +65,10 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`. `address`: of its host."""
+    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`. `address`: of its host.
+
+    `divides_threads`: see `RankStart`.
+    """
 
     rank: int
     files: ModelFiles
@@ -74,6 +77,7 @@ class RankPart(Protocol):
     num_host_blocks: int
     num_layers: tuple[int, ...]
     address: str
+    divides_threads: bool
 
 
 def load(
@@ -91,7 +95,7 @@ def load(
     """
     device, began_s = open_device(config.device, _place(config, part)), time.perf_counter()
     with as_failed_start(device):
-        config = divide_threads(config, device) if part is None else config
+        config = divide_threads(config, device) if part is None or part.divides_threads else config
         device.prepare(config)
         links = (Group(), Stages()) if part is None else _join(config, device, part, store)
         prepared_s = time.perf_counter()

@@ -17,6 +17,7 @@ import uvloop
 from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.log_format import LogFormat, configure_logging
 from octavo_engine.loop.engine_core import freeze_gc
+from octavo_engine.process.headless import HeadlessHost
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.sources.hub import set_hub_token
@@ -44,7 +45,7 @@ from octavo_server.cli.vllm_environment import (
 from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_connections, bind, bound_unix
-from octavo_server.http.server import SIGNALS
+from octavo_server.http.server import SIGNALS, ProbeServer
 from octavo_server.kv.zmq_events import zmq_events
 from octavo_server.supervise import cancel_tasks, supervised
 
@@ -67,11 +68,6 @@ def serve(args: argparse.Namespace) -> int:
         from octavo_server.cli.dry_run import dry_run
 
         return dry_run(engine_config, args)
-    if engine_config.headless:
-        from octavo_engine.process.headless import run_headless
-
-        run_headless(engine_config)
-        return 0
     server_config = server_config_of(args, engine_config)
     check_keys(server_config)
     check_adapter_file(server_config, engine_config)
@@ -80,6 +76,8 @@ def serve(args: argparse.Namespace) -> int:
     tracer = tracer_of(server_config)
     server_config = replace(server_config, max_connections=allow_connections(server_config.max_connections))
     with _bound(server_config) as sock:
+        if engine_config.headless:
+            return _run(_serve_headless(engine_config, server_config, sock))
         return _run(_serve(engine_config, server_config, sock, tracer))
 
 
@@ -156,6 +154,20 @@ async def _serve(
             await engine.shutdown()
             if tracer is not None:
                 await asyncio.to_thread(tracer.shutdown)
+
+
+async def _serve_headless(engine_config: EngineConfig, config: ServerConfig, sock: socket.socket) -> int:
+    """Run the ranks of this host, and answer probes, until the engine ends. Raises StartupError with the reason."""
+    host = HeadlessHost(engine_config)
+    server = ProbeServer(config, is_ready=lambda: host.is_serving, on_stop=host.drain)
+    running = asyncio.create_task(asyncio.to_thread(host.run))
+    running.add_done_callback(lambda _: server.end())
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        host.end()
+        await running
+    return 0
 
 
 def _import_api() -> None:

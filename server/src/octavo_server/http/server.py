@@ -15,9 +15,14 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo_server.config import HttpSettings
+from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.http.listener import listen
 from octavo_server.http.timeout_protocol import TimeoutProtocol, timeout_protocol
@@ -94,6 +99,27 @@ class DrainingServer(uvicorn.Server):
         with suppress(TimeoutError):
             async with asyncio.timeout(max(delay_s, lifecycle.remaining_s or 0.0) + FINAL_WRITE_S):
                 await lifecycle.drained(at_least_s=delay_s)
+        self.should_exit = True
+
+
+class ProbeServer(DrainingServer):
+    """Answers the probes of a process that serves no requests. `on_stop`: called at each signal; `end` ends `serve`."""
+
+    def __init__(self, settings: HttpSettings, *, is_ready: Callable[[], bool], on_stop: Callable[[], None]) -> None:
+        async def health(request: Request) -> Response:
+            return Response()
+
+        async def ready(request: Request) -> Response:
+            return JSONResponse({"ready": is_ready()}, 200 if is_ready() else 503)
+
+        app = Starlette(routes=[Route("/health", health), Route("/ready", ready)])
+        super().__init__(app, settings, Lifecycle(InFlight(), timeout_s=0.0), on_refused_head=lambda reason: None)
+        self._on_stop = on_stop
+
+    def stop(self, sig: int = signal.SIGINT) -> None:
+        self._on_stop()
+
+    def end(self) -> None:
         self.should_exit = True
 
 
