@@ -37,7 +37,11 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 SERVICES = f"/apis/serving.octavo.dev/v1alpha1/namespaces/{SERVED}/inferenceservices"
 EVERYTHING = {"monitoring": {"podMonitors": True}, "gatewayApi": {"enabled": True}}
 #: Kinds of other projects' CRDs.
-FOREIGN = (("monitoring.coreos.com", "v1", "PodMonitor"), ("gateway.networking.k8s.io", "v1", "HTTPRoute"))
+FOREIGN = (
+    ("monitoring.coreos.com", "v1", "PodMonitor"),
+    ("gateway.networking.k8s.io", "v1", "HTTPRoute"),
+    ("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet"),
+)
 OVER_SERVICES, OWN = "The operator, over services", "The operator, in its own namespace"
 API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta2.custom.metrics.k8s.io"
 METRICS = "The operator, for the metrics API"
@@ -52,10 +56,12 @@ CLAIM = {"model": {"uri": "hf://a/b", "cache": {"mode": "PVC", "size": "1Gi"}}}
 MADE: dict[str, Any] = {
     "host": {"exposure": HOST, "auth": KEYS, "autoscaling": {"maxReplicas": 1}} | CLAIM,
     "gateway": {"exposure": GATEWAY, "auth": OPEN},
+    "groups": {"parallelism": {"tensor": 2, "nodes": 2}},
 }
 EDITED: dict[str, Any] = {
     "host": {"networkPolicy": {"enabled": False}},
     "gateway": {"router": {"ref": {"name": "host"}}},
+    "groups": {},
 }
 
 

@@ -24,6 +24,7 @@ crds: {install: true}
 monitoring: {labels: {}, scrapeNamespaces: [], scrapePeers: [], dashboards: {}}
 metricsApi: {enabled: true}
 gatewayApi: {}
+leaderWorkerSets: {enabled: true}
 {{- end }}
 
 {{- /* Writes the defaults into the values. Every template begins with it, as Helm may render any of them first. */}}

@@ -67,6 +67,8 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     add("--pod-templates", choices=("restricted", "any"), default="restricted", help=text)
     text = "HTTPRoutes (Gateway API) for services with exposure.gateway. Default: off."
     add("--gateway-api", action="store_true", help=text)
+    text = "LeaderWorkerSets for services with parallelism.nodes above 1. Default: off."
+    add("--leader-worker-sets", action="store_true", help=text)
 
 
 def _add_monitoring_flags(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +134,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         has_fixed_user=not args.no_fixed_user,
         restricts_pods=args.pod_templates == "restricted",
         has_gateway_api=args.gateway_api,
+        has_group_sets=args.leader_worker_sets,
     )
 
 

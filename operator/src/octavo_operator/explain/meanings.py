@@ -56,8 +56,10 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
             "Install the Gateway API's CRDs and set `gatewayApi.enabled` of the chart, or use `exposure.ingress`.",
         ),
         "NoLeaderWorkerSets": Meaning(
-            "`parallelism.nodes` is above 1, which this version of the operator does not support yet.",
-            "Leave it out.",
+            "`parallelism.nodes` above 1 needs LeaderWorkerSets, but their CRD is missing, or the operator was "
+            "installed without them.",
+            "Install [LeaderWorkerSet](https://lws.sigs.k8s.io), and set `leaderWorkerSets.enabled` of the chart, or "
+            "leave `parallelism.nodes` out.",
         ),
         "PodTemplateConflict": Meaning(
             "A `podTemplate` contains fields that only the operator sets, such as the engine's arguments or probes.",

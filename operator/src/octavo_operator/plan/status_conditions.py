@@ -91,10 +91,9 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = "spec.exposure.gateway needs the Gateway API, but the operator was installed without it"
         return Condition("Accepted", "NoGatewayApi", f"{what}: set gatewayApi.enabled of the chart, or use an ingress")
     if service.num_nodes > 1 and not settings.has_group_sets:
-        what = (
-            "parallelism.nodes above 1 needs LeaderWorkerSets, which this version of the operator does not create yet"
-        )
-        return Condition("Accepted", "NoLeaderWorkerSets", f"{what}: leave parallelism.nodes out")
+        what = "parallelism.nodes above 1 needs LeaderWorkerSets, and this cluster or this installation has none"
+        remedy = "install LeaderWorkerSet, set leaderWorkerSets.enabled of the chart, or leave parallelism.nodes out"
+        return Condition("Accepted", "NoLeaderWorkerSets", f"{what}: {remedy}")
     if taken := _template_conflicts(service, settings):
         what = f"the operator itself sets {', '.join(taken)}"
         remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
