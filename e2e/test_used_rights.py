@@ -35,9 +35,12 @@ def calls(cluster: Cluster, smollm2: str, namespace: str, audit: AuditLog) -> li
     scaling = {"maxReplicas": 1, "provider": "HPA"}
     cluster.serve(namespace, "host", replicas=0, model=CLAIM, autoscaling=scaling, **exposed("rights.example.test"))
     cluster.serve(namespace, "guest", replicas=0)
-    for name in ("host", "guest"):
+    cluster.serve(namespace, "groups", replicas=0, parallelism={"tensor": 2, "nodes": 2})
+    for name in ("host", "guest", "groups"):
         cluster.until_reason(namespace, name, "NoReplicas", of="ReplicasAdmitted")
     cluster.serve(namespace, "host", replicas=0, networkPolicy={"enabled": False})
+    cluster.serve(namespace, "groups", replicas=0)
+    cluster.until("LeaderWorkerSet", namespace, lambda found: not found, within_s=60)
     shared = {"router": {"ref": {"name": "host"}}}
     cluster.serve(namespace, "guest", replicas=0, **shared)
     gone = {

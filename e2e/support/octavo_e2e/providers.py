@@ -78,7 +78,9 @@ def _answers(*command: str) -> bool:
 
 def _local() -> Provider:
     was_up = _answers("curl", "-sk", "-m", "2", "https://127.0.0.1:6443/readyz")
-    Provider(name="", env={}).run(str(LOCAL / "up"), "--audit", "--fake-gpus", str(NUM_FAKE_GPUS), within_s=START_S)
+    Provider(name="", env={}).run(
+        str(LOCAL / "up"), "--audit", "--lws", "--fake-gpus", str(NUM_FAKE_GPUS), within_s=START_S
+    )
     shell = Provider(name="", env={}).run("bash", "-c", f'eval "$({LOCAL}/env)" && echo "$KUBECONFIG" && echo "$PATH"')
     kubeconfig, path = shell.stdout.splitlines()
     return Provider(
