@@ -1,6 +1,7 @@
 """The hosts of one model: what each does about a host that leaves, that fails, or that sends what it does not know."""
 
 import queue
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -206,3 +207,21 @@ def test_other_hosts_get_the_error_of_the_executor(reason: str | None) -> None:
     ranks = RankProcesses(1, 60, hosts)  # type: ignore[arg-type]
     ParallelExecutor(ScriptedExecutor(), ranks).shutdown(reason)  # type: ignore[arg-type]
     assert hosts.ends == [reason]
+
+
+def test_a_stranger_cannot_make_the_first_host_hold_much() -> None:
+    """One that has not proved the secret announces a frame of 1 GiB: its connection is closed at once."""
+    port = free_port()
+    first = ControlConnection(SECRET.encode(), "127.0.0.1", port, BadReceiver(), listens=True)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:  # half of the time for handshakes
+            stranger.sendall(greeting)
+            received = b""
+            while len(received) < len(greeting):
+                received += stranger.recv(64)
+            stranger.sendall(b"\x06" + (1 << 30).to_bytes(8, "big") + bytes(1000))
+            with suppress(ConnectionResetError):
+                assert stranger.recv(64) == b""
+    finally:
+        first.close()

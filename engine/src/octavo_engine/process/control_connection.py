@@ -29,6 +29,8 @@ _HEARTBEAT_MS = 1000
 _HANDSHAKE_MS = 10_000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
 _LINGER_MS = 2000
+#: Of a message to the first host, which has reports only. It holds a stranger's, too, until the handshake has failed.
+_MOST_BYTES = 1 << 20
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 #: Failures in a row, as one may come from a host that has ended during the handshake.
 _MOST_FAILURES = 3
@@ -129,6 +131,7 @@ class ControlConnection:
         own.handshake_ivl = _HANDSHAKE_MS
         own.reconnect_ivl, own.reconnect_ivl_max = _RECONNECT_MS, _MOST_RECONNECT_MS
         if self._listens:
+            own.maxmsgsize = _MOST_BYTES
             own.curve_server, own.zap_domain = True, b"octavo"
             own.curve_secretkey, own.curve_publickey = first, zmq.curve_public(first)
         else:
