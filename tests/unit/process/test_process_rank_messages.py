@@ -95,6 +95,7 @@ def test_a_message_to_a_rank_that_is_gone_is_no_error_of_its_own() -> None:
     finally:
         rank.request_stop()
         rank.stop()
+        rank.send(b"an entry")  # of another rank, which is stopped next
         context.destroy(linger=0)
         remove_folder(folder)
 

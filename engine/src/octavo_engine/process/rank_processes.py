@@ -321,9 +321,10 @@ class RankProcess:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """Send a message, on any thread, also before the process has an inbox, or after its end."""
+        """Send a message, on any thread, also before the process has an inbox, after its end, or after `stop`."""
         with self._sending:
-            self._outbox.send(message)
+            if not self._outbox.closed:
+                self._outbox.send(message)
 
     def kill(self) -> None:
         """Kill the process, also while it is stopped."""
@@ -343,7 +344,8 @@ class RankProcess:
             self._process.kill()
         self._thread.join()
         self._process.stdout.close()
-        self._outbox.close()
+        with self._sending:  # the entries of other ranks come on their threads until these are stopped, too
+            self._outbox.close()
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
