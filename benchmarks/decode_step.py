@@ -18,6 +18,7 @@ from pathlib import Path
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
+from octavo_engine.devices.torch_env import keep_freed_memory
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library
@@ -59,6 +60,7 @@ def open_runners(arguments: argparse.Namespace) -> tuple[Cpu, list[Runner]]:
         "num_gpu_blocks_override": blocks_each * max(arguments.rows),
         "max_num_seqs": max(arguments.rows),
     }
+    keep_freed_memory()  # as engines do
     device, config = Cpu(), EngineConfig(**settings)
     device.prepare(config)
     model = load(config, device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
-from octavo_engine.devices.torch_env import bound_shape_caches, limit_openmp_spin
+from octavo_engine.devices.torch_env import bound_shape_caches, keep_freed_memory, limit_openmp_spin
 from octavo_engine.loop.engine_core import EngineCore, Proposer
 from octavo_engine.loop.loaded_adapters import AdapterSource
 from octavo_engine.loop.proposers import DraftModelProposer
@@ -50,6 +50,7 @@ def import_compute(name: str) -> Any:
     module, _, function = name.partition(":")
     limit_openmp_spin()
     bound_shape_caches()
+    keep_freed_memory()
     try:
         return getattr(import_module(module), function)
     except ModuleNotFoundError as error:
