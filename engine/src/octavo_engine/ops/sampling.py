@@ -26,8 +26,8 @@ class DrawParams:
 
     def least_scaled(self) -> npt.NDArray[np.float32]:
         """Return ln(min_p): min-p excludes lower scaled logits; minus infinity: min-p is off."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.min_p.astype(np.float64)).astype(np.float32)
+        logarithms = np.full(len(self.min_p), -np.inf)
+        return np.log(self.min_p, out=logarithms, where=self.min_p > 0, dtype=np.float64).astype(np.float32)
 
     def inverse_temperature(self) -> npt.NDArray[np.float32]:
         """Return 1 / temperature; 1 for greedy rows."""

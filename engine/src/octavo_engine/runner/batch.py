@@ -123,35 +123,37 @@ class PersistentBatch:
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
             return None
-        num_drafts = np.fromiter((len(step.draft_token_ids) for step in steps), dtype=np.int64, count=len(steps))
+        num_drafts = np.array([len(step.draft_token_ids) for step in steps])
         for step in (steps[i] for i in np.flatnonzero(num_drafts)):
             end = step.start + step.num_tokens
             self.seqs[step.seq_id].token_ids[end : end + len(step.draft_token_ids)] = step.draft_token_ids
         slots = self.slots_of([step.seq_id for step in steps])
-        start = np.fromiter((step.start for step in steps), dtype=np.int64, count=len(steps))
-        num_rows = num_drafts + np.fromiter((step.num_tokens for step in steps), dtype=np.int64, count=len(steps))
-        ends = np.cumsum(num_rows)
-        first_row = ends - num_rows
-        places = np.arange(ends[-1]) + np.repeat(start - first_row, num_rows)
-        seq_slot = np.repeat(slots, num_rows)
-        blocks = self._tables[seq_slot, places // self.block_size].astype(np.int64)
+        start = np.array([step.start for step in steps])
+        num_rows = num_drafts + np.array([step.num_tokens for step in steps])
+        query_start = np.zeros(len(steps) + 1, dtype=np.int64)
+        np.cumsum(num_rows, out=query_start[1:])
+        first_row, places, seq_slot = query_start[:-1], start, slots
+        if query_start[-1] > len(steps):
+            places = np.arange(query_start[-1]) + np.repeat(start - first_row, num_rows)
+            seq_slot = np.repeat(slots, num_rows)
+        parts, offsets = np.divmod(places, self.block_size)
         lengths = start + num_rows
         longest = int(lengths.max())
         token_ids = self._token_ids[seq_slot, places].astype(np.int64)
         has_unknown = self.newest is not None and bool((token_ids == UNKNOWN).any())
-        input_ids, query_start, seq_lens, block_tables, write_slots, positions, row_seqs = self._place(
+        input_ids, query_start_on_device, seq_lens, block_tables, write_slots, positions, row_seqs = self._place(
             token_ids,
-            np.concatenate(([0], ends)).astype(np.int32),
+            query_start.astype(np.int32),
             lengths.astype(np.int32),
             self._tables[slots, : -(-longest // self.block_size)],
-            blocks * self.block_size + places % self.block_size,
+            self._tables[seq_slot, parts] * np.int64(self.block_size) + offsets,
             self._positions(steps, places, slots, start, first_row, num_rows),
             seq_slot if has_unknown else seq_slot[:0],
         )
         if self.newest is not None and has_unknown:
             input_ids = self.newest.fill_in(input_ids, row_seqs)
         attention = AttentionBatch(
-            query_start=query_start,
+            query_start=query_start_on_device,
             seq_lens=seq_lens,
             block_tables=block_tables,
             slots=write_slots,
@@ -198,7 +200,7 @@ class PersistentBatch:
         return self._tables[self.slots_of(seq_ids), positions // self.block_size].astype(np.int64)
 
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:
-        return np.fromiter((self.seqs[i].slot for i in seq_ids), dtype=np.int64, count=len(seq_ids))
+        return np.array([self.seqs[i].slot for i in seq_ids], dtype=np.int64)
 
     def _place(self, *arrays: npt.NDArray[np.signedinteger[Any]]) -> list[Tensor]:
         """Return the arrays on the device, where all are int32."""

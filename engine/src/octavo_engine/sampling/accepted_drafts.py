@@ -43,7 +43,7 @@ def rows_to_choose(sampling: list[SeqStep], last_row: Mapping[SeqId, int]) -> Ch
     counts = np.array([1 + len(s.draft_token_ids) for s in sampling], dtype=np.int64)
     offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return ChoiceRows(
-        steps=[s for s in sampling for _ in range(1 + len(s.draft_token_ids))],
+        steps=[s for s in sampling for _ in (0, *s.draft_token_ids)] if len(offset) > len(sampling) else sampling,
         sources=np.repeat(np.array(first, dtype=np.int64), counts) + offset,
         positions=np.repeat(np.array(start, dtype=np.int64), counts) + offset,
         num_drafts=offset,

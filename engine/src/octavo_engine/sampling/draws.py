@@ -171,9 +171,7 @@ def _signed(bits: int) -> int:
 
 def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return a key of 64 bits for each seed and position."""
-    with np.errstate(over="ignore"):
-        stream = _mix(seeds ^ _DOMAIN)
-        return _mix(stream + (positions.astype(np.uint64) + np.uint64(1)) * _WEYL)
+    return _mix(_mix(seeds ^ _DOMAIN) + (positions + 1).astype(np.uint64) * _WEYL)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
