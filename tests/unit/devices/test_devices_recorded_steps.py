@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from octavo_engine.devices.recorded_steps import may_replay
+from octavo_engine.devices.recorded_steps import RecordedSteps, may_replay
 from octavo_engine.ops import recording
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.wire.plan import SeqStep, StepPlan
@@ -208,6 +209,28 @@ def test_a_lack_of_memory_makes_steps_eager(
     (line,) = lines(caplog)
     assert "1.00 EiB" in line
     assert "--enforce-eager" in line
+
+
+@pytest.mark.parametrize("has_exchanged", [False, True])
+def test_a_step_is_not_repeated_after_an_exchange_with_other_ranks(has_exchanged: bool) -> None:
+    """The others took part once: a second all-reduce would add their next layer, and a second `recv` would wait."""
+    exchanges: list[str] = []
+    exchange = recording.recordable(exchanges.append)
+
+    def forward(*inputs: object) -> torch.Tensor:
+        if has_exchanged:
+            exchange("recv")
+        raise MemoryError("no memory for 64 MiB")
+
+    steps = RecordedSteps(forward)
+    inputs: Any = SimpleNamespace(input_ids=torch.tensor([5]), positions=torch.tensor([0]))
+    context: Any = SimpleNamespace(backend=SimpleNamespace(begin_step=lambda batch: None), batch=None)
+    assert steps.run(inputs, context) is None
+    if has_exchanged:
+        with pytest.raises(MemoryError):
+            steps.run(inputs, context)
+    else:
+        assert steps.run(inputs, context) is None
 
 
 def test_all_numbers_of_rows_share_the_memory(folder: Callable[[str], Path]) -> None:

@@ -80,6 +80,8 @@ class RecordedSteps:
             with record(self.pool, self._inputs) as recording:
                 hidden = self._forward(input_ids, positions, context)
         except MemoryError as error:
+            if recording.has_exchanged:  # other ranks take part in each operation once: the step cannot be repeated
+                raise
             self._give_up(f"{error}: free some memory or set --enforce-eager")
             return None
         output = self.pool.locate(hidden)

@@ -72,6 +72,11 @@ class Recording:
             self._parts.append(part)
         part.append(kernel, arguments)
 
+    @property
+    def has_exchanged(self) -> bool:
+        """Return True if a call was one of several ranks, which alone are not native."""
+        return not all(isinstance(part, NativeCalls) for part in self._parts)
+
     def replay(self) -> None:
         for part in self._parts:
             part()
