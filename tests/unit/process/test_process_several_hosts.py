@@ -3,6 +3,7 @@
 import queue
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_the_ranks_of_a_host_that_leaves_before_they_start_have_failed() -> None
     hosts.lost(PEER)
     hosts.start_rank(START, lambda *report: reports.append(report))
     assert reports == [(1, Failed("the host has ended, or gave no sign of life for 5 s.")), (1, None)]
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_host_that_says_hello_twice_has_joined_once() -> None:
+    """Its first hello waits in its socket if the first host ends meanwhile, and is sent with that to the next one."""
+    hosts = RemoteHosts(CONFIG)
+    hosts.received(PEER, HELLO)
+    hosts.received(PEER, HELLO)
+    assert hosts._connection.sent == []  # type: ignore[attr-defined]
+    hosts.received(b"other", HELLO)
+    ((peer, answer),) = hosts._connection.sent  # type: ignore[attr-defined]
+    assert (peer, type(messages.decode_to_host(answer))) == (b"other", messages.HostRefused)
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("address", ["a..b", "a" * 64])
+def test_an_address_that_is_no_name_is_refused(address: str) -> None:
+    with pytest.raises(StartupError, match=f"^--master-addr {address}: .*must be one address of this host"):
+        RemoteHosts(replace(CONFIG, master_addr=address))
 
 
 UNKNOWN = pytest.mark.parametrize("message", [b"", b"\xc1", messages.encode({"type": "Later"})])
@@ -158,7 +178,7 @@ class OtherHosts:
 
 @pytest.mark.parametrize("error", [StartupError("no such model"), GroupBroken("rank 1 is late"), ValueError()])
 def test_other_hosts_get_the_error_of_a_start(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no error they would end as if the engine had been stopped, and no supervisor would start them again."""
+    """Hosts would end without one as if the engine had been stopped, and no supervisor would start them again."""
     hosts = OtherHosts(CONFIG)
 
     def fail(*args: object, **options: object) -> None:

@@ -44,6 +44,8 @@ def _first_address(config: EngineConfig) -> str:
             return address
     except OSError as error:
         problem = f"{error.strerror}: "
+    except UnicodeError:
+        problem = "it is no name: "
     raise StartupError(
         f"--master-addr {config.master_addr}: {problem}it must be one address of this host, the first one, to which "
         "the others connect."
@@ -190,6 +192,8 @@ class RemoteHosts:
         return describe_address(self._config.master_addr, self._config.master_port)
 
     def _join(self, peer: bytes, hello: messages.HostHello) -> None:
+        if self._hellos.get(hello.node_rank) == (peer, hello):
+            return
         reason = self._find_problem(hello)
         if reason is not None:
             _LOGGER.warning("%s cannot join: %s", _describe(hello), reason)
