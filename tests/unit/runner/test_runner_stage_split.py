@@ -75,7 +75,7 @@ def test_ranks_of_a_stage_divide_its_layers(tmp_path: Path) -> None:
     assert [sizes[0] + sizes[1], sizes[2] + sizes[3]] == [each.model.bytes_per_block for each in two]
 
 
-@pytest.mark.parametrize("value", ["4", "2,1", "0,4", "4,0", "2,2,0", "1,1,2", "a,b", "2,,2", "-1,5", ","])
+@pytest.mark.parametrize("value", ["4", "2,1", "0,4", "4,0", "2,2,0", "1,1,2", "a,b", "2,,2", "-1,5", ",", "²,2"])
 def test_a_partition_that_is_no_division_is_refused(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def _held_bytes(module: nn.Module, device: Device) -> int:
 
 def _parse(value: str, size: int, num_layers: int) -> tuple[int, ...]:
     parts = value.split(",")
-    counts = tuple(int(part) for part in parts if part.strip().isdigit())
+    counts = tuple(int(part) for part in parts if part.strip().isdecimal())
     if len(counts) != len(parts) or len(counts) != size or 0 in counts or sum(counts) != num_layers:
         raise StartupError(
             f"{PARTITION_VARIABLE}={value}: --pipeline-parallel-size {size} needs {size} numbers, separated by commas, "
