@@ -111,7 +111,7 @@ class MetaGpu(CpuDevice):
         return GraphedSteps(model.forward, limits, sizes, capture, self.torch_device, free_bytes=lambda: 0)
 
 
-class Executor:
+class DecodeExecutor:
     """Runs plans in this thread."""
 
     images = None
@@ -125,7 +125,7 @@ class Executor:
     def on_lost(self, call: object) -> None:
         pass
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str | None = None) -> None:
         pass
 
 
@@ -160,7 +160,7 @@ def make_core(rows: int, vocab: int, longest: int, meter: Meter) -> EngineCore:
     scheduler: Any = Scheduler(config)
     scheduler.step = meter.timed("schedule", scheduler.step)
     scheduler.commit = meter.timed("commit", scheduler.commit)
-    return EngineCore(scheduler, Executor(runner, meter))  # type: ignore[arg-type]
+    return EngineCore(scheduler, DecodeExecutor(runner, meter))  # type: ignore[arg-type]
 
 
 def measure(rows: int, vocab: int, params: dict[str, Any], *, context: int, steps: int) -> Meter:

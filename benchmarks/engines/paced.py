@@ -72,7 +72,7 @@ class PacedExecutor:
     def restore(self, tag: MemoryTag) -> None:
         """Do nothing: `release` has released nothing."""
 
-    def shutdown(self) -> None:
+    def shutdown(self, reason: str | None = None) -> None:
         """Do nothing: the executor holds no resources."""
 
 

@@ -17,6 +17,7 @@ LEAST = 3
 #: Doubles that lack members -> the reason.
 PARTIAL = {
     "Memory": "the memory of one rank, which runs no plans",
+    "DecodeExecutor": "a benchmark of decode steps swaps nothing, has no adapters and never sleeps",
     "Journal": "the runner under test allocates no cache and attends to nothing",
     "Blocks": "a cache under test moves blocks and attends to nothing",
 }
