@@ -95,7 +95,7 @@ class ThreadRanks:
     def find_cause(self, error: EngineDead) -> EngineDead:
         return error
 
-    def stop(self) -> None:
+    def stop(self, reason: str | None = None) -> None:
         """End the threads. Raises the error of a rank that has failed."""
         for plans in self._plans:
             plans.put(None)

@@ -82,11 +82,11 @@ def test_the_bus_refuses_pageable_copies() -> None:
 def test_a_head_size_that_no_tile_takes_is_named_with_the_limit(
     kernel: str, dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise OutOfResources(270336, 232448, "shared memory")
 
     for name in ("write_kv", "paged_attention", "decode_attention"):
-        monkeypatch.setattr(cuda_backend, name, refuse if name == kernel else lambda *arguments: None)
+        monkeypatch.setattr(cuda_backend, name, refuse if name == kernel else lambda *arguments, **options: None)
     spec = make_spec(heads=6, kv_heads=2, dim=dim)
     backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=1)
     with pytest.raises(StartupError) as raised:
