@@ -91,9 +91,11 @@ def test_the_pods_of_a_replica_find_each_other() -> None:
         variables = {each["name"]: each.get("valueFrom") for each in container["env"]}
         assert variables["OCTAVO_GROUP_SECRET"] == {"secretKeyRef": {"name": "llm-group-secret", "key": "secret"}}
         assert variables["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert [worker[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")] == [
+        *("/health", "/ready", "/health")
+    ]
     others = [{k: v for k, v in each.items() if k != "args"} for each in (leader, worker)]
-    probes = ("startupProbe", "readinessProbe", "livenessProbe")
-    assert {k: v for k, v in others[0].items() if k not in probes} == others[1]  # a worker serves no HTTP
+    assert others[0] == others[1]
 
 
 def test_a_pod_template_applies_to_all_pods() -> None:

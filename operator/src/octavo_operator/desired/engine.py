@@ -56,7 +56,6 @@ NAMES_FLAG = "--served-model-name"
 STARTUP_S = 3600  # limit of the startup probe: loading a large model may take long
 #: Seconds of a worker's grace period beyond that of its leader, with which it ends.
 WORKER_GRACE_S = 30
-#: A worker has none, as it serves no HTTP: its leader is ready once all pods of the replica compute together.
 _PROBES = {
     "startupProbe": probe("/health", period_s=2, failures=STARTUP_S // 2),
     "readinessProbe": probe("/ready", period_s=5, failures=2),
@@ -215,7 +214,7 @@ def _container(service: InferenceService, settings: Settings, component: str) ->
         "resources": resources(spec.resources),
         "securityContext": container_security(service),
         "terminationMessagePolicy": TERMINATION_MESSAGE_POLICY,
-        **(_PROBES if component == ENGINE else {}),
+        **_PROBES,
         "volumeMounts": mounts,
     }
     return drop_none(container)
