@@ -109,9 +109,9 @@ def engine_selector(service: str) -> dict[str, str]:
     return {SERVICE_LABEL: service, COMPONENT_LABEL: ENGINE}
 
 
-def engines_behind_router(router: str) -> dict[str, str]:
-    """Selector of the engine pods of all services behind a router."""
-    return {ROUTER_LABEL: router, COMPONENT_LABEL: ENGINE}
+def engines_behind_router(router: str, component: str = ENGINE) -> dict[str, str]:
+    """Selector of the engine pods, or of another component, of all services behind a router."""
+    return {ROUTER_LABEL: router, COMPONENT_LABEL: component}
 
 
 def router_selector(router: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from octavo_operator.desired.children import desired_children
 from octavo_operator.desired.devices import unsupported_accelerators
 from octavo_operator.desired.engine import desired_engine, engine_revision
 from octavo_operator.desired.network import exposed_url, internal_url
-from octavo_operator.names import REVISION_LABEL
+from octavo_operator.names import ENGINE_WORKER, REVISION_LABEL, engines_behind_router
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, HOST, KEYS, MINIMAL, OPEN, Case, stored
 
@@ -145,7 +145,8 @@ def test_pods_connect_only_where_the_spec_says() -> None:
         assert opened["policyTypes"] == closed["policyTypes"] == ["Ingress", "Egress"]
         assert opened["egress"] == [*closed["egress"], {"to": [peer]}]
         assert {port["port"] for port in closed["egress"][0]["ports"]} == {53, 5353}
-    assert len(policy(engine, egressTo=[])["egress"]) == 1
+    _, workers = policy(engine, egressTo=[])["egress"]
+    assert workers == {"to": [{"podSelector": {"matchLabels": engines_behind_router("llm", ENGINE_WORKER)}}]}
     _, engines, api = policy(router, egressTo=[])["egress"]
     assert engines["to"] == [{"podSelector": policy(engine)["podSelector"]}]
     assert engines["ports"] == policy(engine)["ingress"][0]["ports"]

@@ -130,6 +130,18 @@ def test_only_the_pods_of_a_service_reach_each_other_on_all_ports() -> None:
     assert {*_policies()} == {"llm-engine", "llm-router"}
 
 
+def test_the_limits_of_a_shared_router_leave_leaders_their_workers() -> None:
+    """The policy of the service with the router selects the leaders of all services behind it, and no workers."""
+    engines = _policies(networkPolicy={"egressTo": []})["llm-engine"]
+    made = desired_engine(_service(name="b", router={"ref": {"name": "llm"}}, **PODS), SETTINGS, replicas=1)
+    leader, worker = (_template(role, made)["metadata"]["labels"].items() for role in ("leader", "worker"))
+    assert [engines["podSelector"]["matchLabels"].items() <= pod for pod in (leader, worker)] == [True, False]
+    _, workers = engines["egress"]
+    (peer,) = workers["to"]
+    assert [peer["podSelector"]["matchLabels"].items() <= pod for pod in (leader, worker)] == [False, True]
+    assert "ports" not in workers
+
+
 def test_budgets_services_and_monitors_see_leaders_only() -> None:
     made = desired_children(_service(**PODS), replace(SETTINGS, has_pod_monitors=True))
     selected = [each["spec"]["selector"] for each in made if "selector" in each.get("spec", {})]

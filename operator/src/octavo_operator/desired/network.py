@@ -196,7 +196,8 @@ def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
     routers = {"podSelector": {"matchLabels": router_selector(service.name)}}
     rules = [_rule(ENGINE_PORT, [routers, *_scrapers(settings)])]
     selector = {"matchLabels": engines_behind_router(service.name)}
-    return _policy(service, ENGINE, selector=selector, rules=rules, own=[])
+    workers = {"podSelector": {"matchLabels": engines_behind_router(service.name, ENGINE_WORKER)}}
+    return _policy(service, ENGINE, selector=selector, rules=rules, own=[{"to": [workers]}])
 
 
 def _group_policy(service: InferenceService) -> Manifest:
