@@ -48,24 +48,46 @@ def answer(port: int) -> list[str]:
     return [choice["text"] for choice in response.json()["choices"]]
 
 
-def test_strangers_change_no_answer_and_the_control_port_keeps_none(tmp_path: Path) -> None:
-    model, port, http_port = str(make_tiny("llama", tmp_path)), free_port(), free_port()
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny("llama", tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The answer of one host without strangers."""
+    port, log = free_port(), tmp_path_factory.mktemp("one") / "log"
+    with places("loopback") as (place, _):
+        flags = [tiny_model, "--served-model-name", "tiny", "--dtype", "float32", "--num-threads", "1"]
+        host = place.start([*OCTAVO, "--port", str(port), *flags], log)
+        eventually(lambda: "serving at" in log.read_text(), within_s=START_TIMEOUT_S, describe=log.read_text)
+        found = answer(port)
+        host.terminate()
+        finish(host, log)
+    return found
+
+
+def test_strangers_change_no_answer_and_the_control_port_keeps_none(
+    tiny_model: str, expected: list[str], tmp_path: Path
+) -> None:
+    port, http_port = free_port(), free_port()
     logs = [tmp_path / "first", tmp_path / "second"]
     with places("loopback") as (place, _):
-        flags = host_flags(model, place, port, "--served-model-name", "tiny")
+        flags = host_flags(tiny_model, place, port, "--served-model-name", "tiny")
         first = place.start([*OCTAVO, "--port", str(http_port), *flags], logs[0])
         eventually(lambda: port in ports_of(first.pid), within_s=START_TIMEOUT_S, describe=logs[0].read_text)
         attack(port)
         other = headless(place, [*flags, "--port", str(free_port())], logs[1])
         eventually(lambda: "serving at" in logs[0].read_text(), within_s=START_TIMEOUT_S, describe=logs[0].read_text)
-        before, core = answer(http_port), psutil.Process(first.pid).children()[0]
+        core = psutil.Process(first.pid).children()[0]
+        assert answer(http_port) == expected
         num_fds = core.num_fds()
         attack(port)
         eventually(lambda: core.num_fds() <= num_fds, describe=core.num_fds)
         gloo_ports = (ports_of(core.pid) | ports_of(other.pid)) - {port}
         for each in gloo_ports:
             attack(each)
-        assert answer(http_port) == before
+        assert answer(http_port) == expected
         assert core.num_fds() <= num_fds + NUM_STRANGERS
         first.terminate()
         for host, log in zip((first, other), logs, strict=True):
@@ -73,12 +95,14 @@ def test_strangers_change_no_answer_and_the_control_port_keeps_none(tmp_path: Pa
         assert "Traceback" not in logs[0].read_text() + logs[1].read_text()
 
 
-def test_strangers_during_the_start_let_it_serve_or_fail_with_a_line(tmp_path: Path) -> None:
+def test_strangers_during_the_start_let_it_serve_or_fail_with_a_line(
+    tiny_model: str, expected: list[str], tmp_path: Path
+) -> None:
     """They connect to each new port of both hosts."""
-    model, port, http_port = str(make_tiny("llama", tmp_path)), free_port(), free_port()
+    port, http_port = free_port(), free_port()
     logs = [tmp_path / "first", tmp_path / "second"]
     with places("loopback") as (place, _):
-        flags = host_flags(model, place, port, "--served-model-name", "tiny")
+        flags = host_flags(tiny_model, place, port, "--served-model-name", "tiny")
         first = place.start([*OCTAVO, "--port", str(http_port), *flags], logs[0])
         other = headless(place, [*flags, "--port", str(free_port())], logs[1])
         attacked: set[int] = {http_port}
@@ -89,7 +113,7 @@ def test_strangers_during_the_start_let_it_serve_or_fail_with_a_line(tmp_path: P
                 attacked.add(each)
                 attack(each)
         if first.poll() is None:
-            assert answer(http_port)
+            assert answer(http_port) == expected
         else:
             assert first.returncode == 1
             assert "octavo: " in logs[0].read_text().splitlines()[-1]
