@@ -72,12 +72,24 @@ def test_messages_go_both_ways_and_the_end_of_a_host_is_known(first: bool, stack
 def test_the_end_of_the_first_host_is_known(stack: ExitStack) -> None:
     port, events = free_port(), [Events(), Events()]
     listening = connect(port, SECRET, events[0], stack, listens=True)
-    connect(port, SECRET, events[1], stack).send(b"hello")
+    other = connect(port, SECRET, events[1], stack)
+    assert events[1].next() == ("connected",)
+    other.send(b"hello")
     _, peer, _ = events[0].next()
     listening.send(b"welcome", peer)
-    assert [events[1].next()[0] for _ in range(2)] == ["connected", "received"]
+    assert events[1].next() == ("received", b"", b"welcome")
     listening.close()
     assert events[1].next() == ("lost", b"")
+
+
+def test_a_host_without_a_message_of_the_first_host_waits_for_the_next_one(stack: ExitStack) -> None:
+    port, events = free_port(), [Events(), Events()]
+    first = connect(port, SECRET, events[0], stack, listens=True)
+    connect(port, SECRET, events[1], stack).send(b"hello")
+    assert events[0].next()[0] == "received"
+    first.close()
+    connect(port, SECRET, events[0], stack, listens=True)
+    assert [events[1].next() for _ in range(2)] == [("connected",)] * 2
 
 
 def test_another_secret_is_refused_on_both_sides(stack: ExitStack) -> None:
@@ -119,12 +131,12 @@ def test_a_host_that_differs_is_refused_with_both_values(
     stack.callback(hosts.stop, None)
     settings = common_settings(config) | {name: value for name, value in hello.items() if name != "node_rank"}
     other = connect(config.master_port, SECRET, events, stack)
+    assert events.next() == ("connected",)
     other.send(messages.encode(messages.HostHello(hello.get("node_rank", 1), "10.0.0.2", settings)))
     if problem is None:
         hosts.wait()
         assert hosts.name_rank(1) == "rank 1 on host 1 (10.0.0.2)"
         return
-    assert events.next() == ("connected",)
     answer = messages.decode_to_host(events.next()[2])
     assert isinstance(answer, messages.HostRefused)
     assert answer.reason.startswith(problem)
