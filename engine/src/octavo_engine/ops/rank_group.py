@@ -1,8 +1,9 @@
 """`Group`: the ranks that compute one model together, each of them a part of every layer.
 
-Ranks are processes or threads of one host, with one `ProcessGroupGloo` each, which is not registered in
-`torch.distributed`: a process may have any number of groups. gloo listens on the loopback interface only. The ranks
-connect by the entries of a `MessageStore`. On GPUs, NCCL takes the model's tensors, and gloo those of the host.
+Ranks are processes of one host or of several, or threads, with one `ProcessGroupGloo` each, which is not registered in
+`torch.distributed`: a process may have any number of groups. gloo listens on one address only, which is a loopback one
+unless there are several hosts. The ranks connect by the entries of a `MessageStore`. On GPUs, NCCL takes the model's
+tensors, and gloo those of the host.
 """
 
 import ctypes
