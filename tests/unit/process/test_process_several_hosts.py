@@ -14,8 +14,9 @@ from octavo_engine.process import main as core_process
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
 from octavo_engine.process.headless import HeadlessHost
-from octavo_engine.process.messages import Failed, Start
+from octavo_engine.process.messages import Failed, Start, decode_from_core
 from octavo_engine.process.parallel_executor import ParallelExecutor, load_executor
+from octavo_engine.process.pipes import from_core_address, make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcesses, Report
 from octavo_engine.process.remote_hosts import RemoteHosts, common_settings
 from octavo_engine.settings.config import EngineConfig
@@ -227,6 +228,22 @@ def test_other_hosts_get_the_error_of_the_executor(reason: str | None) -> None:
     ranks = RankProcesses(1, 60, hosts)  # type: ignore[arg-type]
     ParallelExecutor(ScriptedExecutor(), ranks).shutdown(reason)  # type: ignore[arg-type]
     assert hosts.ends == [reason]
+
+
+def test_the_cause_of_a_stuck_core_arrives_without_the_folder_of_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is removed at the core's hello, which comes right after the socket is made."""
+    exit_codes: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(core_process, "STUCK_S", 0.0)
+    monkeypatch.setattr(core_process.os, "_exit", exit_codes.put)
+    folder = make_folder()
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox:
+        inbox.bind(from_core_address(folder))
+        end_soon = core_process.end_if_stuck(from_core_address(folder))
+        remove_folder(folder)
+        end_soon(EngineDead("host 1 is lost"))
+        assert exit_codes.get(timeout=60) == 1
+        assert inbox.poll(1000)
+        assert decode_from_core(inbox.recv()) == Failed("host 1 is lost")
 
 
 def test_a_stranger_cannot_make_the_first_host_hold_much() -> None:

@@ -36,11 +36,13 @@ def end_if_stuck(address: str) -> Callable[[EngineDead], None]:
     """Return a function that ends the process soon after a rank is lost, with the cause, if the loop has not done so.
 
     The loop may wait in gloo for a host that does not answer, and nothing ends that wait before its timeout. The socket
-    is connected now, as its folder does not last.
+    is connected when this function returns, as its folder does not last.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = context.socket(zmq.PUSH)
+    outbox.immediate = True  # it is writable once it is connected
     outbox.connect(address)
+    outbox.poll(flags=zmq.POLLOUT)
 
     def end(error: EngineDead) -> None:
         logger.error("the engine core ends: %s", error)
