@@ -47,7 +47,8 @@ def streams(grouped: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]) 
 
 def test_a_service_of_several_pods_answers_by_its_leaders(grouped: str, cluster: Cluster) -> None:
     assert "Paris" in cluster.ask(HOST, NAME, at=cluster.direct_url(grouped, NAME))
-    leaders, workers = (cluster.find("Pod", grouped, label) for label in (LEADERS, WORKERS))
+    leaders = cluster.find("Pod", grouped, LEADERS)
+    workers = cluster.until("Pod", grouped, _all_ready, label=WORKERS, within_s=60, what="all ready")
     assert sorted(pod["metadata"]["labels"][GROUP] for pod in leaders) == ["0", "1"]
     assert sorted(pod["metadata"]["labels"][GROUP] for pod in workers) == ["0", "1"]
     slices = cluster.find("EndpointSlice", grouped, f"kubernetes.io/service-name={NAME}-engines")
@@ -98,6 +99,10 @@ def test_a_write_that_the_sets_webhook_refuses_is_named_and_tried_again(grouped:
 def test_all_pods_go_with_their_service(grouped: str, cluster: Cluster) -> None:
     cluster.kubectl("delete", "infsvc", NAME, "-n", grouped)
     cluster.until_gone(grouped, "LeaderWorkerSet", "StatefulSet", "Pod", within_s=WITHIN_S)
+
+
+def _all_ready(pods: list[Raw]) -> bool:
+    return len(pods) == 2 and all(condition(pod, "Ready").get("status") == "True" for pod in pods)
 
 
 def _scale_controller(cluster: Cluster, replicas: int) -> None:
