@@ -220,6 +220,8 @@ REFUSED = (
             "--master_port=1",
             "--headless",
             "-n=2",
+            "-n2",
+            "-r1",
             "-r",
             "--router_secret=x",
             "--no_enable_prefix_caching",

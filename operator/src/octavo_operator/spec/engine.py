@@ -14,10 +14,11 @@ ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Pattern of flags that `extraArgs` may not contain: a field of the spec stands for them, or the operator sets them.
 RESERVED_FLAGS = (
-    "--(no-)?(config|model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|max-num-seqs|"
-    "max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
-    "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|master-addr|master-port|headless|"
-    "api-key|api-key-file|router-secret|router-secret-file|router-only|drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?|-pp|-[nr]"
+    "--(no-)?(config|model|revision|served-model-name|tokenizer|chat-template|dtype|device|host|port|max-model-len|"
+    "max-num-seqs|max-num-batched-tokens|block-size|gpu-memory-utilization|kv-cache-memory-bytes|swap-space|"
+    "lora-modules-file|enable-prefix-caching|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|"
+    "master-addr|master-port|headless|api-key|api-key-file|router-secret|router-secret-file|router-only|"
+    "drain-timeout|shutdown-timeout|cache-isolation|uds|ssl-[a-z-]+)|-tp?|-pp|-[nr].*"
 )
 
 
