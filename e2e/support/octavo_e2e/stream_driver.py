@@ -23,7 +23,8 @@ END_S = 300
 @dataclass(slots=True)
 class StreamDriver:
     """Runs during the block; on exit waits for the last answers and asserts that none has failed and that half of the
-    streams were at least `least_s` seconds long. Their number of tokens is chosen by a trial."""
+    streams were at least `least_s` seconds long. A stream's number of tokens follows from the speed of an earlier one,
+    the first of which are a trial."""
 
     cluster: Cluster
     host: str
@@ -42,7 +43,6 @@ class StreamDriver:
         with ThreadPoolExecutor(NUM_STREAMS) as pool, self.cluster.openai(self.host, at=self.at) as client:
             for one in [pool.submit(self._stream, client) for _ in range(NUM_STREAMS)]:
                 one.result()
-        self._tokens = min(MOST_TOKENS, round(TRIAL_TOKENS * MARGIN * self.least_s / median(self._lengths_s)))
         self._lengths_s.clear()
         self._threads = [Thread(target=self._run, args=(self._stream,)) for _ in range(NUM_STREAMS)]
         self._threads += [Thread(target=self._run, args=(self._ask_shortly,)) for _ in range(SHORT_PER_S)]
@@ -74,20 +74,22 @@ class StreamDriver:
                         self._failures.append(f"{time.strftime('%X')} {error!r}")
 
     def _stream(self, client: OpenAI) -> None:
-        began_s, end = time.monotonic(), None
+        began_s, end, tokens = time.monotonic(), None, self._tokens
         messages = [{"role": "user", "content": f"Tell a long story about number {began_s}."}]
         with client.chat.completions.create(
             model=self.model,
             messages=messages,
-            max_tokens=self._tokens,
+            max_tokens=tokens,
             stream=True,
             extra_body={"ignore_eos": True},
         ) as chunks:
             for chunk in chunks:
                 end = chunk.choices[0].finish_reason if chunk.choices else end
-        assert end == "length", f"a stream ended with {end} after {time.monotonic() - began_s:.1f} s"
+        length_s = time.monotonic() - began_s
+        assert end == "length", f"a stream ended with {end} after {length_s:.1f} s"
         with self._lock:
-            self._lengths_s.append(time.monotonic() - began_s)
+            self._lengths_s.append(length_s)
+            self._tokens = min(MOST_TOKENS, round(tokens * MARGIN * self.least_s / length_s))
 
     def _ask_shortly(self, client: OpenAI) -> None:
         began_s = time.monotonic()
