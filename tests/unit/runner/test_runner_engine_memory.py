@@ -30,8 +30,8 @@ def executor(folder: Path) -> Executor:
     return load(EngineConfig(model=str(folder), dtype="float32", **sizes))[0]
 
 
-def next_token(executor: Executor, seq_id: int) -> int:
-    params = SamplingParams(temperature=0)
+def next_token(executor: Executor, seq_id: int, **fields: float) -> int:
+    params = SamplingParams(temperature=0, **fields)
     new = NewSeq(seq_id=seq_id, token_ids=[3, 4, 5], num_prompt_tokens=3, params=params)
     step = SeqStep(seq_id=seq_id, start=0, num_tokens=3, sample=True, block_ids=[[1]])
     dropped = [seq_id - 1] if seq_id else []
@@ -48,6 +48,21 @@ def test_restored_memory_gives_equal_tokens(executor: Executor) -> None:
         for tag in reversed(tags):
             executor.restore(tag)
         assert next_token(executor, seq_id) == expected
+
+
+@pytest.mark.parametrize("tag", ["kv_cache", "weights"])
+def test_counts_of_penalised_tokens_are_freed_and_counted_again(folder: Path, tag: MemoryTag) -> None:
+    """The sequence after the sleep is in the slot of the one before it, with equal tokens."""
+    config = EngineConfig(model=str(folder), dtype="float32", num_gpu_blocks_override=20, async_scheduling=True)
+    executor = load(config)[0]
+    counts = executor._memory._runner._sampler._counts
+    expected = next_token(executor, 0, repetition_penalty=1.5)
+    assert counts._counts is not None
+    executor.release(tag)
+    assert counts._counts is None
+    executor.restore(tag)
+    assert next_token(executor, 1, repetition_penalty=1.5) == expected
+    assert (counts._counts != 0).sum() == 3
 
 
 def test_a_plan_on_released_memory_fails_alone(executor: Executor) -> None:

@@ -88,8 +88,8 @@ class Runner:
         self._copy = batch.copy or keep
         self._group, self._stages = group or Group(), stages or Stages()
         newest = batch.newest
-        counts = None if newest is None else PenaltyCounts(newest.tokens, batch.vocab_size, self._copy)
-        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch(), counts=counts)
+        self._counts = None if newest is None else PenaltyCounts(newest.tokens, batch.vocab_size, self._copy)
+        sampler = Sampler(batch.columns, logprobs_mode, copy=self._copy, fetch=device.fetch(), counts=self._counts)
         self._sampler = sampler if self._group.size == 1 else LockstepSampler(sampler, self._group)
         self._drafter = drafter
         self._pooler = None if pooling is None else Pooler(pooling)
@@ -104,9 +104,11 @@ class Runner:
         self.model.replace(model)
 
     def release_rows(self) -> None:
-        """Free the rows of images."""
+        """Free the rows of images, and the counts of penalised tokens. No sequence may run on afterwards."""
         if self._images is not None:
             self._images.clear()
+        if self._counts is not None:
+            self._counts.release()
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan. Raises EngineDead if the device is lost, and with several ranks for every error."""

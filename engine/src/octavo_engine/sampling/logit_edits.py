@@ -112,6 +112,10 @@ class PenaltyCounts:
         self._newest, self._vocab_size, self._copy = newest, vocab_size, copy
         self._counts: Tensor | None = None
 
+    def release(self) -> None:
+        """Free the counts of all sequences, which must have ended: those of later ones are counted from the start."""
+        self._counts = None
+
     def entry(self, row: int, slot: int, seq: TokenCounts, token_ids: npt.NDArray[np.int32], length: int) -> Ints:
         """Return the numbers that penalise a row after `token_ids[:length]`, of which the last may be unknown.
 
