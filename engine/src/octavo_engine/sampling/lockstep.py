@@ -43,5 +43,7 @@ def share_drafts(group: Group, stages: Stages, plan: StepPlan, allowed: StepPlan
         return allowed
     drafts = [step.draft_token_ids for step in allowed.seqs]
     table = torch.tensor([[len(own), *own, *[0] * (longest - len(own))] for own in drafts])
-    rows = zip(plan.seqs, stages.broadcast(group.broadcast(table)).tolist(), strict=True)
+    if stages.is_first:
+        group.broadcast(table)
+    rows = zip(plan.seqs, stages.broadcast(table).tolist(), strict=True)
     return replace(plan, seqs=[replace(step, draft_token_ids=row[1 : 1 + row[0]]) for step, row in rows])
