@@ -98,16 +98,6 @@ ToRank = RunPlan | Call | Entry | Leave
 FromRank = Hello | Entry | RankReady | Answer | Failed | Left
 
 
-def _encode_path(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"{type(value)} is in no message")
-
-
-def _decode_path(kind: type, value: Any) -> Any:
-    return kind(value)
-
-
 class HostHello(msgspec.Struct, tag=True):
     """`address`: of the route to the first host. `settings`: those that all hosts must have, and the version."""
 
@@ -183,6 +173,17 @@ class HostFailed(msgspec.Struct, tag=True):
 
 ToHost = HostRefused | FindFiles | StartRank | Pass | Kill | Serving | Goodbye
 FromHost = HostHello | Found | Reported | Drain | HostFailed
+
+
+def _encode_path(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value)} is in no message")
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    return kind(value)
+
 
 encode = msgspec.msgpack.Encoder(enc_hook=_encode_path).encode
 decode_start = msgspec.msgpack.Decoder(RankStart, dec_hook=_decode_path).decode
