@@ -14,7 +14,7 @@ from octavo_engine.ops.cpu_level import LEVELS, Level
 from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_linear, native_weight, packed_panels
 from octavo_engine.ops.packed_linear import gated_linear, pack, packed_linear
-from octavo_testing.kernel_levels import emulated, level_cases, levels_to_test
+from octavo_testing.kernel_levels import emulated, levels_to_test
 from torch import Tensor
 
 HAS_AMX = levels_to_test()[0].name == "amx"
@@ -38,17 +38,6 @@ def native(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -
 def threads(request: pytest.FixtureRequest) -> int:
     torch.set_num_threads(request.param)
     return int(request.param)
-
-
-@pytest.fixture(scope="module", params=level_cases(), autouse=True)
-def level(request: pytest.FixtureRequest) -> Level:
-    assert isinstance(request.param, Level)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def library(level: Level) -> ctypes.CDLL:
-    return load_library("g++", level)
 
 
 @pytest.fixture(autouse=True)

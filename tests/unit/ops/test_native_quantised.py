@@ -19,7 +19,6 @@ from octavo_engine.ops import native_quantised as native_quantised_module
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 from octavo_engine.ops.cpu_level import Level
 from octavo_engine.ops.gather import TablePart
-from octavo_engine.ops.native_library import load_library
 from octavo_engine.ops.native_linear import native_gated
 from octavo_engine.ops.native_linear import native_linear as multiply
 from octavo_engine.ops.native_quantised import (
@@ -30,7 +29,7 @@ from octavo_engine.ops.native_quantised import (
     native_quantised,
 )
 from octavo_testing.block_products import reference
-from octavo_testing.kernel_levels import has_fused_products, level_cases
+from octavo_testing.kernel_levels import has_fused_products
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -44,17 +43,6 @@ LARGEST = torch.finfo(torch.bfloat16).max
 DIGESTS: dict[str, str] = json.loads(Path(__file__).with_name("block_product_digests.json").read_text())
 # where the fp16 numbers of a block are that is not a scale at its beginning
 NUMBERS = {"Q6_K": [208], **{name: [0, 2] for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")}}
-
-
-@pytest.fixture(scope="module", params=level_cases(), autouse=True)
-def level(request: pytest.FixtureRequest) -> Level:
-    assert isinstance(request.param, Level)
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def library(level: Level) -> ctypes.CDLL:
-    return load_library("g++", level)
 
 
 @pytest.fixture(autouse=True)
