@@ -10,9 +10,9 @@ from typing import Any
 
 import octavo_engine.loop.proposers
 import pytest
-from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
+from octavo_engine import LLM, InvalidRequest, LoRARequest
 from octavo_testing.adapter_files import llama_pairs, write_adapter
-from octavo_testing.parallel_llm import TEXTS, answers, started
+from octavo_testing.parallel_llm import TEXTS, adapted_answers, answers, started
 from octavo_testing.serve_command import free_port
 from octavo_testing.tiny_models import make_tiny
 from octavo_testing.two_hosts import SECRET, finish, headless, host_flags, places
@@ -85,26 +85,20 @@ def test_adapters_load_leave_the_memory_and_sleep_as_on_one_host(hosts: Hosts, t
     nowhere = {name.replace("layers.1.", "layers.4."): pair for name, pair in llama_pairs(seed=4).items()}
     wrong = write_adapter(tmp_path / "wrong", nowhere)
     settings = {"enable_lora": True, "max_loras": 2, "lora_modules": [f"first={first}"], "enable_sleep_mode": True}
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     requests = [LoRARequest("first", 1, str(first)), None, LoRARequest("second", 2, str(second)), None]
     found = []
     for num_hosts in (1, 2):
         flags = "--enable-lora", "--max-model-len", "96"
         with hosts.started(num_hosts, model, *flags, max_model_len=96, **settings) as llm:
-
-            def tokens(asked: list[LoRARequest | None], llm: LLM = llm) -> list[list[int]]:
-                outputs = llm.generate(TEXTS[:4], params, use_tqdm=False, lora_request=asked)
-                return [list(each.outputs[0].token_ids) for each in outputs]
-
-            adapted = tokens(requests)
-            replaced = tokens([LoRARequest("third", 3, str(third)), *requests[:3]])  # one more than fits
+            adapted = adapted_answers(llm, requests)
+            replaced = adapted_answers(llm, [LoRARequest("third", 3, str(third)), *requests[:3]])  # one more than fits
             with pytest.raises(InvalidRequest, match=r"changes the module 'model\.layers\.4\."):
-                tokens([LoRARequest("wrong", 4, str(wrong))] * 4)
+                adapted_answers(llm, [LoRARequest("wrong", 4, str(wrong))] * 4)
             for level in (1, 2):
                 llm.sleep(level=level)
                 llm.wake_up()
-                assert tokens(requests) == adapted
-            base = tokens([None] * 4)
+                assert adapted_answers(llm, requests) == adapted
+            base = adapted_answers(llm, [None] * 4)
             assert [a == b for a, b in zip(adapted, base, strict=True)] == [False, True, False, True]
             assert [a == b for a, b in zip(replaced, base, strict=True)] == [False, False, True, False]
             found.append((adapted, replaced))

@@ -5,10 +5,10 @@ from typing import Any
 
 import octavo_engine.loop.proposers
 import pytest
-from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
+from octavo_engine import LLM, InvalidRequest, LoRARequest
 from octavo_engine.runner.capacity import plan_capacity
 from octavo_testing.adapter_files import llama_pairs, write_adapter
-from octavo_testing.parallel_llm import TEXTS, answers, started_stages
+from octavo_testing.parallel_llm import TEXTS, adapted_answers, answers, started_stages
 from octavo_testing.tiny_models import make_tiny
 
 pytestmark = pytest.mark.slow
@@ -94,23 +94,18 @@ def test_adapters_of_stages_load_leave_the_memory_and_sleep(tmp_path: Path) -> N
     first, second = (write_adapter(tmp_path / str(seed), llama_pairs(seed=seed)) for seed in (1, 2))
     nowhere = write_adapter(tmp_path / "nowhere", rename(llama_pairs(seed=3), "layers.1.", "layers.4."))
     settings = {"enable_lora": True, "max_loras": 2, "lora_modules": [f"first={first}"], "enable_sleep_mode": True}
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     requests = [LoRARequest("first", 1, str(first)), None, LoRARequest("second", 2, str(second)), None]
     found = []
     for num_stages in (1, 2):
         with started_stages(model, num_stages, max_model_len=96, max_num_batched_tokens=32, **settings) as llm:
-
-            def tokens(asked: list[LoRARequest | None], llm: LLM = llm) -> list[list[int]]:
-                outputs = llm.generate(TEXTS[:4], params, use_tqdm=False, lora_request=asked)
-                return [list(each.outputs[0].token_ids) for each in outputs]
-
-            adapted = tokens(requests)
+            adapted = adapted_answers(llm, requests)
             with pytest.raises(InvalidRequest, match=r"changes the module 'model\.layers\.4\."):
-                tokens([LoRARequest("nowhere", 4, str(nowhere))] * 4)
+                adapted_answers(llm, [LoRARequest("nowhere", 4, str(nowhere))] * 4)
             llm.sleep(level=2)
             llm.wake_up()
-            assert tokens(requests) == adapted
-            assert [a == b for a, b in zip(adapted, tokens([None] * 4), strict=True)] == [False, True, False, True]
+            assert adapted_answers(llm, requests) == adapted
+            base = adapted_answers(llm, [None] * 4)
+            assert [a == b for a, b in zip(adapted, base, strict=True)] == [False, True, False, True]
             found.append(adapted)
     assert found[0] == found[1]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import octavo_engine.loop.proposers
 import pytest
 import torch
-from octavo_engine import LLM, InvalidRequest, LoRARequest, SamplingParams
+from octavo_engine import InvalidRequest, LoRARequest
 from octavo_testing.adapter_files import llama_pairs, write_adapter
-from octavo_testing.parallel_llm import TEXTS, answers, started
+from octavo_testing.parallel_llm import TEXTS, adapted_answers, answers, started
 from octavo_testing.tiny_models import make_tiny
 
 pytestmark = pytest.mark.slow
@@ -80,24 +80,18 @@ def test_adapters_of_two_ranks_load_leave_the_memory_and_sleep(tmp_path: Path) -
         tmp_path / "wrong", {"model.layers.0.self_attn.k_proj": (torch.ones(8, 64), torch.ones(9, 8))}
     )
     settings = {"enable_lora": True, "max_loras": 2, "lora_modules": [f"first={first}"], "enable_sleep_mode": True}
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     requests = [LoRARequest("first", 1, str(first)), None, LoRARequest("second", 2, str(second)), None]
     found = []
     for size in (1, 2):
         with started(model, size, max_model_len=96, max_num_batched_tokens=32, **settings) as llm:
-
-            def tokens(asked: list[LoRARequest | None], llm: LLM = llm) -> list[list[int]]:
-                outputs = llm.generate(TEXTS[:4], params, use_tqdm=False, lora_request=asked)
-                return [list(each.outputs[0].token_ids) for each in outputs]
-
-            adapted = tokens(requests)
-            replaced = tokens([LoRARequest("third", 3, str(third)), *requests[:3]])  # one more than fits
+            adapted = adapted_answers(llm, requests)
+            replaced = adapted_answers(llm, [LoRARequest("third", 3, str(third)), *requests[:3]])  # one more than fits
             with pytest.raises(InvalidRequest, match="belongs to another base model"):
-                tokens([LoRARequest("wrong", 4, str(wrong))] * 4)
+                adapted_answers(llm, [LoRARequest("wrong", 4, str(wrong))] * 4)
             llm.sleep(level=2)
             llm.wake_up()
-            assert tokens(requests) == adapted
-            base = tokens([None] * 4)
+            assert adapted_answers(llm, requests) == adapted
+            base = adapted_answers(llm, [None] * 4)
             assert [a == b for a, b in zip(adapted, base, strict=True)] == [False, True, False, True]
             assert [a == b for a, b in zip(replaced, base, strict=True)] == [False, False, True, False]
             found.append((adapted, replaced))

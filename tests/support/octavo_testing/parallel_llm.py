@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from octavo_engine import LLM, SamplingParams, StructuredOutputsParams
+from octavo_engine import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 TEXTS = [
@@ -36,6 +36,13 @@ def started(model: str, size: int, **arguments: Any) -> Iterator[LLM]:
         yield llm
     finally:
         llm.shutdown()
+
+
+def adapted_answers(llm: LLM, adapters: list[LoRARequest | None]) -> list[list[int]]:
+    """Return the tokens of one greedy request for each adapter; None: without one."""
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    outputs = llm.generate(TEXTS[: len(adapters)], params, use_tqdm=False, lora_request=adapters)
+    return [list(each.outputs[0].token_ids) for each in outputs]
 
 
 def answers(llm: LLM, texts: list[str], num_tokens: int, *, digits: int = 2) -> Answers:
