@@ -25,7 +25,9 @@ _TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Place:
-    """Where a host runs. `prefix`: of its commands. `started`: processes, which are killed at the end of a test."""
+    """A network in which hosts run. `prefix`: begins each of their commands. `started`: the processes, which are killed
+    at the end of a test.
+    """
 
     prefix: tuple[str, ...]
     address: str
