@@ -6,10 +6,13 @@ digest of a request's key with every digest, in constant time, so that the durat
 contain a key.
 """
 
+import errno
 import hashlib
 import logging
+import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -54,6 +57,19 @@ class FileWatch:
 
     def _read_signature(self) -> Signature:
         return tuple(entry for path in self.paths for entry in _signature(path))
+
+
+def read_watched(path: Path) -> bytes:
+    """Read a file that a `FileWatch` follows. Raises OSError, also for a pipe or a device, which may never end."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe or a device, which cannot be read again: name a regular file")
+        return file.read()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class ApiKeys:
@@ -117,10 +133,10 @@ def read_keys(path: Path) -> dict[str, str]:
     """Read the keys of a file or folder: name -> key. Raises StartupError, whose message never contains a key."""
     try:
         if path.is_dir():
-            return {file.name: _checked(file.name, file.read_text(), file) for file in _entries(path)}
-        return _parse(path.read_text(), path)
+            return {file.name: _checked(file.name, read_watched(file).decode(), file) for file in _entries(path)}
+        return _parse(read_watched(path).decode(), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read API keys from {path}: {_reason(error)}.") from None
+        raise StartupError(f"cannot read API keys from {path}: {reason_unread(error)}.") from None
 
 
 def _parse(text: str, path: Path) -> dict[str, str]:
@@ -167,5 +183,5 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _reason(error: OSError | UnicodeDecodeError) -> str:
+def reason_unread(error: OSError | UnicodeDecodeError) -> str:
     return error.strerror or "it can't be read" if isinstance(error, OSError) else "it is not UTF-8"

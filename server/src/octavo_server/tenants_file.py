@@ -15,7 +15,7 @@ from octavo_engine.wire.errors import StartupError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from octavo_server.api_keys import FileWatch
+from octavo_server.api_keys import FileWatch, read_watched
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +85,16 @@ class TenantsFile:
 
 def _read_content(path: Path) -> _Content:
     try:
-        return _Content.model_validate(load_yaml(path.read_bytes()))
+        return _Content.model_validate(load_yaml(read_watched(path)))
     except OSError as error:
         raise StartupError(f"{FLAG} {path}: cannot be read: {error.strerror}.") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = "".join(f"{part}: " for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            fields = (TenantLimits if len(first["loc"]) > 1 else _Content).model_fields.values()
+            known = ", ".join(str(field.alias) for field in fields)
+            raise StartupError(f"{FLAG} {path}: {place}it is no field: the fields here are {known}.") from None
         what = NO_MAPPING if first["type"] in ("model_type", "dict_type") else first["msg"]
         raise StartupError(f"{FLAG} {path}: {place}{what}, not {str(first['input'])[:100]!r}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -20,7 +20,7 @@ import yaml
 from octavo_engine.settings.lora import check_adapter_name
 from octavo_engine.wire.errors import OctavoError, StartupError
 
-from octavo_server.api_keys import CHECK_EVERY_S, FileWatch
+from octavo_server.api_keys import CHECK_EVERY_S, FileWatch, read_watched
 from octavo_server.backoff import Backoff
 from octavo_server.kv.frames import AdapterFile
 from octavo_server.tenants_file import load_yaml
@@ -62,7 +62,7 @@ class ListedAdapters:
 def read_adapter_file(path: Path) -> ListedAdapters:
     """Raises StartupError for a file that is no list. Entries that are not valid are `faults`."""
     try:
-        content = path.read_bytes()
+        content = read_watched(path)
         entries = load_yaml(content) or []
     except OSError as error:
         raise StartupError(f"{FLAG} {path}: cannot be read: {error.strerror}.") from None

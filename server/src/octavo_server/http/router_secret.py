@@ -14,7 +14,7 @@ from pathlib import Path
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
 
-from octavo_server.api_keys import ApiKeys, FileWatch
+from octavo_server.api_keys import ApiKeys, FileWatch, read_watched, reason_unread
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def read_secrets(path: Path) -> dict[str, str]:
     """Name -> secret, for each line of a file or of a folder's files. Raises StartupError, never with the content."""
     try:
         files = sorted(f for f in path.iterdir() if not f.name.startswith(".")) if path.is_dir() else [path]
-        lines = [line.strip() for file in files for line in file.read_text().splitlines()]
+        lines = [line.strip() for file in files for line in read_watched(file).decode().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read the router's secret from {path}: {type(error).__name__}.") from None
+        raise StartupError(f"cannot read the router's secret from {path}: {reason_unread(error)}.") from None
     secrets = {unnamed_tenant(line): line for line in lines if line}
     if not secrets:
         raise StartupError(f"{path} holds no secret: write each secret in a line of its own.")

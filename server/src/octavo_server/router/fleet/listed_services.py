@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.api_keys import FileWatch
+from octavo_server.api_keys import FileWatch, read_watched
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ListedServices:
 
 def _read(path: Path) -> tuple[Service, ...]:
     try:
-        return _decode(path.read_bytes()).services
+        return _decode(read_watched(path)).services
     except OSError as error:
         raise StartupError(f"--services-file {path}: cannot be read: {error.strerror}.") from None
     except (msgspec.MsgspecError, RecursionError) as error:
