@@ -210,6 +210,32 @@ def test_an_image_that_failed_in_a_step_without_its_tokens_ends_who_shows_it_lat
     assert list(bench.errors) == [shows]
 
 
+def test_an_image_whose_second_encoding_fails_spares_sequences_that_have_computed_its_tokens(bench: Bench) -> None:
+    """A sequence that is added later may read blocks of the failed encoding, also under an id that was in use."""
+    prompt, bad = [IMAGE, 5, 6, 7, 8, 9], picture(0, b"B")
+    bench.add(1, prompt, bad)
+    bench.add(2, prompt, bad)
+    assert bench.embed(step(1, 0, 2), step(2, 0, 2)) == [66, -1, 66, -1]
+    bench.tower.raises = 66
+    bench.add(3, prompt, bad)
+    assert bench.embed(step(1, 2, 1), step(3, 0, 2), dropped=(digest(b"B"),)) is None
+    assert list(bench.errors) == [3]
+    bench.rig.batch.drop([2])
+    bench.add(2, prompt, bad)
+    assert bench.embed(step(1, 3, 1), step(2, 2, 1)) is None
+    assert list(bench.errors) == [2]
+
+
+def test_a_sequence_that_reads_the_blocks_of_a_failed_encoding_while_it_runs_ends(bench: Bench) -> None:
+    prompt, bad = [5, 6, IMAGE, 7, 8], picture(2, b"B")
+    bench.add(1, prompt, bad)
+    bench.add(2, prompt, bad)
+    bench.embed(step(1, 0, 1))
+    bench.tower.raises = 66
+    bench.embed(step(1, 3, 1), step(2, 0, 3))
+    assert sorted(bench.errors) == [1, 2]
+
+
 def test_the_time_of_encoding_does_not_count_as_a_cost_of_steps() -> None:
     """The encoder runs before the timer of the step starts; the recorded calls of the device would show it."""
     rig, seen = Rig(), list[str]()

@@ -1,8 +1,8 @@
 """`ImageEncoder`: computes the rows of images within a step, of arrays that `ProcessedImages` has.
 
 The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
-rows are dropped. An image that cannot be encoded ends the sequences that have it, also those that read its blocks, and
-no others of the step.
+rows are dropped. An image that cannot be encoded ends the sequences that have it, also those that read its blocks, but
+no others of the step, and none that has computed the image's tokens with rows of an earlier encoding.
 """
 
 import logging
@@ -63,11 +63,14 @@ class ImageEncoder:
             self._seconds += seconds
             self._token_s = moving_average(self._token_s, seconds / num_tokens)
         found = dict[SeqId, ErrorInfo]()
-        for seq_id in (step.seq_id for step in plan.seqs if self._errors):
-            for key in (image.digest for image in seqs[seq_id].images):
-                if key in self._errors:
-                    found[seq_id] = self._errors[key]
-                    self._failed[key].add(seq_id)
+        for step in plan.seqs:
+            seq = seqs[step.seq_id]
+            for image in seq.images if self._errors else ():
+                if image.digest in self._errors and image.end > seq.num_embedded:
+                    found[step.seq_id] = self._errors[image.digest]
+                    self._failed[image.digest].add(step.seq_id)
+            if step.seq_id not in found:
+                seq.num_embedded = step.start + step.num_tokens
         return found
 
     def add_costs(self, costs: StepCosts) -> StepCosts:

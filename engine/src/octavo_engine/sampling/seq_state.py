@@ -25,6 +25,7 @@ class SeqState:
     """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence.
 
     `positions`: of the tokens up to the last image with a grid, [3, tokens]. A later token is at its place + `offset`.
+    `num_embedded`: how many tokens the steps so far cover, whose images all had rows.
     """
 
     seq_id: SeqId
@@ -39,6 +40,7 @@ class SeqState:
     images: tuple[ImageSpan, ...] = ()
     positions: npt.NDArray[np.int32] | None = None
     offset: int = 0
+    num_embedded: int = 0
     pooled: torch.Tensor | None = None  # of the rows so far: their sum, or the first one, in fp32
 
     @staticmethod
