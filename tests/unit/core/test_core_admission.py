@@ -197,3 +197,23 @@ def test_blocks_that_a_waiting_request_will_find_are_evicted_last() -> None:
     sim.add("waits", [*range(10, 18), 9], max_tokens=1)
     sim.drain()
     assert sim.received["waits", 0].last.num_cached_tokens == 8
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_host_blocks_that_a_waiting_request_will_find_are_dropped_last(is_admitted: bool) -> None:
+    """The last block of a prefix is dropped before the first one, without which the others are of no use."""
+    sim = Simulation(num_blocks=6, num_host_blocks=8, max_num_seqs=1)
+    for name, first in (("older", 10), ("younger", 30)):
+        sim.add(name, [*range(first, first + 8)], max_tokens=1)
+        sim.drain()
+    sim.add("large", [*range(40, 60)], max_tokens=1)  # takes the blocks of both
+    sim.drain()
+    host = sim.scheduler._state.kv.host
+    assert host is not None
+    before = [*host.cached_hashes()]
+    sim.add("waits", [*range(10, 18), 9], max_tokens=1)
+    if is_admitted:
+        sim.step()
+    prefix = sim.scheduler.sequences()[0].hashes[:2]
+    after = [key for key in host.cached_hashes() if key in before]
+    assert after == [key for key in before if key not in prefix] + prefix[::-1]

@@ -54,6 +54,17 @@ def test_the_hashes_of_blocks_follow_the_definition() -> None:
     assert {found for _, found in scheduler.cached_hashes()} == set(expected)
 
 
+def test_images_whose_blocks_are_in_host_memory_are_not_prepared() -> None:
+    scheduler = Scheduler(sim_config(num_blocks=6, num_host_blocks=16))
+    asked = image(2, 7, b"a")
+    run(scheduler, request("first", asked))
+    run(scheduler, sim_request("other", [*range(50, 70)], max_tokens=1))  # evicts the blocks of the first one
+    scheduler.add(request("second", asked), 3.0)
+    assert scheduler.unprepared == []
+    plan = scheduler.step(4.0)
+    assert (plan.encode, plan.seqs[0].start) == ([], 19)
+
+
 def test_text_keeps_its_hashes() -> None:
     scheduler = Scheduler(sim_config())
     run(scheduler, request("r"))

@@ -79,22 +79,28 @@ class KVCache:
         hit.tokens = hit.num_hashed * size
         while hit.tokens == len(hit.blocks) * size and self._find_next(seq, hit, limit):
             pass
+        self._use_tail_first(seq.hashes[len(hit.on_device) : hit.num_hashed])
         if hit.tokens == len(seq.token_ids):
             self._leave_one_token(hit)
         return hit
 
     def touch(self, seq: Sequence) -> int:
-        """Mark the cached blocks of a newly queued request as recently used, so that they are evicted later.
+        """Mark the cached blocks of a newly queued request, in both tiers, as recently used: they are evicted later.
 
         Return the number of their tokens, if the request has images.
         """
         limit = self._readable_tokens(seq) // self.block_size
-        if not limit or not (self.pool.num_cached or seq.group.request.images):
+        on_host = self.host.num_used if self.host else 0
+        if not limit or not (self.pool.num_cached or on_host or seq.group.request.images):
             return 0
         self._hash_full_blocks(seq, limit)
         blocks = self.pool.share_prefix(seq.hashes[:limit])
         self.pool.release(blocks, spill=None)
-        return len(blocks) * self.block_size
+        count = len(blocks)
+        while self.host and count < min(limit, len(seq.hashes)) and self.host.find(seq.hashes[count]) is not None:
+            count += 1
+        self._use_tail_first(seq.hashes[len(blocks) : count])
+        return count * self.block_size
 
     def cancel(self, hit: Hit) -> None:
         self.pool.release(hit.on_device, spill=None)
@@ -289,6 +295,12 @@ class KVCache:
         hit.blocks.append(None)
         hit.tokens = end
         return True
+
+    def _use_tail_first(self, on_host: list[bytes]) -> None:
+        """Mark host blocks of a prefix as used, the last one first: a full tier then drops tails before heads."""
+        if self.host:
+            for block_hash in reversed(on_host):
+                self.host.find(block_hash)
 
     def _leave_one_token(self, hit: Hit) -> None:
         """Shorten a hit on all tokens: to get its logits, the last token is computed again, in a copy of its block.
