@@ -14,7 +14,7 @@ from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.settings.records import KVEventsConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import block_hashes, scoped_root, short_hash, tenant_salt
-from octavo_engine.wire.kv_stream import KVChange, numbers, run_together
+from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers, run_together
 from octavo_server.kv.zmq_events import END_OF_REPLAY, ZmqEvents, zmq_events
 from octavo_testing.core_process import running, scripted_environment
 from octavo_testing.scripted import LOADER, text_ids, write_byte_model
@@ -168,8 +168,26 @@ async def test_an_invalid_replay_request_is_ignored(config, caplog):
 async def test_the_replay_buffer_is_bounded(config):
     async with zmq_events(replace(config, buffer_steps=2)) as events:
         for number in range(5):
-            events.publish(KVChange(removed=run_together([number])), SIZE)
+            events.publish(KVChange(removed=run_together([number])), SIZE, {})
         assert [seq for seq, _ in await replayed(config, 0)] == [3, 4]
+
+
+async def test_extra_keys_are_those_of_vllm(config):
+    """The adapter of all blocks, an image of both, and the salt of a prompt's first block alone."""
+    blocks = [
+        StoredBlock(b"1" * 8, None, [5], "salt", "a hash", [(b"\xab", 0)]),
+        StoredBlock(b"2" * 8, b"1" * 8, [5], "salt", "a hash", [(b"\xab", -1)]),
+        StoredBlock(b"3" * 8, b"1" * 8, [6]),
+        StoredBlock(b"4" * 8, b"1" * 8, [6], "", "unloaded"),
+    ]
+    async with zmq_events(config) as events:
+        events.publish(KVChange(stored=b"".join(b.hash for b in blocks), blocks=blocks), 1, {"a hash": "support"})
+        ((_, payload),) = await replayed(config, 0)
+    assert [event[7:] for event in msgspec.msgpack.decode(payload)[1]] == [
+        ["support", [["support", ["ab", 0], "salt"], ["support", ["ab", -1]]]],
+        [None, None],
+        ["unloaded", [["unloaded"]]],
+    ]
 
 
 async def test_an_endpoint_in_use_fails_the_start(config):

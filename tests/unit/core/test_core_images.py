@@ -65,6 +65,18 @@ def test_images_whose_blocks_are_in_host_memory_are_not_prepared() -> None:
     assert (plan.encode, plan.seqs[0].start) == ([], 19)
 
 
+def test_kv_events_name_the_images_and_the_adapter_of_blocks() -> None:
+    scheduler = Scheduler(sim_config(), kv_tokens=True)
+    asked = request("r", image(2, 7, b"a"), image(10, 2, b"b"))
+    asked.adapter, asked.cache_salt = "a hash", "salt"
+    run(scheduler, asked)
+    blocks = scheduler.take_kv_delta().blocks
+    assert [block.token_ids for block in blocks] == [PROMPT[at : at + 4] for at in range(0, 20, 4)]
+    a, b = b"a" * 32, b"b" * 32
+    assert [block.images for block in blocks] == [[(a, 2)], [(a, -2)], [(a, -6), (b, 2)], [], []]
+    assert {(block.adapter, block.salt) for block in blocks} == {("a hash", "salt")}
+
+
 def test_text_keeps_its_hashes() -> None:
     scheduler = Scheduler(sim_config())
     run(scheduler, request("r"))

@@ -6,6 +6,7 @@ kept (a store and a removal cancel out), so the record never holds more hashes t
 
 from dataclasses import dataclass, field
 
+from octavo_engine.core.sequence import Sequence
 from octavo_engine.wire.hashing import short_hash
 from octavo_engine.wire.kv_stream import KVChange, StoredBlock, Tier, numbers, roll
 
@@ -53,9 +54,21 @@ class KVDeltas:
         if self.enabled:
             self._record((tier, block_hash), now_there=False)
 
-    def describe(self, block_hash: bytes, parent: bytes | None, token_ids: list[int], salt: str) -> None:
-        known_parent = None if parent is None else short_hash(parent)
-        self._blocks[block_hash] = StoredBlock(short_hash(block_hash), known_parent, token_ids, salt)
+    def describe(self, block_hash: bytes, position: int, size: int, seq: Sequence) -> None:
+        """Record what the full block at a position of a sequence holds."""
+        request, first, end = seq.group.request, position * size, (position + 1) * size
+        self._blocks[block_hash] = StoredBlock(
+            short_hash(block_hash),
+            short_hash(seq.hashes[position - 1]) if position else None,
+            seq.token_ids[first:end],
+            request.cache_salt,
+            request.adapter,
+            [
+                (image.digest, image.start - first)
+                for image in request.images
+                if image.start < end and first < image.end
+            ],
+        )
 
     def drain(self) -> KVDelta:
         net, self._net = self._net, {}

@@ -318,11 +318,9 @@ class KVCache:
         hit.tokens -= self.block_size
 
     def _register(self, seq: Sequence, position: int) -> None:
-        block_hash, size = seq.hashes[position], self.block_size
+        block_hash = seq.hashes[position]
         if self._deltas.with_tokens:
-            parent = seq.hashes[position - 1] if position else None
-            token_ids = seq.token_ids[position * size : (position + 1) * size]
-            self._deltas.describe(block_hash, parent, token_ids, seq.group.request.cache_salt)
+            self._deltas.describe(block_hash, position, self.block_size, seq)
         self.pool.register(seq.table[position], block_hash)
 
     def _replace(self, seq: Sequence, position: int, fresh: BlockId) -> None:

@@ -22,12 +22,18 @@ _LOW_32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Both hashes are short."""
+    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Both hashes are short.
+
+    `adapter`: the hash of the request's adapter. `images`: the digests of the images that have tokens in the block, and
+    their starts, relative to the block's.
+    """
 
     hash: bytes
     parent: bytes | None  # None: the first block of a prompt
     token_ids: list[int]
     salt: str = ""
+    adapter: str = ""
+    images: list[tuple[bytes, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,13 @@ class ZmqEvents:
             if previous is not None:
                 previous(change, stats)
             if change is not None:
-                self.publish(change, block_size)
+                self.publish(change, block_size, {each.hash: name for name, each in client.adapters.items()})
 
         client.on_kv = on_kv
 
-    def publish(self, change: KVChange, block_size: int) -> None:
-        events = [*self._removed(change), *(_stored(run, block_size) for run in _runs(change.blocks))]
+    def publish(self, change: KVChange, block_size: int, adapters: Mapping[str, str]) -> None:
+        """Send the events of a change. `adapters`: their names, by hash."""
+        events = [*self._removed(change), *(_stored(run, block_size, adapters) for run in _runs(change.blocks))]
         if not events:
             return
         seq, payload = self._seq.to_bytes(SEQ_BYTES, "big"), _encode([time.time(), events, RANK])
@@ -149,10 +150,11 @@ def _runs(blocks: list[StoredBlock]) -> Iterator[list[StoredBlock]]:
             start = end
 
 
-def _stored(run: list[StoredBlock], block_size: int) -> list[Any]:
-    """Event for a run of blocks. As in vLLM, only a prompt's first block has the salt; later hashes include it."""
+def _stored(run: list[StoredBlock], block_size: int, adapters: Mapping[str, str]) -> list[Any]:
+    """Return the event for a run of blocks, all of one prompt."""
     first = run[0]
-    is_salted = first.parent is None and bool(first.salt)
+    adapter = adapters.get(first.adapter, first.adapter)  # it may have been unloaded in the meantime
+    extra_keys = [_extra_keys(block, adapter) for block in run]
     return [
         "BlockStored",
         [numbers(block.hash)[0] for block in run],
@@ -161,6 +163,14 @@ def _stored(run: list[StoredBlock], block_size: int) -> list[Any]:
         block_size,
         None,
         MEDIUM,
-        None,
-        [[first.salt], *[None] * (len(run) - 1)] if is_salted else None,
+        adapter or None,
+        extra_keys if any(extra_keys) else None,
     ]
+
+
+def _extra_keys(block: StoredBlock, adapter: str) -> list[Any] | None:
+    """Return vLLM's keys of a block. Only a prompt's first block has the salt, as the later hashes include its hash."""
+    keys: list[Any] = [adapter] if adapter else []
+    keys += [[digest.hex(), start] for digest, start in block.images]
+    keys += [block.salt] if block.salt and block.parent is None else []
+    return keys or None
