@@ -39,6 +39,20 @@ def test_a_failing_compiler_leaves_torch(
     assert list(cache.iterdir()) == []
 
 
+def test_a_compiler_beyond_the_limit_leaves_torch_with_the_limit_and_a_remedy(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native_library_module, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(native_library_module, "_key", lambda command: "key")
+    monkeypatch.setenv("CXX", write_compiler(tmp_path, "exec sleep 60"))
+    assert native_library() is None
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "did not end within 0.1 s" in record.message
+    assert "start again" in record.message
+    assert "sleep" not in record.message
+    assert list(cache.iterdir()) == []
+
+
 def test_a_full_cache_compiles_for_this_process(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,7 +68,7 @@ def native_library() -> ctypes.CDLL | None:
             _LOGGER.warning("no C++ compiler (g++) was found: torch, which is slower, replaces the native kernels")
         return library if library is not None or compiler is None else load_library(compiler, levels[0])
     except (OSError, subprocess.SubprocessError) as error:
-        _LOGGER.warning("the native kernels are not available, torch is used instead: %s", _reason(error))
+        _LOGGER.warning("torch, which is slower, replaces the native kernels: %s", _reason(error))
         return None
 
 
@@ -173,6 +173,9 @@ def _digest(*parts: bytes) -> str:
 
 def _reason(error: Exception) -> str:
     """Return one line with the end of the compiler's messages, of which the last alone often lacks the reason."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        late = f"the compiler did not end within {_TIMEOUT_S} s"
+        return f"{late}: start again when the machine has less other work; the compiled kernels are then kept"
     stderr = getattr(error, "stderr", None)
     if not isinstance(stderr, str):
         return str(error)
