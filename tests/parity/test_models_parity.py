@@ -276,7 +276,7 @@ def one_expert_less(model: Model, patch: Patch) -> bool:
 
 def experts_shifted_by_one(model: Model, patch: Patch) -> bool:
     for moe in _mixtures(model):
-        moe.experts = [*moe.experts[1:], moe.experts[0]]
+        moe.experts.each = [*moe.experts.each[1:], moe.experts.each[0]]
     return bool(_mixtures(model))
 
 

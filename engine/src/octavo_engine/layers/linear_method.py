@@ -98,13 +98,20 @@ class PackedMethod:
 
 
 class DenseMethod(PackedMethod):
-    """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded."""
+    """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded.
 
-    def __init__(self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None) -> None:
+    `place`: a part of a larger tensor, which the weight fills.
+    """
+
+    def __init__(
+        self, spec: LinearSpec, build: BuildContext, tied: Tensor | None = None, *, place: Tensor | None = None
+    ) -> None:
         self.spec = spec
         self.tied = tied is not None
         self.outs = spec.rank_outs
-        self.weight: Tensor | None = build.empty(sum(self.outs), spec.rank_inputs) if tied is None else tied
+        self.weight: Tensor | None = tied if place is None else place
+        if self.weight is None:
+            self.weight = build.empty(sum(self.outs), spec.rank_inputs)
         self._weight_bytes = self.weight.nbytes
         self.bias = build.empty(sum(self.outs)) if spec.bias and spec.shard.owns_bias else None
 

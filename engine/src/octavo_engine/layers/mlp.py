@@ -43,6 +43,21 @@ def gated_mlp(
 
     `adds_up`: the block adds its outputs up over the ranks, each of which has some of the inner values.
     """
+    wide, narrow = gated_specs(prefix, size, inner_size, names, build, bias=bias, adds_up=adds_up)
+    return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
+
+
+def gated_specs(
+    prefix: str,
+    size: int,
+    inner_size: int,
+    names: tuple[str, ...],
+    build: BuildContext,
+    *,
+    bias: bool = False,
+    adds_up: bool = True,
+) -> tuple[LinearSpec, LinearSpec]:
+    """Return the two layers of a gated block; see `gated_mlp`."""
     *gate_up, down = (f"{prefix}.{name}" for name in names)
     inner = _inner_share(f"{down}.weight", inner_size, build)
     wide = LinearSpec(
@@ -60,7 +75,7 @@ def gated_mlp(
         bias=bias,
         shard=split_inputs(build.group, inner, adds_up=adds_up),
     )
-    return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
+    return wide, narrow
 
 
 def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:

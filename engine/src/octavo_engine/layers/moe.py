@@ -8,6 +8,7 @@ every expert; the ranks' sums over experts are added up once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
-from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.mlp import GatedMLP, gated_mlp
+from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
+from octavo_engine.layers.mlp import GatedMLP, gated_mlp, gated_specs
+from octavo_engine.layers.quantised_method import part_formats
+from octavo_engine.ops.triton_devices import runs_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +47,11 @@ class MoE(Layer):
         prefix = f"{layer}.{spec.block}"
         self.stack_prefix = f"{layer}.mlp"
         self.router = _fp32_linear(f"{prefix}.gate", size, spec.num_experts, build)
-        self.experts = [
-            gated_mlp(
-                f"{prefix}.experts.{idx}", size, spec.inner_size, spec.projections, activation, build, adds_up=False
-            )
+        experts = [
+            gated_specs(f"{prefix}.experts.{idx}", size, spec.inner_size, spec.projections, build, adds_up=False)
             for idx in range(spec.num_experts)
         ]
-        self.registered_experts = nn.ModuleList(self.experts)
+        self.experts = Experts(f"{self.stack_prefix}.experts", experts, activation, build)
         self.shared: GatedMLP | None = None
         if spec.shared_size is not None:
             names = ("gate_proj", "up_proj", "down_proj")
@@ -59,32 +60,79 @@ class MoE(Layer):
             self.shared_gate = _fp32_linear(f"{prefix}.shared_expert_gate", size, 1, build)
 
     def __call__(self, x: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens hidden"]:
-        weights, experts = self.route(x)
-        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        if self.shared is not None:
-            torch.mul(self.shared(x), self.shared_gate.wide(x).sigmoid_(), out=out)
-        chosen = experts.flatten()
-        order = chosen.argsort(stable=True)
-        counts = count_rows(chosen, self.spec.num_experts)
-        busy = [expert for expert, count in enumerate(counts) if count]
-        sizes = [counts[expert] for expert in busy]
-        rows, weights = order // self.spec.top_k, weights.view(-1, 1).index_select(0, order)
-        for expert, part, weight in zip(busy, *(each.split_with_sizes(sizes) for each in (rows, weights)), strict=True):
-            out.index_add_(0, part, self.experts[expert](x.index_select(0, part)) * weight)
-        return self.group.all_reduce(out.to(x.dtype))
+        weights, numbers = self.route(x)
+        shared = None if self.shared is None else self.shared(x) * self.shared_gate.wide(x).sigmoid_()
+        return self.group.all_reduce(self.experts(x, numbers, weights, shared))
 
     def route(self, x: Float[Tensor, "tokens hidden"]) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
         """Return weights, in fp32, and numbers of each row's experts."""
-        weights, experts = self.router.wide(x).softmax(-1).topk(self.spec.top_k)
-        return weights / weights.sum(-1, keepdim=True) if self.spec.normalised else weights, experts
+        weights, numbers = self.router.wide(x).softmax(-1).topk(self.spec.top_k)
+        return weights / weights.sum(-1, keepdim=True) if self.spec.normalised else weights, numbers
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """List the slots of the form that transformers 5 has in memory, with all experts in one tensor."""
+        """List the router's slot in the form that transformers 5 has in memory."""
         for slot in self.router.weight_slots():
             if slot.name != f"{self.stack_prefix}.gate.weight":
                 yield WeightSlot(f"{self.stack_prefix}.gate.weight", slot.shape, slot.load, instead_of=(slot.name,))
-        yield _stack(f"{self.stack_prefix}.experts.gate_up_proj", [expert.gate_up for expert in self.experts])
-        yield _stack(f"{self.stack_prefix}.experts.down_proj", [expert.down for expert in self.experts])
+
+
+class Experts(Layer):
+    """Gated feed-forward networks, of which each row has some. Each rank has a part of every expert.
+
+    A GPU has the weights of all experts in one tensor for each of the two projections, [experts, out, in], whose parts
+    the layers of one expert load. A CPU packs each of these layers, which frees its weight at once.
+    """
+
+    def __init__(
+        self, name: str, specs: Sequence[tuple[LinearSpec, LinearSpec]], activation: str, build: BuildContext
+    ) -> None:
+        """Build the experts. `name`: prefix of the tensors that have all experts. `specs`: the layers of each."""
+        super().__init__()
+        self.name = name
+        is_stacked = runs_triton(build.empty(0)) and all(part_formats(spec, build) is None for spec in chain(*specs))
+        shapes = [(len(specs), sum(spec.rank_outs), spec.rank_inputs) for spec in specs[0]]
+        self.stacks = [build.empty(*shape) for shape in shapes] if is_stacked else []
+        self.each = [
+            GatedMLP(self._linear(idx, 0, wide, build), self._linear(idx, 1, narrow, build), activation)
+            for idx, (wide, narrow) in enumerate(specs)
+        ]
+        self.packed = nn.ModuleList([] if is_stacked else self.each)
+
+    def __call__(
+        self,
+        x: Float[Tensor, "tokens hidden"],
+        numbers: Int[Tensor, "tokens k"],
+        weights: Float[Tensor, "tokens k"],
+        start: Float[Tensor, "tokens hidden"] | None = None,
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the sum, by weight, of the outputs of each row's experts. `start`: fp32 rows, which may change, to
+        which they are added."""
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if start is None else start
+        chosen = numbers.flatten()
+        order = chosen.argsort(stable=True)
+        counts = count_rows(chosen, len(self.each))
+        busy = [expert for expert, count in enumerate(counts) if count]
+        sizes = [counts[expert] for expert in busy]
+        rows, weights = order // numbers.shape[1], weights.view(-1, 1).index_select(0, order)
+        for expert, part, weight in zip(busy, *(each.split_with_sizes(sizes) for each in (rows, weights)), strict=True):
+            out.index_add_(0, part, self.each[expert](x.index_select(0, part)) * weight)
+        return out.to(x.dtype)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """List the slots of the form that transformers 5 has in memory, with all experts in one tensor."""
+        if self.stacks:
+            for linear in chain.from_iterable((mlp.gate_up, mlp.down) for mlp in self.each):
+                yield from linear.weight_slots()
+        yield _stack(f"{self.name}.gate_up_proj", [mlp.gate_up for mlp in self.each])
+        yield _stack(f"{self.name}.down_proj", [mlp.down for mlp in self.each])
+
+    def weights_bytes(self) -> int:
+        return sum(stack.nbytes for stack in self.stacks)
+
+    def _linear(self, expert: int, projection: int, spec: LinearSpec, build: BuildContext) -> Linear:
+        if not self.stacks:
+            return Linear(spec, build)
+        return Linear(spec, build, method=DenseMethod(spec, build, place=self.stacks[projection][expert]))
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo_engine.devices.device import Device
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.linear import Linear
-from octavo_engine.layers.moe import MoE
+from octavo_engine.layers.moe import Experts
 from octavo_engine.models.model import Model
 from octavo_engine.ops.packed_linear import PackedWeight, pack, small_linear
 from octavo_engine.settings.config import EngineConfig, adapters_in_memory
@@ -112,8 +112,7 @@ def _most_values(linear: Linear, rank: int, multiple: int) -> int:
 
 def _find_targets(model: Model) -> Iterator[tuple[str, Target]]:
     """Yield the linear layers that get each row of a step once: all but experts, routers and heads."""
-    moes = [module for module in model.modules() if isinstance(module, MoE)]
-    experts = {inner for moe in moes for inner in moe.registered_experts.modules()}
+    experts = {inner for module in model.modules() if isinstance(module, Experts) for inner in module.modules()}
     for linear in model.modules():
         if not isinstance(linear, Linear) or linear.spec.wide or linear in experts:
             continue
