@@ -96,6 +96,19 @@ def test_a_write_that_the_sets_webhook_refuses_is_named_and_tried_again(grouped:
     _until_rolled_out(cluster, grouped, 1)
 
 
+def test_a_worker_without_a_node_is_named(grouped: str, cluster: Cluster) -> None:
+    """The leader has the only node, as all nodes of a cluster have the same operating system."""
+    parts = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-worker"]}
+    others = {"matchLabels": {"serving.octavo.dev/service": "apart"}, "matchExpressions": [parts]}
+    term = {"labelSelector": others, "topologyKey": "kubernetes.io/os"}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    cluster.serve(grouped, "apart", parallelism={"tensor": 2, "nodes": 2}, resources=MEMORY, affinity=apart)
+    found = cluster.until_reason(grouped, "apart", "Unschedulable", of="WorkloadReady", within_s=120)
+    (worker,) = cluster.find("Pod", grouped, WORKERS.replace(NAME, "apart"))
+    assert f": {worker['metadata']['name']}: " in condition(found, "WorkloadReady")["message"]
+    cluster.kubectl("delete", "infsvc", "apart", "-n", grouped)
+
+
 def test_all_pods_go_with_their_service(grouped: str, cluster: Cluster) -> None:
     cluster.kubectl("delete", "infsvc", NAME, "-n", grouped)
     cluster.until_gone(grouped, "LeaderWorkerSet", "StatefulSet", "Pod", within_s=WITHIN_S)

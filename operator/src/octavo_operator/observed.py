@@ -65,6 +65,19 @@ class Pod:
     failure_code: str = ""  # code of the container's termination message; empty if it has none
     restarts: int = 0
     startup: Startup | None = None  # of a pod that serves
+    workers: tuple["Pod", ...] = ()  # the other pods of its replica, if that has several
+
+    @property
+    def parts(self) -> tuple["Pod", ...]:
+        """The pods of its replica that stay, itself first."""
+        return (self, *(worker for worker in self.workers if not worker.is_terminating))
+
+    @property
+    def causes(self) -> list["Pod"]:
+        """The pods whose troubles keep its replica from serving. All pods of a replica end when one does, so a crash is
+        no cause beside another trouble."""
+        troubled = [part for part in self.parts if part.trouble is not None]
+        return [part for part in troubled if part.trouble != "CrashLoop"] or troubled
 
     @property
     def serves(self) -> bool:

@@ -1,9 +1,9 @@
 """`PlanCluster`: an in-memory cluster that carries out plans: objects, the pods of Deployments, and routers.
 
 It simulates the API server as far as a plan can observe it: fields get defaults, pods follow their Deployment, and the
-pods of a deleted object end later. Of a LeaderWorkerSet only the leaders are pods: they have the ordinals below its
-replicas. Routers learn late which pods are ready, and send requests to those that they take to be ready. Tests in
-tests/cluster show that a real API server accepts the applied objects.
+pods of a deleted object end later. The leaders of a LeaderWorkerSet have the ordinals below its replicas, and each of
+their workers has the state of its leader. Routers learn late which pods are ready, and send requests to those that they
+take to be ready. Tests in tests/cluster show that a real API server accepts the applied objects.
 """
 
 import copy
@@ -72,12 +72,18 @@ class PlanCluster:
                 children=self.objects,
                 engine_deployments=tuple(self.engine_deployments.values()),
                 engine_manifests=self.engine_manifests,
-                pods=tuple(live.seen for live in self.pods.values()),
+                pods=tuple(self._with_workers(live.seen) for live in self.pods.values()),
                 routers={name: self._report(name, router) for name, router in self.routers.items()},
                 router_owner="other" if self.shares else None,
                 status=self.status,
             )
         )
+
+    def _with_workers(self, pod: Pod) -> Pod:
+        made = (m for m in self.engine_manifests.values() if m["metadata"]["labels"][REVISION_LABEL] == pod.revision)
+        sizes = [each["spec"].get("leaderWorkerTemplate", {}).get("size", 1) for each in made]
+        names = [f"{pod.name}-{index}" for index in range(1, max(sizes, default=1))]
+        return replace(pod, workers=tuple(replace(pod, name=name, uid=name, is_admitted=False) for name in names))
 
     def execute(self, action: Action) -> None:
         self.num_writes += 1

@@ -231,4 +231,5 @@ def test_the_view_has_sets_and_the_ordinals_of_their_leaders() -> None:
     (found,) = seen.engine_deployments
     assert (found.kind, found.name, found.replicas) == (GROUP_SET, live["metadata"]["name"], 3)
     assert [(pod.name, pod.ordinal) for pod in seen.pods] == [("a-2", 2)]
+    assert [pod.name for pod in seen.pods[0].workers] == ["a-2-1"]
     assert dict(seen.children) == {}

@@ -10,6 +10,7 @@ import pytest
 from octavo_operator import optional_apis
 from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.cluster.inventory import Inventory
+from octavo_operator.cluster.pod_events import FIRST_LOOK_S, MIN_OCCURRENCES, PodSetupEvents
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Incomplete, Reconciler
 from octavo_operator.cluster.view import Key, View
@@ -75,13 +76,19 @@ class Reports:
 class Operator:
     """A reconciler over a view with one service, a router that serves, and an engine pod that was not admitted yet."""
 
-    def __init__(self, raw: dict[str, Any], fault: Fault = lambda *_: None, revision: str = "old") -> None:
+    def __init__(
+        self,
+        raw: dict[str, Any],
+        fault: Fault = lambda *_: None,
+        revision: str = "old",
+        settings: Settings = SETTINGS,
+    ) -> None:
         self.view, self.cluster = View(), RecordingCluster(fault)
         fakes: dict[str, Any] = {"leadership": Leader(), "reports": Reports()}
         self._reconciler = Reconciler(
             self.cluster,
             self.view,
-            settings=lambda: SETTINGS,
+            settings=lambda: settings,
             queue=WorkQueue[Key](),
             secrets_of=lambda _: SECRETS,
             scaling=lambda key: None,
@@ -93,6 +100,9 @@ class Operator:
         ready = [{"type": type_, "status": "True"} for type_ in ("Ready", "ContainersReady", "PodScheduled")]
         self.view.update(_pod("llm-router-0", "router", conditions=ready))
         self.view.update(_pod("llm-engine-0", "engine", revision, conditions=ready[1:]))
+
+    def use_events(self, events: PodSetupEvents) -> None:
+        self._reconciler._pod_events = events
 
     async def reconcile(self) -> None:
         await self._reconciler.reconcile(KEY)
@@ -109,6 +119,16 @@ class Operator:
 
     def condition(self, type_: str) -> dict[str, Any]:
         return next(c for c in self.status["conditions"] if c["type"] == type_)
+
+
+class Events(Cluster):
+    """A cluster that has Warnings about pods, by uid."""
+
+    def __init__(self, warnings: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._warnings = warnings
+
+    async def list_warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        return self._warnings.get(uid, [])
 
 
 class Crds:
@@ -155,6 +175,29 @@ async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiErro
     assert found["reason"] == reason
     assert error.message in found["message"]
     assert operator.condition("Ready")["status"] == "False"
+
+
+async def test_a_worker_without_its_secret_is_named_and_gets_it() -> None:
+    """The kubelet reports only in Events that a volume's Secret is missing."""
+    raw, settings = _raw(parallelism={"tensor": 2, "nodes": 2}), replace(SETTINGS, has_group_sets=True)
+    revision = engine_revision(read_service(raw), settings)
+    operator = Operator(raw, revision=revision, settings=settings)
+    await operator.reconcile()
+    starting = [{"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    status = {"conditions": [{"type": "PodScheduled", "status": "True"}], "containerStatuses": starting}
+    for name, component in (("llm-engine-0", "engine"), ("llm-engine-0-1", "engine-worker")):
+        operator.view.update(_pod(name, component, revision, **status))
+    clock, note = [0.0], 'FailedMount: secret "llm-group-secret" not found'
+    warning = {"reason": "FailedMount", "note": note.partition(": ")[2], "deprecatedCount": MIN_OCCURRENCES}
+    events = Events({"uid-llm-engine-0-1": [warning]})
+    operator.use_events(PodSetupEvents(events, clock=lambda: clock[0]))
+    operator.cluster.written.clear()
+    for clock[0] in (1.0, 1.0 + FIRST_LOOK_S):
+        await operator.reconcile()
+    found = operator.condition("WorkloadReady")
+    assert (found["reason"], f"llm-engine-0-1: {note}" in found["message"]) == ("MountFailed", True)
+    made = [body["metadata"]["name"] for path, body in operator.cluster.written.items() if path.endswith("/secrets")]
+    assert made == ["llm-group-secret"]
 
 
 def _deployment(revision: str, replicas: int) -> dict[str, Any]:

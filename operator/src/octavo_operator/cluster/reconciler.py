@@ -22,7 +22,7 @@ from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.metrics import Telemetry
-from octavo_operator.observed import Observed, Ref, Refusal, RouterReport, ScalingState
+from octavo_operator.observed import Observed, Pod, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
 from octavo_operator.plan.operator_upgrade import upgrade_reason
 from octavo_operator.plan.plan import Plan, plan, plan_unreadable
@@ -155,14 +155,16 @@ class Reconciler:
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
         """Add to pods and routers the reasons why their containers can't be created."""
-        failures = [(pod, self._pod_events.trouble_of(pod.uid) if pod.trouble is None else "") for pod in observed.pods]
-        engines = [
-            replace(pod, trouble="MountFailed", message=message) if message else pod for pod, message in failures
-        ]
+        engines = tuple(map(self._with_setup_failure, observed.pods))
         troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
         trouble = observed.router_trouble or next(filter(None, troubles), "")
-        missing = missing_secrets([trouble, *(pod.message for pod in engines)])
-        return replace(observed, pods=tuple(engines), router_trouble=trouble, missing_secrets=missing)
+        missing = missing_secrets([trouble, *(part.message for pod in engines for part in pod.parts)])
+        return replace(observed, pods=engines, router_trouble=trouble, missing_secrets=missing)
+
+    def _with_setup_failure(self, pod: Pod) -> Pod:
+        message = "" if pod.trouble is not None else self._pod_events.trouble_of(pod.uid)
+        seen = replace(pod, trouble="MountFailed", message=message) if message else pod
+        return replace(seen, workers=tuple(map(self._with_setup_failure, pod.workers)))
 
     async def _conclude(
         self, key: Key, raw: Mapping[str, Any], status: dict[str, Any], events: Iterable[ServiceEvent]

@@ -5,7 +5,7 @@ event loop, so there are no locks. Objects are stored as Kubernetes sends them, 
 """
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from octavo_operator.cluster.claims import NOTHING, Claim, claim_of
@@ -22,6 +22,7 @@ from octavo_operator.names import (
     COMPONENT_LABEL,
     DEPLOYMENT,
     ENGINE,
+    ENGINE_WORKER,
     GROUP_SET,
     REVISION_LABEL,
     ROUTER,
@@ -168,12 +169,13 @@ class View:
         return {name: reports.get(name) for name, raw in pods.items() if is_serving_router(raw)}
 
     def engine_pods(self, service: Key) -> tuple[Pod, ...]:
-        """The service's engine pods, ordered by name."""
-        pods = sorted(self._objects.get(service, {}).items())
-        return tuple(pod_of(raw) for (kind, _), raw in pods if kind == "Pod" and _is_engine(raw))
+        """The service's engine pods with their workers, ordered by name."""
+        pods = [raw for (kind, _), raw in sorted(self._objects.get(service, {}).items()) if kind == "Pod"]
+        workers = [pod_of(raw) for raw in pods if _is_engine(raw, ENGINE_WORKER)]
+        return tuple(_with_workers(pod_of(raw), workers) for raw in pods if _is_engine(raw))
 
     def pods(self, service: ServiceIdentity) -> list[Raw]:
-        """The service's engine pods and the pods of its router."""
+        """The service's engine pods, their workers, and the pods of its router."""
         mine = self._objects.get((service.namespace, service.name), {})
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get(self.router_of(service), {}).values()]
@@ -363,8 +365,13 @@ def _engine_deployment(raw: Raw) -> EngineDeployment:
     )
 
 
-def _is_engine(pod: Raw) -> bool:
-    return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == ENGINE
+def _is_engine(pod: Raw, component: str = ENGINE) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == component
+
+
+def _with_workers(engine: Pod, workers: Iterable[Pod]) -> Pod:
+    replica = (engine.revision, engine.ordinal)
+    return replace(engine, workers=tuple(each for each in workers if (each.revision, each.ordinal) == replica))
 
 
 def _labelled_router(raw: Raw) -> Key:

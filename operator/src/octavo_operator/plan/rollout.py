@@ -63,9 +63,10 @@ def pace_of(service: InferenceService, observed: Observed, wanted: str, *, now: 
         return Pace(surge, was_in_place and (is_ending or is_short))
     if spec.paused:
         return Pace(surge, spec.strategy == "InPlace" or was_in_place, "Paused", "spec.rollout.paused is true")
-    if why := _failure(observed, wanted, pods, spec.deadline_s, now=now):
+    whole = [pod for pod in pods if len(pod.parts) >= service.num_nodes]
+    if why := _failure(observed, wanted, whole, spec.deadline_s, now=now):
         return Pace(surge, was_in_place and is_short, "DeadlineExceeded", why)
-    waiting = [pod for pod in pods if _waits(pod, spec.patience_s, now=now)]
+    waiting = [part for pod in pods for part in pod.parts if _waits(part, spec.patience_s, now=now)]
     if spec.strategy == "InPlace" or was_in_place:
         return Pace(surge, True)
     if waiting and spec.strategy != "Surge" and service.spec.replicas > 1:
@@ -95,10 +96,19 @@ def _failure(observed: Observed, wanted: str, pods: list[Pod], deadline_s: int, 
         if row["reason"] == "DeadlineExceeded" and observed.status.get("revision", {}).get("updated") == wanted:
             return str(row["message"])
     for pod in pods:
-        if pod.stuck_since is not None and seconds_since(pod.stuck_since, now) >= deadline_s:
-            trouble = f": {pod.trouble}: {pod.message}" if pod.trouble else ""
-            return f"{pod.name} of revision {wanted} did not serve within {deadline_s} s of having its node{trouble}"
+        since = _stuck_since(pod)
+        if since is not None and seconds_since(since, now) >= deadline_s:
+            cause = next(iter(pod.causes), pod)
+            trouble = f": {cause.trouble}: {cause.message}" if cause.trouble else ""
+            return f"{cause.name} of revision {wanted} did not serve within {deadline_s} s of having its node{trouble}"
     return ""
+
+
+def _stuck_since(pod: Pod) -> str | None:
+    """Time since which a replica is not ready while all of its pods have their nodes."""
+    if pod.stuck_since is None or not all(part.has_node for part in pod.parts):
+        return None
+    return max(part.stuck_since or "" for part in pod.parts)
 
 
 def rollout(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:

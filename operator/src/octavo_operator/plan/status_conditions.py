@@ -41,17 +41,18 @@ def conditions_of(
     staying = [pod for pod in observed.pods if not pod.is_terminating]
     is_any_shown = pace.is_held or pace.reason == "DeadlineExceeded"
     pods = [pod for pod in staying if pod.revision == wanted or is_any_shown]
+    parts = [part for pod in pods for part in pod.parts]
     complete = is_complete(service, observed, wanted)
     accepted = _accepted(service, observed, settings)
     engine = (
-        _fits(service, pods, size_of(observed, pods)),
-        _model(service, observed, pods),
+        _fits(service, parts, size_of(observed, pods)),
+        _model(service, observed, parts),
         _workload(service, observed, pods, wanted=wanted),
     )
     conditions = [
         accepted,
         _applied(accepted, observed),
-        *(_keep_failure(condition, observed, pods, wanted=wanted) for condition in engine),
+        *(_keep_failure(condition, observed, parts, wanted=wanted) for condition in engine),
         _router(observed),
         _admitted(service, observed, pace),
         _progressing(observed, pace, wanted=wanted, complete=complete),
@@ -161,7 +162,7 @@ def _fits(service: InferenceService, pods: Sequence[Pod], size: ModelSize | None
         if pod.failure_code == NO_DEVICE:
             return Condition("FitsHardware", "NoGpuSupport", f"{pod.name}: {pod.message}")
         if pod.failure_code == OUT_OF_MEMORY:
-            return Condition("FitsHardware", "TooLarge", pod.message)
+            return Condition("FitsHardware", "TooLarge", f"{pod.name}: {pod.message}")
     if size is not None:
         return Condition("FitsHardware", "Fits", _sum(size))
     if any(pod.is_ready for pod in pods):
@@ -226,12 +227,11 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
         reason = "QuotaExceeded" if refused.exceeds_quota else "PodRefused"
         message = f"{replicas - len(pods)} of {replicas} pods can't be created: {refused.failure}"
         return Condition("WorkloadReady", reason, message)
-    counted = Counter(pod.trouble for pod in pods if pod.trouble is not None)
     for trouble in _TROUBLES:
-        if counted[trouble]:
-            pod = next(pod for pod in pods if pod.trouble == trouble)
-            what = f"{counted[trouble]} of {replicas} engines are not ready for this reason"
-            return Condition("WorkloadReady", trouble, f"{what}: {pod.name}: {pod.message}")
+        found = [next((cause for cause in pod.causes if cause.trouble == trouble), None) for pod in pods]
+        if causes := list(filter(None, found)):
+            what = f"{len(causes)} of {replicas} engines are not ready for this reason"
+            return Condition("WorkloadReady", trouble, f"{what}: {causes[0].name}: {causes[0].message}")
     return Condition("WorkloadReady", "Starting", f"{num_ready} of {replicas} engines are ready so far")
 
 
