@@ -1,7 +1,7 @@
 """`spec.parallelism.nodes`: a replica has several pods, as a LeaderWorkerSet. No request fails while it is scaled and
 rolled."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -107,6 +107,20 @@ def test_a_worker_without_a_node_is_named(grouped: str, cluster: Cluster) -> Non
     (worker,) = cluster.find("Pod", grouped, WORKERS.replace(NAME, "apart"))
     assert f": {worker['metadata']['name']}: " in condition(found, "WorkloadReady")["message"]
     cluster.kubectl("delete", "infsvc", "apart", "-n", grouped)
+
+
+def test_a_set_whose_pods_a_quota_refuses_is_named(
+    grouped: str, make_namespace: Callable[[], str], cluster: Cluster
+) -> None:
+    full = make_namespace()
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+    cluster.apply(quota | {"spec": {"hard": {"pods": "0"}}}, full)
+    cluster.serve(full, "over", parallelism={"tensor": 2, "nodes": 2}, resources=MEMORY)
+    found = cluster.until_reason(full, "over", "QuotaExceeded", of="WorkloadReady", within_s=60)
+    message = condition(found, "WorkloadReady")["message"]
+    assert message.startswith("2 of 2 pods can't be created: ")
+    assert "exceeded quota: none" in message
+    cluster.kubectl("delete", "infsvc", "over", "-n", full)
 
 
 def test_all_pods_go_with_their_service(grouped: str, cluster: Cluster) -> None:

@@ -122,13 +122,14 @@ class Operator:
 
 
 class Events(Cluster):
-    """A cluster that has Warnings about pods, by uid."""
+    """A cluster that has Warnings about objects, by the uid of a pod or the name of a StatefulSet."""
 
     def __init__(self, warnings: Mapping[str, list[dict[str, Any]]]) -> None:
         self._warnings = warnings
 
-    async def list_warnings(self, namespace: str, uid: str) -> list[dict[str, Any]]:
-        return self._warnings.get(uid, [])
+    async def list_warnings(self, namespace: str, **regarding: str) -> list[dict[str, Any]]:
+        assert {*regarding} in ({"uid"}, {"kind", "name"})
+        return self._warnings.get(regarding.get("uid") or regarding["name"], [])
 
 
 class Crds:
@@ -177,9 +178,12 @@ async def test_an_object_that_is_not_written_stops_no_other_write(error: ApiErro
     assert operator.condition("Ready")["status"] == "False"
 
 
+IN_PODS = {"parallelism": {"tensor": 2, "nodes": 2}}
+
+
 async def test_a_worker_without_its_secret_is_named_and_gets_it() -> None:
     """The kubelet reports only in Events that a volume's Secret is missing."""
-    raw, settings = _raw(parallelism={"tensor": 2, "nodes": 2}), replace(SETTINGS, has_group_sets=True)
+    raw, settings = _raw(**IN_PODS), replace(SETTINGS, has_group_sets=True)
     revision = engine_revision(read_service(raw), settings)
     operator = Operator(raw, revision=revision, settings=settings)
     await operator.reconcile()
@@ -198,6 +202,43 @@ async def test_a_worker_without_its_secret_is_named_and_gets_it() -> None:
     assert (found["reason"], f"llm-engine-0-1: {note}" in found["message"]) == ("MountFailed", True)
     made = [body["metadata"]["name"] for path, body in operator.cluster.written.items() if path.endswith("/secrets")]
     assert made == ["llm-group-secret"]
+
+
+REFUSED = {
+    "QuotaExceeded": 'create Pod x in StatefulSet x failed error: pods "x" is forbidden: exceeded quota: none',
+    "PodRefused": 'create Pod x in StatefulSet x failed error: pods "x" is forbidden: violates PodSecurity',
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+@pytest.mark.parametrize(("lacks", "missing"), [("", 4), ("-0", 1)], ids=["leaders", "workers"])
+async def test_a_set_whose_pods_are_refused_is_named_until_it_has_them(reason: str, lacks: str, missing: int) -> None:
+    """Sets have no condition for it. `lacks`: end of the name of the StatefulSet without all of its pods."""
+    raw, settings = _raw(**IN_PODS, replicas=2), replace(SETTINGS, has_group_sets=True)
+    revision = engine_revision(read_service(raw), settings)
+    operator, name = Operator(raw, revision="none", settings=settings), f"llm-{revision}"
+    clock = [0.0]
+    warning = {"reason": "FailedCreate", "note": REFUSED[reason], "deprecatedCount": MIN_OCCURRENCES}
+    operator.use_events(PodSetupEvents(Events({f"{name}{lacks}": [warning]}), clock=lambda: clock[0]))
+
+    def add(*ends: str) -> None:
+        for end in ends:
+            pod = _pod(name + end, "engine" if end.count("-") == 1 else "engine-worker", revision)
+            pod["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = end[1]
+            operator.view.update(pod)
+
+    await operator.reconcile()  # creates the set
+    add(*(("-0", "-1", "-1-1") if lacks else ()))
+    reasons = []
+    for clock[0] in (1.0, 1.0 + FIRST_LOOK_S):
+        await operator.reconcile()
+        reasons.append(operator.condition("WorkloadReady")["reason"])
+    assert reasons == ["Starting", reason]
+    message = operator.condition("WorkloadReady")["message"]
+    assert message.startswith(f"{missing} of 4 pods can't be created: FailedCreate: {REFUSED[reason]}")
+    add("-0", "-0-1", "-1", "-1-1")
+    await operator.reconcile()
+    assert operator.condition("WorkloadReady")["reason"] == "Starting"
 
 
 def _deployment(revision: str, replicas: int) -> dict[str, Any]:

@@ -149,8 +149,10 @@ class Cluster:
         objects = await self._list(kind, namespace, f"metadata.name={name}")
         return objects[0] if objects else None
 
-    async def list_warnings(self, namespace: str, uid: str) -> list[Raw]:
-        return await self._list("Event", namespace, f"type=Warning,regarding.uid={uid}")
+    async def list_warnings(self, namespace: str, **regarding: str) -> list[Raw]:
+        """List the Warnings about an object. `regarding`: fields of the reference to it, such as its uid."""
+        fields = (f",regarding.{name}={value}" for name, value in regarding.items())
+        return await self._list("Event", namespace, "type=Warning" + "".join(fields))
 
     async def list_uids(self, kind: str, namespace: str | None, *, label: str = "") -> set[str]:
         """Uids of all objects with the label, in one namespace or in all."""

@@ -1,8 +1,10 @@
-"""`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret.
+"""`PodSetupEvents`: finds out why a pod has no containers, for example because of a volume from a missing Secret, and
+why a StatefulSet lacks pods, for example because of a quota.
 
-The kubelet reports such failures in Events only; the pod's status does not show them. Events are not watched: those of
-a pod that waits longer than `FIRST_LOOK_S` are listed every `NEXT_LOOK_S` seconds. A failure counts if it recurs or if
-the pod waits for long: a normal start may have one, as when the kubelet's cache does not know a new Secret yet.
+Kubernetes reports such failures in Events only; the status of the pod or the StatefulSet does not show them. Events are
+not watched: those of a pod that waits longer than `FIRST_LOOK_S` are listed every `NEXT_LOOK_S` seconds. A failure
+counts if it recurs or if the pod waits for long: a normal start may have one, as when the kubelet's cache does not know
+a new Secret yet.
 """
 
 import time
@@ -18,6 +20,7 @@ MIN_OCCURRENCES = 3  # the kubelet repeats a failed mount after 0.5, 1 and 2 s
 LONG_WAIT_S = 20.0
 EARLIER = "FailedScheduling"  # reason of a Warning that is over once the pod has a node
 EXPIRY_S = 60.0  # a pod for which `refresh` was not called for so long is gone
+NO_SETS: Mapping[tuple[str, str], bool] = {}
 _IDLE = ("ContainerCreating", "PodInitializing")
 
 Raw = Mapping[str, Any]
@@ -34,35 +37,40 @@ class PodSetupEvents:
     def __init__(self, cluster: Cluster, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._pending: dict[str, PendingPod] = {}  # by uid
+        self._pending: dict[str, PendingPod] = {}  # by uid of a pod, or by namespace and name of a StatefulSet
 
-    async def refresh(self, pods: Iterable[Raw]) -> float | None:
-        """List the Events of waiting pods; return the seconds until the next call is due, or None if no pod waits."""
+    async def refresh(self, pods: Iterable[Raw], sets: Mapping[tuple[str, str], bool] = NO_SETS) -> float | None:
+        """List the Events of waiting pods and StatefulSets; return the seconds until the next call is due, or None if
+        nothing waits. `sets`: namespace and name of a StatefulSet -> whether it lacks pods."""
         now, delays_s = self._clock(), list[float]()
         self._pending = {uid: pod for uid, pod in self._pending.items() if pod.next_look_s > now - EXPIRY_S}
-        for pod in pods:
-            uid = pod["metadata"]["uid"]
-            if not is_starting_containers(pod):
-                self._pending.pop(uid, None)
+        looks = [(p["metadata"]["namespace"], {"uid": p["metadata"]["uid"]}, is_starting_containers(p)) for p in pods]
+        looks += [(place, {"kind": "StatefulSet", "name": name}, lacks) for (place, name), lacks in sets.items()]
+        for namespace, regarding, waits in looks:
+            key = regarding.get("uid") or f"{namespace}/{regarding['name']}"
+            if not waits:
+                self._pending.pop(key, None)
                 continue
-            pending = self._pending.setdefault(uid, PendingPod(now, now + FIRST_LOOK_S))
+            pending = self._pending.setdefault(key, PendingPod(now, now + FIRST_LOOK_S))
             if pending.next_look_s <= now:
                 pending.next_look_s = now + NEXT_LOOK_S
                 is_long = now - pending.since_s >= LONG_WAIT_S
-                pending.message = await self._lasting_failure(pod, is_long=is_long) or pending.message
+                found = await self._cluster.list_warnings(namespace, **regarding)
+                pending.message = _lasting_failure(found, is_long=is_long) or pending.message
             delays_s.append(pending.next_look_s - now)
         return min(delays_s, default=None)
 
-    def trouble_of(self, uid: str) -> str:
-        pending = self._pending.get(uid)
+    def trouble_of(self, key: str) -> str:
+        """The lasting failure of a pod, by its uid, or of a StatefulSet, by `NAMESPACE/NAME`; empty if it has none."""
+        pending = self._pending.get(key)
         return "" if pending is None else pending.message
 
-    async def _lasting_failure(self, pod: Raw, *, is_long: bool) -> str:
-        warnings = await self._cluster.list_warnings(pod["metadata"]["namespace"], pod["metadata"]["uid"])
-        current = [event for event in warnings if event["reason"] != EARLIER]
-        lasting = [event for event in current if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
-        latest = max(lasting, key=last_seen, default=None)
-        return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
+
+def _lasting_failure(warnings: Iterable[Raw], *, is_long: bool) -> str:
+    current = [event for event in warnings if event["reason"] != EARLIER]
+    lasting = [event for event in current if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
+    latest = max(lasting, key=last_seen, default=None)
+    return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"
 
 
 def is_starting_containers(pod: Raw) -> bool:

@@ -7,7 +7,7 @@ reason, and the service is retried later.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,15 @@ from octavo_operator.cluster.client import ApiError, Cluster
 from octavo_operator.cluster.event_recorder import EventRecorder
 from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.pod_events import PodSetupEvents
-from octavo_operator.cluster.pods import missing_secrets
+from octavo_operator.cluster.pods import is_quota_exceeded, missing_secrets
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reports import RouterReports
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.cluster.writer import Writer
 from octavo_operator.desired.service_secrets import ServiceSecrets
 from octavo_operator.metrics import Telemetry
-from octavo_operator.observed import Observed, Pod, Ref, Refusal, RouterReport, ScalingState
+from octavo_operator.names import GROUP_SET
+from octavo_operator.observed import EngineDeployment, Observed, Pod, Ref, Refusal, RouterReport, ScalingState
 from octavo_operator.plan.events import ServiceEvent, action_event
 from octavo_operator.plan.operator_upgrade import upgrade_reason
 from octavo_operator.plan.plan import Plan, plan, plan_unreadable
@@ -103,7 +104,7 @@ class Reconciler:
         if raw is None or "deletionTimestamp" in raw["metadata"] or not self._leadership.may_write:
             return  # the service is deleted, and Kubernetes deletes its children; or another operator leads
         service, make_plan = self._planner(raw)
-        retry_s = await self._pod_events.refresh(self._view.pods(service))
+        retry_s = await self._pod_events.refresh(self._view.pods(service), self._view.stateful_sets(service))
         planned, refusals = await self._act(service, raw, make_plan)
         await self._conclude(key, raw, planned.status, planned.events)
         self._beginning.discard(key)
@@ -151,14 +152,19 @@ class Reconciler:
         scaling = self._scaling((service.namespace, service.name))
         upgrades = self._view.upgrades((service.namespace, service.name), self._beginning)
         seen = replace(self._view.observed(service, reports), refusals=refusals, scaling=scaling, upgrades=upgrades)
-        return self._with_setup_failures(seen, pods)
+        sets = [key for key, lacks in self._view.stateful_sets(service).items() if lacks]
+        return self._with_setup_failures(seen, pods, sets)
 
-    def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any]) -> Observed:
-        """Add to pods and routers the reasons why their containers can't be created."""
+    def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any], sets: Sequence[Key]) -> Observed:
+        """Add to pods and routers the reasons why their containers can't be created, and to LeaderWorkerSets those why
+        their pods can't. `sets`: the StatefulSets that lack pods."""
+        failures = {name: self._pod_events.trouble_of(f"{namespace}/{name}") for namespace, name in sets}
+        deployments = tuple(_with_failure(each, failures) for each in observed.engine_deployments)
         engines = tuple(map(self._with_setup_failure, observed.pods))
         troubles = (self._pod_events.trouble_of(raw["metadata"]["uid"]) for raw in routers.values())
         trouble = observed.router_trouble or next(filter(None, troubles), "")
         missing = missing_secrets([trouble, *(part.message for pod in engines for part in pod.parts)])
+        observed = replace(observed, engine_deployments=deployments)
         return replace(observed, pods=engines, router_trouble=trouble, missing_secrets=missing)
 
     def _with_setup_failure(self, pod: Pod) -> Pod:
@@ -190,3 +196,10 @@ class Reconciler:
     def _check_leading(self) -> None:
         if not self._leadership.may_write:
             raise NotLeading("another operator leads now")
+
+
+def _with_failure(engine: EngineDeployment, failures: Mapping[str, str]) -> EngineDeployment:
+    """Add to a LeaderWorkerSet the first failure of its StatefulSets, whose names begin with its own."""
+    mine = (text for name, text in failures.items() if engine.kind == GROUP_SET and name.startswith(engine.name))
+    failure = next(filter(None, mine), engine.failure)
+    return replace(engine, failure=failure, exceeds_quota=is_quota_exceeded(failure))

@@ -180,6 +180,19 @@ class View:
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get(self.router_of(service), {}).values()]
 
+    def stateful_sets(self, service: ServiceIdentity) -> dict[Key, bool]:
+        """The StatefulSets of the service's LeaderWorkerSets, by namespace and name -> whether it lacks pods. Leaders
+        belong to one of the set's name, and the workers of each to one of the leader's name."""
+        key, found = (service.namespace, service.name), dict[Key, bool]()
+        pods = [pod for pod in self.engine_pods(key) if not pod.is_terminating]
+        for (kind, name), raw in self._objects.get(key, {}).items():
+            if kind == GROUP_SET:
+                size = raw["spec"]["leaderWorkerTemplate"]["size"]
+                leaders = [pod for pod in pods if pod.revision == raw["metadata"]["labels"].get(REVISION_LABEL)]
+                found[service.namespace, name] = len(leaders) < raw["spec"].get("replicas", 1)
+                found |= {(service.namespace, pod.name): len(pod.workers) < size - 1 for pod in leaders}
+        return found
+
     def observed(self, service: ServiceIdentity, reports: Mapping[str, RouterReport]) -> Observed:
         """Make the observed state of a service. `reports`: report of each router pod, by the pod's name."""
         key, router = (service.namespace, service.name), self.router_of(service)

@@ -223,9 +223,11 @@ def _workload(service: InferenceService, observed: Observed, pods: Sequence[Pod]
     if num_ready >= replicas:
         return Condition("WorkloadReady", "PodsReady", f"{num_ready} of {replicas} engines are ready")
     refused = next((s for s in observed.engine_deployments if s.revision == wanted and s.failure), None)
-    if refused is not None and len(pods) < replicas:
+    num_pods = replicas * service.num_nodes
+    missing = num_pods - sum(len(pod.parts) for pod in pods)
+    if refused is not None and missing > 0:
         reason = "QuotaExceeded" if refused.exceeds_quota else "PodRefused"
-        message = f"{replicas - len(pods)} of {replicas} pods can't be created: {refused.failure}"
+        message = f"{missing} of {num_pods} pods can't be created: {refused.failure}"
         return Condition("WorkloadReady", reason, message)
     for trouble in _TROUBLES:
         found = [next((cause for cause in pod.causes if cause.trouble == trouble), None) for pod in pods]
