@@ -69,8 +69,8 @@ class Pod:
 
     @property
     def parts(self) -> tuple["Pod", ...]:
-        """The pods of its replica that stay, itself first."""
-        return (self, *(worker for worker in self.workers if not worker.is_terminating))
+        """The pods of its replica that stay, itself first, also those that a lost node keeps from being replaced."""
+        return (self, *(each for each in self.workers if not each.is_terminating or each.trouble == "NodeLost"))
 
     @property
     def causes(self) -> list["Pod"]:

@@ -174,6 +174,15 @@ def test_commands_for_router_trouble_name_the_router_pod() -> None:
     assert found.pods[1].message == "Unschedulable: 0/3 nodes"
 
 
+def test_commands_for_the_trouble_of_a_worker_name_the_worker() -> None:
+    """Its leader starts without a trouble of its own, and waits for it."""
+    crashed = pod("llm-0-1", "engine-worker", containerStatuses=[CRASHED])
+    found = explain_service(service(("WorkloadReady", "CrashLoop")), [pod("llm-0"), crashed])
+    assert [each.state for each in found.pods] == ["starts", "CrashLoop"]
+    assert "kubectl describe pod llm-0-1 -n team" in found.commands
+    assert "kubectl logs llm-0-1 --previous -n team" in found.commands
+
+
 def test_commands_have_the_services_name() -> None:
     found = explain_service(service(("WorkloadReady", "ScaledToZero"), ("ReplicasAdmitted", "NoReplicas")))
     assert found.cause is not None

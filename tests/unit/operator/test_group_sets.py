@@ -192,6 +192,15 @@ def test_resources_are_those_of_each_pod(limits: dict[str, Any], reason: str, re
     assert remedy in accepted["message"]
 
 
+@pytest.mark.parametrize(("access", "reason"), [({}, "ClaimIsForOneNode"), ({"accessMode": "ReadWriteMany"}, "Valid")])
+def test_one_replica_of_two_pods_shares_its_claim(access: dict[str, str], reason: str) -> None:
+    cache = {"mode": "PVC", "size": "1Gi"} | access
+    service = _service(**PODS, replicas=1, model={"uri": "hf://Qwen/Qwen3-0.6B", "cache": cache})
+    accepted = plan(service, Observed(), SETTINGS, now="t", new_secrets=SECRETS).status["conditions"][0]
+    assert accepted["reason"] == reason
+    assert reason == "Valid" or accepted["message"].startswith("2 pods share")
+
+
 def test_the_secret_comes_before_the_pods_and_once() -> None:
     actions = plan(_service(**PODS), Observed(), SETTINGS, now="t", new_secrets=SECRETS).actions
     made = [str(action) for action in actions if "llm-group-secret" in str(action)]

@@ -71,7 +71,7 @@ STATUSES: dict[str, dict[str, Any]] = {
 
 
 def _view(**statuses: dict[str, Any]) -> View:
-    """The view of two replicas of three pods. `statuses`: by the ends of the pods' names."""
+    """The view of two replicas of three pods. `statuses`: by the end of a pod's name; `ends` marks a deleted pod."""
     view = View()
     made = desired_engine(_service(), SETTINGS, replicas=2)
     made["metadata"] |= {"uid": "u", "creationTimestamp": "1"}
@@ -82,8 +82,10 @@ def _view(**statuses: dict[str, Any]) -> View:
             labels = {SERVICE_LABEL: "llm", REVISION_LABEL: WANTED, COMPONENT_LABEL: ENGINE_WORKER if index else ENGINE}
             labels["leaderworkerset.sigs.k8s.io/group-index"] = str(group)
             name = f"llm-{WANTED}{end}"
+            status = dict(statuses.get(end.replace("-", "_"), {}))
             metadata = {"name": name, "namespace": "default", "uid": name, "labels": labels}
-            view.update({"kind": "Pod", "metadata": metadata, "status": statuses.get(end.replace("-", "_"), {})})
+            metadata |= {"deletionTimestamp": NOW} if status.pop("ends", False) else {}
+            view.update({"kind": "Pod", "metadata": metadata, "status": status})
     return view
 
 
@@ -124,6 +126,16 @@ def test_the_crash_of_a_leader_does_not_hide_the_worker_that_it_lost(status: dic
     assert WORKER in found.message
     other = _conditions(_view(_0=STATUSES["CrashLoop"], _1_2=status))["WorkloadReady"]
     assert (other.reason, f"llm-{WANTED}-0" in other.message) == ("CrashLoop", True)
+
+
+@pytest.mark.parametrize("end", ["_1", "_1_2"], ids=["leader", "worker"])
+def test_a_pod_that_a_lost_node_keeps_is_named(end: str) -> None:
+    """Kubernetes deletes it after some minutes, but replaces it only when its node is back or deleted."""
+    lost, ends, started = ({**s, "ends": e} for s, e in ((LOST, True), (STATUSES["starts"], True), (LOST, False)))
+    name = LEADER if end == "_1" else WORKER
+    for status, reason in ((lost, "NodeLost"), (started, "NodeLost"), (ends, "Starting")):
+        found = _conditions(_view(**{end: status}))["WorkloadReady"]
+        assert (found.reason, name in found.message) == (reason, reason == "NodeLost")
 
 
 def test_a_failure_of_a_worker_stays_while_it_restarts_without_a_reason() -> None:

@@ -215,6 +215,7 @@ def _commands(name: str, namespace: str, cause: Cause | None, pods: Sequence[Pod
         return
     suspects = pods_in_trouble(pods)
     component = ROUTER if cause.condition in _ABOUT_ROUTERS else ""
+    suspects.sort(key=lambda pod: pod.state != cause.reason)
     suspects.sort(key=lambda pod: pod.component != component if component else pod.component == ROUTER)
     pod = suspects[0].name if suspects else None
     for command in _COMMAND.findall(cause.remedy):

@@ -16,7 +16,7 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
     "Accepted": {
         "Valid": Meaning("The spec can be served."),
         "ClaimIsForOneNode": Meaning(
-            "Several replicas share a ReadWriteOnce claim, so they start on one node only. This does not block Ready.",
+            "Several pods share a ReadWriteOnce claim, so they start on one node only. This does not block Ready.",
             "Delete the service, and create it with `model.cache.accessMode: ReadWriteMany`, if its StorageClass "
             "supports that, or keep the replicas on one node.",
         ),
@@ -198,8 +198,8 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         ),
         "NodeLost": Meaning(
             "The node of the pods reports nothing: it is down, or its kubelet or network is.",
-            "`kubectl get nodes` shows it. Kubernetes replaces the pods after some minutes; deleting the node replaces "
-            "them at once.",
+            "`kubectl get nodes` shows it. Kubernetes replaces the pods after some minutes, or at once when the node "
+            "is deleted. It replaces those of a replica of several pods only when the node is deleted or back.",
         ),
     },
     "RouterReady": {

@@ -38,7 +38,8 @@ _TROUBLES: tuple[Trouble, ...] = (
 def conditions_of(
     service: InferenceService, observed: Observed, settings: Settings, *, wanted: str, pace: Pace = STEADY
 ) -> list[Condition]:
-    staying = [pod for pod in observed.pods if not pod.is_terminating]
+    is_group = service.num_nodes > 1  # a StatefulSet replaces no pod of a lost node until the node is back or deleted
+    staying = [p for p in observed.pods if not p.is_terminating or (is_group and p.trouble == "NodeLost")]
     is_any_shown = pace.is_held or pace.reason == "DeadlineExceeded"
     pods = [pod for pod in staying if pod.revision == wanted or is_any_shown]
     parts = [part for pod in pods for part in pod.parts]
@@ -107,8 +108,8 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         return fault
     claim = live_claim(service, observed)
     most = max(service.spec.replicas, service.spec.autoscaling.max_replicas if service.spec.autoscaling else 0)
-    if most > 1 and is_for_one_node(service, claim):
-        what = f"{most} replicas share a ReadWriteOnce claim, so they start on one node only"
+    if most * service.num_nodes > 1 and is_for_one_node(service, claim):
+        what = f"{most * service.num_nodes} pods share a ReadWriteOnce claim, so they start on one node only"
         remedy = "create the service with model.cache.accessMode ReadWriteMany, if its StorageClass supports that"
         return Condition("Accepted", "ClaimIsForOneNode", f"{what}: {remedy}")
     if claim is not None and (unlike := differences(service, claim)):
