@@ -1,7 +1,9 @@
 """`/invocations`: the shape of the body decides between chat and completions, whose endpoints answer."""
 
 import pytest
+from octavo_server.api import invocations, request_parsing
 from octavo_testing.server import events
+from starlette.responses import Response
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,3 +37,25 @@ async def test_disconnect_aborts_the_request(served):
     async with served.http.stream("POST", "/invocations", json={**CHAT, "stream": True}) as answer:
         await anext(answer.aiter_text())
     assert await served.engine.aborted.get()
+
+
+async def test_a_body_is_not_kept_once_its_endpoint_has_read_it(served, monkeypatch):
+    """The memory of bodies counts it once, with what is parsed of it."""
+    freed = []
+
+    class Body(bytes):
+        def __del__(self) -> None:
+            freed.append(len(self))
+
+    async def read(*_):
+        return Body(b'{"prompt": "hi"}')
+
+    async def endpoint(request):
+        message = await request.receive()
+        assert not freed
+        del message
+        return Response(str(freed))
+
+    monkeypatch.setattr(request_parsing, "read_raw", read)
+    monkeypatch.setattr(invocations, "create_completion", endpoint)
+    assert (await served.http.post("/invocations", json=COMPLETION)).text == "[16]"

@@ -32,22 +32,23 @@ router = APIRouter()
 async def invoke(request: Request) -> Response:
     context = context_of(request)
     context.check_queue(request)
-    (raw, shape), _ = await read_body(request, partial(_parse, context))
-    endpoint = create_completion if shape.messages is None else create_chat_completion
-    return await endpoint(_with_body(request, raw))
+    (unread, is_chat), _ = await read_body(request, partial(_parse, context))
+    endpoint = create_chat_completion if is_chat else create_completion
+    return await endpoint(_with_body(request, unread))
 
 
-def _parse(context: ApiContext, raw: bytes) -> tuple[bytes, InvocationShape]:
+def _parse(context: ApiContext, raw: bytes) -> tuple[list[bytes], bool]:
+    """Return the body in a list, from which it is taken when it is read again, and whether it is a chat request."""
     shape = parse_body(context, InvocationShape, raw)
     if shape.messages is None and shape.prompt is None:
         raise InvalidRequest("The body needs messages (a chat request) or prompt (a completion).", param="messages")
-    return raw, shape
+    return [raw], shape.messages is not None
 
 
-def _with_body(request: Request, raw: bytes) -> Request:
+def _with_body(request: Request, unread: list[bytes]) -> Request:
     """The same request with its body not read yet."""
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": raw, "more_body": False}
+        return {"type": "http.request", "body": unread.pop(), "more_body": False}
 
     return Request(request.scope, receive)
