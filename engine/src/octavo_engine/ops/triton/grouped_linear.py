@@ -1,0 +1,176 @@
+"""Products of rows with the weights of their experts, in one launch for all experts.
+
+The rows are sorted by expert. A program computes some columns of a tile of rows, and finds their expert by the first
+tiles of all experts: every expert has one tile more than its rows fill, as the sequences of attention have. So the grid
+depends on no number of rows of an expert, and the host need not know these numbers.
+"""
+
+from dataclasses import dataclass
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_DEPTH_BYTES = 128  # of a row of a tile, which is loaded by copies of 16 bytes
+_SUM_COLUMNS = 1024
+_NO_START = tl.constexpr(1 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a product that one program computes."""
+
+    rows: int
+    columns: int
+    num_warps: int
+
+
+TILES = (Tile(16, 64, 4), Tile(64, 128, 4), Tile(128, 128, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRows:
+    """The choices of all rows, sorted by expert. `slots`: the place of each in the numbers of the rows' experts, and
+    `starts` the first one of each expert."""
+
+    slots: Int[Tensor, " choices"]
+    starts: Int[Tensor, " experts_plus_1"]
+    top_k: int
+    tile: Tile
+
+
+def choose_tile(num_choices: int, num_experts: int) -> Tile:
+    """Return the smallest tile that the rows of an expert fill on average, as the host does not know their numbers."""
+    return next((tile for tile in TILES if num_choices <= tile.rows * num_experts), TILES[-1])
+
+
+def sort_rows(numbers: Int[Tensor, "rows k"], experts: Int[Tensor, " experts_plus_1"], tile: Tile) -> SortedRows:
+    """Sort the choices. `numbers`: of each row's experts. `experts`: 0, 1 and so on to the number of all experts."""
+    chosen, slots = numbers.flatten().sort(stable=True)
+    return SortedRows(slots, torch.searchsorted(chosen, experts, out_int32=True), numbers.shape[1], tile)
+
+
+def grouped_linear(
+    x: Float[Tensor, "rows n"], weight: Float[Tensor, "experts out n"], rows: SortedRows, *, is_sorted: bool
+) -> Float[Tensor, "choices out"]:
+    """Multiply. The outputs are sorted by expert if the inputs, one for each row, are not, and the reverse."""
+    num_experts, out_features, in_features = weight.shape
+    num_choices, tile = len(rows.slots), rows.tile
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    out = torch.empty((num_choices, out_features), dtype=x.dtype, device=x.device)
+    num_tiles = num_choices // tile.rows + num_experts
+    grouped_linear_kernel[(num_tiles * triton.cdiv(out_features, tile.columns),)](
+        *(out, x, weight, rows.slots, rows.starts),
+        EXPERTS=num_experts,
+        IDS=max(2, triton.next_power_of_2(num_experts)),
+        TOP_K=rows.top_k,
+        OUT=out_features,
+        IN=in_features,
+        IS_SORTED=is_sorted,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=_DEPTH_BYTES // x.dtype.itemsize,
+        num_warps=tile.num_warps,
+        num_stages=3,
+    )
+    return out
+
+
+def add_experts(
+    y: Float[Tensor, "choices n"],
+    numbers: Int[Tensor, "rows k"],
+    weights: Float[Tensor, "rows k"],
+    start: Float[Tensor, "rows n"] | None,
+) -> Float[Tensor, "rows n"]:
+    """Return the sum of each row's choices by weight, in the order of the experts, after `start`."""
+    (num_rows, top_k), size = numbers.shape, y.shape[1]
+    out = torch.empty((num_rows, size), dtype=y.dtype, device=y.device)
+    add_experts_kernel[(num_rows, triton.cdiv(size, _SUM_COLUMNS))](
+        *(out, y, numbers.contiguous(), weights.contiguous(), out if start is None else start),
+        SIZE=size,
+        TOP_K=top_k,
+        CHOICES=max(2, triton.next_power_of_2(top_k)),
+        COLUMNS=_SUM_COLUMNS,
+        HAS_START=start is not None,
+    )
+    return out
+
+
+@triton.jit
+@no_type_check
+def grouped_linear_kernel(
+    out_ptr,  # [choices, OUT], contiguous
+    x_ptr,  # [choices, IN], or [choices / TOP_K, IN] if not IS_SORTED; contiguous
+    weight_ptr,  # [EXPERTS, OUT, IN], contiguous
+    slots_ptr,  # [choices] int64: the place of each choice among those of all rows
+    starts_ptr,  # [EXPERTS + 1] int32: the first choice of each expert
+    EXPERTS: tl.constexpr,
+    IDS: tl.constexpr,  # EXPERTS, or the next power of two
+    TOP_K: tl.constexpr,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    IS_SORTED: tl.constexpr,  # the inputs are, and outputs go to their places; else the reverse
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    num_columns = tl.cdiv(OUT, COLUMNS)
+    tile = tl.program_id(0) // num_columns
+    ids = tl.arange(0, IDS)
+    first_tiles = tl.load(starts_ptr + ids, mask=ids < EXPERTS, other=_NO_START) // ROWS + ids
+    expert = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
+    start, end = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
+    first = start + (tile - start // ROWS - expert) * ROWS
+    if first >= end:
+        return
+    choice = first + tl.arange(0, ROWS)
+    slot = tl.load(slots_ptr + choice, mask=choice < end, other=0)
+    source = choice if IS_SORTED else slot // TOP_K
+    target = slot if IS_SORTED else choice
+    column = tl.program_id(0) % num_columns * COLUMNS + tl.arange(0, COLUMNS)
+    depth = tl.arange(0, DEPTH)
+    x_ptrs = x_ptr + source.to(tl.int64)[:, None] * IN + depth[None, :]
+    weights = weight_ptr + tl.cast(expert, tl.int64) * (OUT * IN)
+    weight_ptrs = weights + column.to(tl.int64)[None, :] * IN + depth[:, None]
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for at in range(0, IN, DEPTH):
+        x = tl.load(x_ptrs + at, mask=(choice < end)[:, None] & (depth + at < IN)[None, :], other=0.0)
+        weight = tl.load(weight_ptrs + at, mask=(column < OUT)[None, :] & (depth + at < IN)[:, None], other=0.0)
+        acc = tl.dot(x, weight, acc, input_precision="ieee")
+    out_ptrs = out_ptr + target.to(tl.int64)[:, None] * OUT + column[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(choice < end)[:, None] & (column < OUT)[None, :])
+
+
+@triton.jit
+@no_type_check
+def add_experts_kernel(
+    out_ptr,  # [rows, SIZE], contiguous
+    y_ptr,  # [rows * TOP_K, SIZE], contiguous
+    numbers_ptr,  # [rows, TOP_K] int64: of each row's experts
+    weights_ptr,  # [rows, TOP_K] fp32
+    start_ptr,  # [rows, SIZE] fp32, contiguous; unused without HAS_START
+    SIZE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_START: tl.constexpr,
+):
+    row = tl.cast(tl.program_id(0), tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = column < SIZE
+    choice = tl.arange(0, CHOICES)
+    number = tl.load(numbers_ptr + row * TOP_K + choice, mask=choice < TOP_K, other=1 << 40)
+    order = number * CHOICES + choice  # without ties
+    place = tl.sum((order[None, :] < order[:, None]).to(tl.int32), 1)
+    acc = tl.zeros([COLUMNS], tl.float32)
+    if HAS_START:
+        acc = tl.load(start_ptr + row * SIZE + column, mask=mask, other=0.0)
+    for i in range(TOP_K):
+        slot = row * TOP_K + tl.sum(tl.where(place == i, choice, 0), 0)
+        y = tl.load(y_ptr + slot * SIZE + column, mask=mask, other=0.0).to(tl.float32)
+        acc += tl.load(weights_ptr + slot) * y
+    tl.store(out_ptr + row * SIZE + column, acc.to(out_ptr.dtype.element_ty), mask=mask)
