@@ -44,6 +44,13 @@ def test_each_rank_needs_a_gpu(visible: int, found: str, monkeypatch: pytest.Mon
         divide_threads(config, CudaDevice())
 
 
+def test_ranks_of_several_hosts_need_a_gpu_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_gpus(monkeypatch, [79])
+    config = EngineConfig(tensor_parallel_size=4, nnodes=2, num_threads=64)
+    with pytest.raises(StartupError, match=r"size 4 needs .*, 2 on each host, but 1 .*at most 2, or"):
+        divide_threads(config, CudaDevice())
+
+
 def test_ranks_on_gpus_need_nccl_and_divide_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     see_gpus(monkeypatch, [79, 79])
     config = EngineConfig(tensor_parallel_size=2, num_threads=5)

@@ -59,6 +59,11 @@ def test_fewer_threads_than_ranks_are_refused() -> None:
         divide_threads(settings(4, num_threads=3), CpuDevice())
 
 
+def test_ranks_of_several_hosts_need_a_thread_on_each() -> None:
+    with pytest.raises(StartupError, match=r"size 4 needs .*, 2 on each host, but there are 1 .*use at most 2\."):
+        divide_threads(settings(4, num_threads=1, nnodes=2), CpuDevice())
+
+
 def test_each_rank_gets_its_part_of_the_memory(model: tuple[Path, ModelConfig]) -> None:
     one = plan_ranks(settings(1), Host(16 * GIB), model[1])
     two = plan_ranks(settings(2), Host(16 * GIB), model[1])

@@ -95,8 +95,8 @@ def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
 
 def test_models_that_transformers_runs_are_refused(tmp_path: Path) -> None:
     folder = make_tiny("llama", tmp_path)
-    with pytest.raises(StartupError, match=r"^--pipeline-parallel-size 2 is not supported where .*use 1, or"):
-        plans(folder, 2, model_impl="transformers")
+    with pytest.raises(StartupError, match=r"^--pipeline-parallel-size 3 is not supported where .*use 1, or"):
+        plans(folder, 3, model_impl="transformers")
 
 
 def test_gpus_are_refused(tmp_path: Path) -> None:

@@ -31,7 +31,14 @@ from octavo_engine.devices.memory import (
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, ranks_per_host
+from octavo_engine.settings.config import (
+    EngineConfig,
+    batched_tokens,
+    describe_local_ranks,
+    describe_ranks,
+    most_seqs,
+    ranks_per_host,
+)
 from octavo_engine.settings.records import MAX_GPU_LOGITS, ModelConfig
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError, first_line
@@ -236,12 +243,12 @@ class CudaDevice:
         num_gpus = torch.cuda.device_count()
         if num_gpus < num_ranks:
             raise StartupError(
-                f"--tensor-parallel-size {num_ranks} needs a GPU for each rank, but {num_gpus} "
-                f"{'is' if num_gpus == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES): use at most {num_gpus}, or "
-                "--device cpu."
+                f"{describe_ranks(config)} needs a GPU for each rank{describe_local_ranks(config)}, but {num_gpus} "
+                f"{'is' if num_gpus == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES): use at most "
+                f"{num_gpus * config.nnodes}, or --device cpu."
             )
         if not torch.distributed.is_nccl_available():
-            raise StartupError(f"--tensor-parallel-size {num_ranks} needs torch with NCCL on GPUs: use 1.")
+            raise StartupError(f"{describe_ranks(config)} needs torch with NCCL on GPUs: use 1.")
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
         """Read the memory of the GPUs; on those of other ranks, this process needs some hundred MiB from then on.

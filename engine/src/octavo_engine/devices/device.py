@@ -38,7 +38,7 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.settings.config import EngineConfig, describe_ranks, ranks_per_host
+from octavo_engine.settings.config import EngineConfig, describe_local_ranks, describe_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
@@ -149,8 +149,9 @@ class CpuDevice:
     def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
         if num_threads < ranks_per_host(config):
             raise StartupError(
-                f"{describe_ranks(config)} needs a CPU thread for each rank, but there are {num_threads} "
-                f"(--num-threads; by default, one per CPU core): use at most {num_threads} ranks."
+                f"{describe_ranks(config)} needs a CPU thread for each rank{describe_local_ranks(config)}, but there "
+                f"are {num_threads} (--num-threads; by default, one per CPU core): use at most "
+                f"{num_threads * config.nnodes}."
             )
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:

@@ -80,13 +80,12 @@ def build_model(
         group=group or Group(),
         stages=stages or Stages(),
     )
+    check_ranks(config, impl, build.group.size, build.stages.size)
     own = _find_class(config, impl)
     if own is not None:
-        _check_ranks(config, build, own)
         model = own(config, build)
         model.tower = None if config.vision is None else _build_tower(config.vision, build)
         return model
-    _check_ranks(config, build, None)
     return _transformers_decoder(config, build)
 
 
@@ -121,19 +120,19 @@ def _find_class(config: ModelConfig, impl: ModelImpl) -> type[Model] | None:
     return None
 
 
-def _check_ranks(config: ModelConfig, build: BuildContext, own: type[Model] | None) -> None:
-    """Raise StartupError if the model cannot be split over this many ranks. `own`: its class of Octavo."""
-    group, num_stages = build.group, build.stages.size
-    if group.size == num_stages == 1:
+def check_ranks(config: ModelConfig, impl: ModelImpl, num_ranks: int, num_stages: int) -> None:
+    """Raise StartupError if the model cannot be divided among so many stages, and each of these among its ranks."""
+    if num_ranks == num_stages == 1:
         return
+    own = _find_class(config, impl)
     if own is None or not own.supports_ranks:
         runs = f"transformers runs the architecture '{config.architecture}'" if own is None else config.architecture
-        flag = "--tensor-parallel-size" if group.size > 1 else "--pipeline-parallel-size"
+        asked = f"--tensor-parallel-size {num_ranks}" if num_ranks > 1 else f"--pipeline-parallel-size {num_stages}"
         raise StartupError(
-            f"{flag} {max(group.size, num_stages)} is not supported where {runs}: use 1, or a model of one of "
+            f"{asked} is not supported where {runs}: use 1, or a model of one of "
             f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
         )
-    check_heads(config.name, config.num_heads, config.num_kv_heads, group.size)
+    check_heads(config.name, config.num_heads, config.num_kv_heads, num_ranks)
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:

@@ -9,6 +9,7 @@ from octavo_engine.devices.device import Device
 from octavo_engine.layers.layer import Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.models.model import Model
+from octavo_engine.models.registry import check_ranks
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages, split_layers
 from octavo_engine.settings.config import EngineConfig
@@ -33,6 +34,7 @@ def divide_layers(
         raise StartupError(
             f"{setting} is supported on a CPU only, and this engine computes on {device.name}: use 1, or --device cpu."
         )
+    check_ranks(model, config.model_impl, config.tensor_parallel_size, size)
     if size > most:
         raise StartupError(f"{setting} exceeds the {most} layers of {model.name}: use at most {most}.")
     first, others = (build(Stages((1, most - 1), Group(index, 2))) for index in range(2))

@@ -336,6 +336,11 @@ def describe_ranks(config: EngineConfig) -> str:
     return " times ".join(f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1)
 
 
+def describe_local_ranks(config: EngineConfig) -> str:
+    """Return the words, for messages, that say how many of several hosts' ranks each host has; "" for one host."""
+    return f", {ranks_per_host(config)} on each host" if config.nnodes > 1 else ""
+
+
 def batched_tokens(config: EngineConfig, device: str) -> int:
     """Return the user's `max_num_batched_tokens`, or the default of the device."""
     return config.max_num_batched_tokens or (8192 if device == "cuda" else 2048)
