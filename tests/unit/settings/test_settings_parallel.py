@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from octavo_engine.offline.llm import LLM
 from octavo_engine.settings.config import ranks_per_host, steps_ahead
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.wire.errors import StartupError
@@ -61,3 +62,8 @@ def test_hosts_that_do_not_fit_the_ranks_are_refused(arguments: dict[str, Any], 
 def test_hosts_divide_the_ranks() -> None:
     config = resolve_config(tensor_parallel_size=2, pipeline_parallel_size=3, nnodes=2, node_rank=1, headless=True)
     assert ranks_per_host(config) == 3
+
+
+def test_a_script_is_the_first_host_only() -> None:
+    with pytest.raises(StartupError, match="headless: a script is the first host: run `octavo serve --headless`"):
+        LLM("a model", tensor_parallel_size=2, nnodes=2, node_rank=1, headless=True)

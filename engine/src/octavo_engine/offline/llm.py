@@ -59,6 +59,8 @@ class LLM(UnsupportedMethods):
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")
+        if self.config.headless:
+            raise StartupError("headless: a script is the first host: run `octavo serve --headless` on the others.")
         unused = describe_unused(unused_arguments(arguments), as_flags=False)
         for line in [*unused, *unused_variables(os.environ)]:
             logger.warning(line)
