@@ -38,6 +38,7 @@ def test_a_model_compiles_for_hopper() -> None:
     assert report.layer_launches == [layer] * 2
     assert {kernel.name for kernel in report.kernels} == {
         *layer,
+        "list_parts_kernel",
         "paged_attention_kernel",
         "penalise_kernel",
         "sample_kernel",

@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 from octavo_engine.models.registry import ARCHITECTURES
+from octavo_engine.ops.triton.decode_attention import Processor
+from octavo_engine.ops.triton.paged_attention import tile_shape
+from octavo_testing.attention_cases import make_spec
 from octavo_testing.gpu_compiler import MODELS, GpuCompiler, assert_fast
 
 pytestmark = pytest.mark.slow
@@ -51,3 +55,37 @@ def test_the_part_of_a_rank_compiles(compiler: GpuCompiler, model: str, ranks: i
     report = compiler.compile_steps(model, sm=sm, ranks=ranks)
     assert report.later == 0
     assert_fast(report)
+
+
+PROCESSORS = {80: Processor(164 << 10, 2048), 89: Processor(100 << 10, 1536), 90: Processor(228 << 10, 2048)}
+#: Query heads, KV heads and head size, and how many programs of decode attention a processor of each holds.
+SHAPES = {
+    (16, 8, 128): {80: 3, 89: 2, 90: 4},
+    (28, 4, 128): {80: 3, 89: 2, 90: 4},
+    (64, 8, 128): {80: 3, 89: 2, 90: 4},
+    (8, 4, 256): {80: 2, 89: 2, 90: 2},
+    (4, 1, 256): {80: 2, 89: 2, 90: 2},
+    (64, 8, 64): {80: 5, 89: 4, 90: 5},
+    (32, 32, 64): {80: 5, 89: 4, 90: 5},
+    (32, 32, 96): {80: 3, 89: 2, 90: 3},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("sm", PROCESSORS)
+def test_attention_of_a_head_shape_compiles(
+    compiler: GpuCompiler, shape: tuple[int, int, int], sm: int, dtype: str
+) -> None:
+    report = compiler.compile_attention(*shape, sm=sm, dtype=dtype)
+    assert_fast(report, tensor_cores=dtype == "bfloat16")
+    decode = next(kernel for kernel in report.kernels if kernel.name == "decode_parts_kernel")
+    programs = PROCESSORS[sm].num_programs(decode.registers, decode.shared_bytes, decode.num_warps)
+    assert programs >= SHAPES[shape][sm] or dtype == "float32"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_prompts_have_tiles_of_128_rows_on_hopper(shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, head_dim = shape
+    tile = tile_shape(make_spec(heads=heads, kv_heads=kv_heads, dim=head_dim), torch.bfloat16, has_wgmma=True)
+    assert (tile.queries * tile.group_rows, tile.num_warps) == (128, 8)

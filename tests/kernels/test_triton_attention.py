@@ -114,25 +114,6 @@ def test_a_sequence_of_nan_leaves_the_others_alone() -> None:
     assert out[3:].isfinite().all()
 
 
-@pytest.mark.parametrize("window", [None, 40, 700])
-def test_the_bits_of_a_sequence_depend_on_no_other(window: int | None) -> None:
-    spec = make_spec(heads=6, kv_heads=2, window=window)
-    shapes = [SeqShape(n, q) for n, q in ((0, 1), (700, 1), (30, 4), (511, 1), (512, 1), (1100, 1), (510, 3))]
-    batch, num_blocks = make_batch(shapes, 16)
-    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
-    backend.allocate(num_blocks)
-    backend.caches[0].normal_(generator=torch.Generator().manual_seed(1))
-    q, k, v = random_qkv(spec, len(batch.slots), torch.float32, seed=2)
-    backend.begin_step(batch)
-    crowded = backend.attend(spec, q, k, v, batch)
-    for seq in range(len(shapes)):
-        for programs in (1, 3):
-            backend.num_programs = programs
-            part, rows = part_of(batch, [seq])
-            backend.begin_step(part)
-            assert torch.equal(backend.attend(spec, q[rows], k[rows], v[rows], part), crowded[rows])
-
-
 def test_a_row_of_padding_changes_nothing() -> None:
     spec = make_spec()
     batch, num_blocks = make_batch([SeqShape(600, 1), SeqShape(3, 1)], 16)

@@ -39,3 +39,15 @@ def test_every_head_shape_equals_the_reference(group: int, dim: int) -> None:
         CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5), spec, MIXES["mixed"], 16, torch.float32
     )
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 127, 128, 129, 2047, 2048, 2049, 2500])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_windows_over_many_parts_equal_the_reference(window: int | None, softcap: float | None) -> None:
+    spec = make_spec(heads=4, kv_heads=2, window=window, softcap=softcap)
+    lengths = (1, 127, 128, 129, 500, 2047, 2048, 2049, 2176, 2177, 3100)
+    shapes = [SeqShape(length - 1, 1) for length in lengths]
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, shapes, 16, torch.float32)
+    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
+    got = run_history_and_step(backend, spec, shapes, 16, torch.float32)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)

@@ -71,7 +71,7 @@ DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
 CACHE = Path(__file__).parents[3] / "build" / "gpu-kernels"
 #: Bytes of shared memory that a block of threads may use: on every GPU since sm_80 (sm_86 and sm_89 have the least),
 #: and on sm_90, whose tiles are larger.
-MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
+MAX_SHARED_BYTES = {80: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,15 @@ class GpuCompiler:
 
         `ranks`: compile what the first of several ranks computes.
         """
+        return self._compile("model", sm, model, dtype, ranks)
+
+    def compile_attention(self, heads: int, kv_heads: int, head_dim: int, *, sm: int, dtype: str) -> Report:
+        """Compile the attention of a step of prompts and decodes."""
+        return self._compile("attention", sm, heads, kv_heads, head_dim, dtype)
+
+    def _compile(self, kind: str, sm: int, *arguments: Any) -> Report:
         assert self._process.stdout is not None
-        print(json.dumps([model, sm, dtype, ranks]), file=self._process.stdin, flush=True)
+        print(json.dumps([kind, sm, *arguments]), file=self._process.stdin, flush=True)
         found = json.loads(self._process.stdout.readline() or "null")
         assert found is not None, "the compilation failed: its traceback is in the captured stderr"
         kernels = [Kernel(**kernel) for kernel in found["kernels"]]
@@ -332,7 +339,7 @@ def _model_config(name: str) -> Any:
     return load_model_config(ModelFiles(name=architecture, root=Path(), load_format="dummy", config=config))
 
 
-def compile_model(model: str, sm: int, dtype: str, ranks: int) -> dict[str, Any]:
+def compile_model(sm: int, model: str, dtype: str, ranks: int) -> dict[str, Any]:
     """Compile the steps of a model in this process; return the fields of a `Report`."""
     from octavo_engine.models.decoder import DecoderLayer
 
@@ -352,8 +359,33 @@ def compile_model(model: str, sm: int, dtype: str, ranks: int) -> dict[str, Any]
     return {"kernels": [*map(measure_once, kernels)], "later": later, "layer_launches": layer_launches}
 
 
+def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
+    """Compile the attention kernels in this process; return the fields of a `Report`."""
+    from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
+    from octavo_engine.ops.cuda_backend import CudaBackend
+
+    compiled = record_compilations(sm)
+    kv = LayerKVSpec(num_kv_heads=kv_heads, head_dim=head_dim)
+    spec = AttentionSpec(layer_idx=0, num_heads=heads, kv=kv, scale=head_dim**-0.5)
+    backend = CudaBackend([kv], 16, getattr(torch, dtype), "meta", num_programs=400, has_wgmma=sm == 90)
+    backend.allocate(1000)
+    batch = AttentionBatch(
+        query_start=_ints(4),
+        seq_lens=_ints(3),
+        block_tables=_ints(3, 33),
+        slots=_ints(70),
+        max_query_len=30,
+        max_seq_len=500,
+        num_keys=1500,
+    )
+    backend.begin_step(batch)
+    qkv = torch.empty(70, heads + 2 * kv_heads, head_dim, dtype=backend.dtype, device="meta")
+    backend.attend(spec, *qkv.split_with_sizes((heads, kv_heads, kv_heads), 1), batch)
+    return {"kernels": [*map(measure_once, compiled.values())], "later": 0, "layer_launches": []}
+
+
 def main() -> None:
-    """Answer each line of stdin, the arguments of `compile_model`, with its result or, if it fails, with null."""
+    """Answer each line of stdin, what to compile and the arguments, with the result or, if it fails, with null."""
     from octavo_engine.layers import moe
     from octavo_engine.ops import triton_devices
     from triton.runtime.cache import triton_key
@@ -364,7 +396,9 @@ def main() -> None:
     MetaSteps("LlamaForCausalLM", torch.bfloat16)  # imports what all models need
     for line in sys.stdin:
         if os.fork() == 0:
-            print(json.dumps(compile_model(*json.loads(line))), flush=True)
+            kind, *arguments = json.loads(line)
+            compile_kind = {"model": compile_model, "attention": compile_attention}[kind]
+            print(json.dumps(compile_kind(*arguments)), flush=True)
             os._exit(0)
         _, status = os.wait()
         if status:

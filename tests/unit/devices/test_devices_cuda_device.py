@@ -249,7 +249,7 @@ def test_the_largest_step_grows_with_tokens_and_rows(folder: Path) -> None:
 
     a_token = needed(201, 10) - needed(200, 10)
     assert a_token == needed(101, 10) - needed(100, 10) > 2 * 4 * model.hidden_size
-    partial, tables = 4 * model.num_heads * (model.head_dim + 2), 3 * 4 * (model.max_position_embeddings // 16 + 1)
+    partial, tables = 14 * 4 * model.num_heads * (model.head_dim + 2), 3 * 4 * (model.max_position_embeddings // 16 + 1)
     of_a_row = (3 * 4 + 2) * model.vocab_size + 2 * model.hidden_size + partial + tables
     assert needed(100, 11) - needed(100, 10) == a_token + of_a_row
 

@@ -48,10 +48,8 @@ UTILIZATION = 0.9
 _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
-_GRAPH_PARTS = MOST_KEYS // 512  # of decode attention, beside one for each row
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
 _GROUP_BYTES = 1024 * MIB  # buffers of NCCL, and contexts of the processes that use the GPU; an estimate
-_PROGRAMS_PER_PROCESSOR = 3  # of decode attention, whose registers allow 3 on sm_90
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _TRITON_OUT_OF_MEMORY = "[CUDA]: out of memory"  # the end of Triton's error, which has no code
 _OLDER_INDEX, _NEWER_INDEX = (f"https://download.pytorch.org/whl/{cuda}" for cuda in ("cu126", "cu130"))
@@ -180,12 +178,14 @@ def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> 
     tables of the graphs and of two steps; three times the fp32 logits of `max_num_seqs` rows, or of as many as are
     computed at a time; counts of penalised tokens; and a fixed part.
     """
+    from octavo_engine.ops.triton.decode_attention import most_parts  # needs Triton, which CPU installations lack
+
     rows = most_seqs(config)
     sizes = [0] if config.enforce_eager else config.cudagraph_capture_sizes or capture_sizes(rows)
     values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
     activations = (batched_tokens(config, "cuda") + max(sizes)) * values * dtype.itemsize
     graphs = sum(sizes) * model.hidden_size * dtype.itemsize
-    partial = (_GRAPH_PARTS + rows) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
+    partial = most_parts(rows, MOST_KEYS) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
     table_width = -(-(config.max_model_len or context_length(model)) // config.block_size) + 1
     tables = (max(sizes) + 2 * rows) * table_width * torch.int32.itemsize
     logits = max(model.vocab_size, min(rows * model.vocab_size, MAX_GPU_LOGITS)) * torch.float32.itemsize
@@ -229,11 +229,13 @@ class CudaDevice:
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack
+        from octavo_engine.ops.triton.decode_attention import Processor
 
         gpu = torch.cuda.get_device_properties(self.torch_device)
         return CudaBackend(
             *(specs, block_size, dtype, self.torch_device),
-            num_programs=_PROGRAMS_PER_PROCESSOR * gpu.multi_processor_count,
+            num_programs=gpu.multi_processor_count,
+            processor=Processor(gpu.shared_memory_per_multiprocessor, gpu.max_threads_per_multi_processor),
             has_wgmma=gpu.major == 9,
             copy=self._input_copy,
         )

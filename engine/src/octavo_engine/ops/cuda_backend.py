@@ -12,7 +12,7 @@ from triton.runtime.errors import OutOfResources
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.norm import RMSWeight
 from octavo_engine.ops.rope import Rotation
-from octavo_engine.ops.triton.decode_attention import decode_attention, decode_parts
+from octavo_engine.ops.triton.decode_attention import Processor, decode_attention, list_parts
 from octavo_engine.ops.triton.paged_attention import paged_attention
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_engine.ops.triton.write_qkv import write_qkv
@@ -25,7 +25,9 @@ _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 class CudaBackend:
     """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer.
 
-    `num_programs`: how many programs share the decode attention of a step; a few for each multiprocessor of the GPU.
+    `num_programs`: how many programs share the decode attention of a step; one for each multiprocessor of the GPU.
+    `processor`: one of them. Once a kernel is compiled, its registers and shared memory decide how many programs each
+    runs at a time.
     `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does.
     `copy`: moves numbers of blocks to the device; by default through pageable memory.
     """
@@ -38,13 +40,16 @@ class CudaBackend:
         device: torch.device | str,
         *,
         num_programs: int,
+        processor: Processor | None = None,
         has_wgmma: bool = False,
         copy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._copy = copy or (lambda numbers: numbers.to(self.device))
-        self.num_programs, self._has_wgmma = num_programs, has_wgmma
+        self.num_programs, self._processor, self._has_wgmma = num_programs, processor, has_wgmma
+        self._programs: dict[object, int] = {}  # a processor's, by the constants of the kernel
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
+        self._windows = {spec.window for spec in specs}
         self._shapes = [(2, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
 
     def allocate(self, num_blocks: int) -> None:
@@ -59,7 +64,7 @@ class CudaBackend:
         return sum(torch.Size(shape).numel() for shape in self._shapes) * self.dtype.itemsize
 
     def begin_step(self, batch: AttentionBatch) -> None:
-        batch.private = decode_parts(batch)
+        batch.private = {window: list_parts(batch, window) for window in self._windows}
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         q, k, v = (_with_adjacent_heads(x) for x in (q, k, v))
@@ -78,12 +83,13 @@ class CudaBackend:
         return self._attend(spec, write_qkv(self.caches[spec.layer_idx], qk, v, batch.slots, norm, rotation), batch)
 
     def _attend(self, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
-        cache = self.caches[spec.layer_idx]
+        cache, shape = self.caches[spec.layer_idx], (spec.num_heads, spec.kv, spec.softcap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         try:
             if batch.max_query_len > 1:
                 paged_attention(out, spec, q, cache, batch, has_wgmma=self._has_wgmma)
-            decode_attention(out, spec, q, cache, batch, batch.private, self.num_programs)
+            num_programs = self.num_programs * self._programs.get(shape, 1)
+            kernel = decode_attention(out, spec, q, cache, batch, batch.private[spec.kv.window], num_programs)
         except OutOfResources as error:  # the first steps, before the engine is ready, compile all kernels
             group, dtype = spec.num_heads // spec.kv.num_kv_heads, str(q.dtype).removeprefix("torch.")
             raise StartupError(
@@ -91,6 +97,9 @@ class CudaBackend:
                 f"the GPU's {error.name}: it needs {error.required}, the limit is {error.limit}. Remedy: --device cpu, "
                 "a narrower --dtype, or a model with smaller heads."
             ) from error
+        if self._processor is not None and shape not in self._programs:
+            size = kernel.metadata
+            self._programs[shape] = self._processor.num_programs(kernel.n_regs, size.shared, size.num_warps)
         return out
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

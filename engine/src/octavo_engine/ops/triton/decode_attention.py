@@ -1,13 +1,17 @@
 """Attention of sequences with one query in a step, split over parts of their keys (Flash-Decoding, Dao et al. 2023).
 
-A part is `PART_KEYS` keys of one sequence. A fixed number of programs takes the parts of all sequences and KV heads in
-turn, so that few long sequences fill a GPU as well as many short ones, and the grid depends on no length. The parts of
-a sequence are merged in their order: the bits of its output depend neither on other sequences nor on the number of
-programs.
+A part is 128 keys of one sequence, or 512 if its query sees more than 2048 keys; parts that a window hides are not
+listed. A fixed number of programs takes the parts of all sequences and KV heads in turn, so that few long sequences
+fill a GPU as well as many short ones. The parts of a sequence are merged in their order: the bits of its output depend
+neither on other sequences nor on the number of programs.
+
+The host launches by shapes, `AttentionBatch.num_keys` and the number of programs; all else is read on the device. So a
+captured step, whose graph includes `list_parts`, may be replayed with other query starts, lengths and block tables: of
+as many sequences, with or without a query, and of at most `num_keys` keys in all.
 """
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -18,12 +22,15 @@ from torch import Tensor
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
 
-PART_KEYS = 512
+SHORT_PART = tl.constexpr(128)  # keys
+LONG_PART = tl.constexpr(512)
+MOST_IN_SHORT_PARTS = tl.constexpr(2048)  # keys that a query sees
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeParts:
-    """The parts of a step. Sequence i has parts `starts[i]` to `starts[i + 1]`, none if it has several queries.
+    """The parts of a step for one window. Sequence i has parts `starts[i]` to `starts[i + 1]`, none if it has several
+    queries.
 
     `most`: no smaller than the number of parts, and known to the host.
     """
@@ -32,13 +39,41 @@ class DecodeParts:
     most: int
 
 
-def decode_parts(batch: AttentionBatch) -> DecodeParts:
+def most_parts(num_seqs: int, num_keys: int) -> int:
+    """Return a bound for the parts of sequences that have `num_keys` keys in all.
+
+    Two parts of a sequence may hold few keys. The others are short, or few more than as many keys have long parts.
+    """
+    short, long, most = SHORT_PART.value, LONG_PART.value, MOST_IN_SHORT_PARTS.value
+    parts: int = min(num_keys // short, num_keys // long + (most // short - most // long) * num_seqs)
+    return 2 * num_seqs + parts
+
+
+def list_parts(batch: AttentionBatch, window: int | None) -> DecodeParts:
     """List the parts of a step without waiting for the device."""
-    is_decode = batch.query_start.diff() == 1
-    counts = (batch.seq_lens + (PART_KEYS - 1)) // PART_KEYS * is_decode
-    starts = torch.zeros_like(batch.query_start)
-    torch.cumsum(counts, 0, dtype=starts.dtype, out=starts[1:])
-    return DecodeParts(starts, len(counts) + batch.num_keys // PART_KEYS)
+    starts, num_seqs = torch.empty_like(batch.query_start), len(batch.seq_lens)
+    list_parts_kernel[(1,)](
+        *(starts, batch.seq_lens, batch.query_start, num_seqs), WINDOW=window or 0, SEQS=1024, num_warps=4
+    )
+    return DecodeParts(starts, most_parts(num_seqs, batch.num_keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A multiprocessor's room for programs. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+    shared_bytes: int
+    threads: int
+    registers: int = 1 << 16  # of every GPU since sm_80
+
+    def num_programs(self, registers: int, shared_bytes: int, num_warps: int) -> int:
+        """Return how many programs run at a time. `registers`: of a thread; `shared_bytes`, `num_warps`: of a program.
+
+        A warp's registers are allocated by 256. CUDA itself uses 1 KiB of a program's shared memory.
+        """
+        warp_registers = -(-registers * 32 // 256) * 256
+        by_registers, by_threads = self.registers // (warp_registers * num_warps), self.threads // (32 * num_warps)
+        return max(1, min(by_registers, by_threads, self.shared_bytes // (shared_bytes + 1024)))
 
 
 def decode_attention(
@@ -49,8 +84,11 @@ def decode_attention(
     batch: AttentionBatch,
     parts: DecodeParts,
     num_programs: int,
-) -> None:
-    """Write the outputs of sequences with one query to `out`. Rows of `q` may be strided."""
+) -> Any:
+    """Write the outputs of sequences with one query to `out`; return the compiled kernel, None in the interpreter.
+
+    Rows of `q` may be strided.
+    """
     _, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]
     num_seqs, table_width = batch.block_tables.shape
@@ -59,8 +97,8 @@ def decode_attention(
     dim_row = max(MIN_DOT, triton.next_power_of_2(dim))
     sums = torch.empty((parts.most, heads, dim), dtype=torch.float32, device=q.device)
     maxima, totals = (torch.empty((parts.most, heads), dtype=torch.float32, device=q.device) for _ in range(2))
-    decode_parts_kernel[(num_programs,)](
-        *(sums, maxima, totals, q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
+    kernel = decode_parts_kernel[(num_programs,)](
+        *(out, sums, maxima, totals, q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
         *(num_seqs, table_width, q.stride(0), spec.scale),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
@@ -68,11 +106,10 @@ def decode_attention(
         DIM=dim,
         DIM_ROW=dim_row,
         BLOCK=block_size,
-        PART=PART_KEYS,
         KEYS=tile_keys(dim, q.dtype),
         WINDOW=spec.kv.window or 0,
         SOFTCAP=spec.softcap or 0.0,
-        num_warps=8 if dim_row > 128 else 4,  # with 4, heads of 256 spill on sm_80
+        num_warps=8 if dim_row > 128 or q.dtype.itemsize > 2 else 4,  # with 4, heads of 256 and fp32 spill
         num_stages=3,
     )
     merge_parts_kernel[(num_seqs, heads)](
@@ -82,6 +119,44 @@ def decode_attention(
         DIM_ROW=dim_row,
         num_warps=1,
     )
+    return kernel
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs"],
+    do_not_specialize_on_alignment=["starts_ptr", "seq_lens_ptr", "query_starts_ptr"],
+)
+@no_type_check
+def list_parts_kernel(
+    starts_ptr,  # [num_seqs + 1] int32: written
+    seq_lens_ptr,  # [num_seqs] int32
+    query_starts_ptr,  # [num_seqs + 1] int32
+    num_seqs,
+    WINDOW: tl.constexpr,  # 0: none
+    SEQS: tl.constexpr,  # computed at a time
+):
+    total = 0
+    tl.store(starts_ptr, total)
+    for at in range(0, num_seqs, SEQS):
+        seq = at + tl.arange(0, SEQS)
+        is_real = seq < num_seqs
+        length = tl.load(seq_lens_ptr + seq, mask=is_real, other=0)
+        start = tl.load(query_starts_ptr + seq, mask=is_real, other=0)
+        is_decode = tl.load(query_starts_ptr + seq + 1, mask=is_real, other=0) - start == 1
+        _, _, first_part, end_part = visible_parts(length, WINDOW)
+        count = tl.where(is_decode, end_part - first_part, 0)
+        tl.store(starts_ptr + seq + 1, total + tl.cumsum(count, 0), mask=is_real)
+        total += tl.sum(count, 0)
+
+
+@triton.jit
+@no_type_check
+def visible_parts(length, WINDOW: tl.constexpr):
+    """Return the size of a sequence's parts, the first key that its query sees, its first part and the end of parts."""
+    seen = tl.minimum(length, WINDOW) if WINDOW > 0 else length
+    size = tl.where(seen > MOST_IN_SHORT_PARTS, LONG_PART, SHORT_PART)
+    first_key = length - seen
+    return size, first_key, first_key // size, (length + size - 1) // size
 
 
 @triton.jit(
@@ -90,6 +165,7 @@ def decode_attention(
 )
 @no_type_check
 def decode_parts_kernel(
+    out_ptr,  # [tokens, KV_HEADS * GROUP, DIM], contiguous: written for sequences with one part
     sums_ptr,  # [parts, KV_HEADS * GROUP, DIM] fp32: weighted values
     maxima_ptr,  # [parts, KV_HEADS * GROUP] fp32: the largest score, to the base 2
     totals_ptr,  # [parts, KV_HEADS * GROUP] fp32: the sum of weights
@@ -109,7 +185,6 @@ def decode_parts_kernel(
     DIM: tl.constexpr,
     DIM_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
-    PART: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0: none
@@ -121,10 +196,11 @@ def decode_parts_kernel(
         part, kv_head = item // KV_HEADS, item % KV_HEADS
         seq = find_sequence(starts_ptr, num_seqs, part, 0)
         length = tl.load(seq_lens_ptr + seq)
-        first = (part - tl.load(starts_ptr + seq)) * PART
-        end = tl.minimum(first + PART, length)
+        size, first_key, first_part, end_part = visible_parts(length, WINDOW)
+        first = (first_part + part - tl.load(starts_ptr + seq)) * size
+        end = first + tl.minimum(size, length - first)  # of two minima, this one needs fewer registers
         if WINDOW > 0:
-            first = tl.maximum(first, tl.maximum(0, length - WINDOW) // KEYS * KEYS)
+            first = tl.maximum(first, first_key // KEYS * KEYS)
         head = kv_head * GROUP + rows
         token = tl.load(query_starts_ptr + seq).to(tl.int64)
         place = (head * DIM)[:, None] + dims[None, :]
@@ -135,10 +211,14 @@ def decode_parts_kernel(
             *(q, position, cache_ptr, table_ptr, kv_head, first, end, scale),
             *(GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP),
         )
-        at_head = tl.cast(part, tl.int64) * (KV_HEADS * GROUP) + head
-        tl.store(sums_ptr + (at_head * DIM)[:, None] + dims[None, :], acc, mask=row_mask)
-        tl.store(maxima_ptr + at_head, best, mask=rows < GROUP)
-        tl.store(totals_ptr + at_head, total, mask=rows < GROUP)
+        if end_part - first_part == 1:
+            out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + token * (KV_HEADS * GROUP * DIM) + place, out, mask=row_mask)
+        else:
+            at_part = tl.cast(part, tl.int64) * (KV_HEADS * GROUP)
+            tl.store(sums_ptr + at_part * DIM + place, acc, mask=row_mask)
+            tl.store(maxima_ptr + at_part + head, best, mask=rows < GROUP)
+            tl.store(totals_ptr + at_part + head, total, mask=rows < GROUP)
 
 
 @triton.jit(do_not_specialize_on_alignment=["query_starts_ptr", "starts_ptr"])
@@ -156,17 +236,18 @@ def merge_parts_kernel(
 ):
     seq, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(query_starts_ptr + seq).to(tl.int64)
-    if tl.load(query_starts_ptr + seq + 1) - token != 1:
+    first, end = tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)
+    if (tl.load(query_starts_ptr + seq + 1) - token != 1) | (end - first == 1):
         return
     dims = tl.arange(0, DIM_ROW)
     best = float("-inf")
     total = 0.0
     acc = tl.zeros([DIM_ROW], tl.float32)
-    for part in range(tl.load(starts_ptr + seq), tl.load(starts_ptr + seq + 1)):
+    for part in range(first, end):
         at = tl.cast(part, tl.int64) * HEADS + head
         part_best = tl.load(maxima_ptr + at)
         new_best = tl.maximum(best, part_best)
-        safe_best = tl.where(new_best == float("-inf"), 0.0, new_best)  # a part that the window hides
+        safe_best = tl.where(new_best == float("-inf"), 0.0, new_best)  # -inf - -inf is NaN
         kept, added = tl.exp2(best - safe_best), tl.exp2(part_best - safe_best)
         total = total * kept + added * tl.load(totals_ptr + at)
         acc = acc * kept + added * tl.load(sums_ptr + at * DIM + dims, mask=dims < DIM, other=0.0)

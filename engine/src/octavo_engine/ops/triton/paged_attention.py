@@ -4,6 +4,9 @@ A program computes one tile: some consecutive queries of one sequence, for all q
 as the rows of one matrix. The grid follows from shapes alone, so that the host never waits for the device: every
 sequence gets one tile more than its queries fill, and a program finds its sequence by binary search. Keys that no
 query of the tile sees, because of causality or the window, are not loaded.
+
+A captured step may be replayed with other query starts, lengths and block tables of as many sequences, and with fewer
+tokens: those from the last query start on belong to no sequence, and their outputs are not written.
 """
 
 from dataclasses import dataclass
