@@ -278,10 +278,10 @@ def test_new_version_replaces_the_old_one(source: Source) -> None:
 
 def test_unservable_model_is_reported(source: Source) -> None:
     prefix = "" if source.uri == HUB else "team/tiny/"
-    source.server.files[f"{prefix}config.json"] = b'{"quantization_config": {"quant_method": "fp8"}}'
+    source.server.files[f"{prefix}config.json"] = b'{"quantization_config": {"quant_method": "mxfp4"}}'
     done = source.fetch()
     assert done.returncode == 1
-    assert "quantisation method 'fp8'" in last_line(done)
+    assert "quantisation method 'mxfp4'" in last_line(done)
 
 
 @pytest.mark.parametrize("revision", [None, "v1"])

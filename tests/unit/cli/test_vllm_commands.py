@@ -58,9 +58,11 @@ def test_command_starts(entry, model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("entry", [e for e in COMMANDS if "missing" in e], ids=lambda e: e["command"][:70])
-def test_error_names_what_is_missing(entry, capsys):
+def test_error_names_what_is_missing(entry, model, capsys):
+    argv = arguments(entry["command"])
+    argv = with_model(argv, model) if entry.get("of_checkpoint") else argv
     try:
-        code = main(["serve", *arguments(entry["command"])])
+        code = main(["serve", *argv])
     except SystemExit as error:
         code = error.code
     assert code in (1, 2)

@@ -36,16 +36,19 @@ def test_the_implementation_of_the_model_has_vllms_names():
         resolve_config(model_impl="terratorch")
 
 
-@pytest.mark.parametrize("value", [None, "int8", "int4", "gptq", "awq", "compressed-tensors", "gguf"])
+@pytest.mark.parametrize(
+    "value", [None, "int8", "int4", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "gguf"]
+)
 def test_weights_are_quantised_to_a_known_type(value):
     assert resolve_config(quantization=value).quantization == value
     assert resolve_config(quantization="gptq_marlin").quantization == "gptq"
+    assert resolve_config(load_format="bitsandbytes").load_format == "auto"
 
 
-@pytest.mark.parametrize("value", ["AWQ", "fp8", "bitsandbytes", "modelopt", "INT8", "", 8])
+@pytest.mark.parametrize("value", ["AWQ", "fbgemm_fp8", "modelopt", "INT8", "", 8])
 def test_another_quantisation_is_refused_with_the_ones_that_exist(value):
     with pytest.raises(
-        StartupError, match=rf"^quantization={value!r} is not supported .* .*'awq', 'compressed-tensors' or 'gguf'"
+        StartupError, match=rf"^quantization={value!r} is not supported .* .*'awq', 'compressed-tensors', 'fp8'"
     ):
         resolve_config(quantization=value)
 
@@ -64,7 +67,7 @@ def test_an_unknown_name_gets_its_near_matches():
     ("name", "value", "accepted"),
     [
         ("data_parallel_size", 4, 1),
-        ("quantization", "fp8", None),
+        ("quantization", "modelopt", None),
         ("enable_prompt_adapter", True, False),
         ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),

@@ -130,11 +130,11 @@ def test_rope_of_each_layer_type_is_replaced(folder: Path) -> None:
 
 @pytest.mark.parametrize("settings", [None, {}])
 def test_a_quantisation_may_be_overridden_by_none(folder: Path, settings: Any) -> None:
-    set_config(folder, quantization_config={"quant_method": "bitsandbytes"})
+    set_config(folder, quantization_config={"quant_method": "mxfp4"})
     assert overridden(folder, {"quantization_config": settings}).quantisation is None
 
 
-@pytest.mark.parametrize("own", [{}, {"quantization_config": {"quant_method": "fp8"}}])
+@pytest.mark.parametrize("own", [{}, {"quantization_config": {"quant_method": "mxfp4"}}])
 def test_an_overridden_quantisation_is_read(folder: Path, own: dict[str, Any]) -> None:
     set_config(folder, **own)
     with pytest.raises(StartupError, match="bitnet"):

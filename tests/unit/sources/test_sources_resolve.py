@@ -93,7 +93,7 @@ def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "mxfp4"])
+@pytest.mark.parametrize("method", ["modelopt", "quark", "mxfp4"])
 def test_a_quantised_checkpoint_is_refused_by_method(tmp_path: Path, method: str) -> None:
     config = {**CONFIG, "quantization_config": {"quant_method": method}}
     with pytest.raises(StartupError, match=f"quantisation method '{method}'"):

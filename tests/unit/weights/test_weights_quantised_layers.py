@@ -14,8 +14,9 @@ from gguf.quants import dequantize
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
 from octavo_engine.ops.native_quantised import QuantisedTensor
+from octavo_engine.runner.checkpoint import read_checkpoint
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
-from octavo_engine.runner.model_loading import load_model
+from octavo_engine.runner.model_loading import load_checkpoint, load_model
 from octavo_engine.runner.weight_formats import log_expanded
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.gguf_header import GGML_TYPES
@@ -184,7 +185,6 @@ LAYER = "model.layers.0.mlp.down_proj"
     ("part", "value", "message"),
     [
         ("scales", torch.full((2, 64), float("inf")).half(), "output 0 has an infinite or NaN scale"),
-        ("scales", torch.full((2, 64), 1e-9), "is no fp16 number: use --dtype float32"),
         ("scales", torch.ones(3, 64).half(), r"shape \(3, 64\), .* 4 bits in groups of 32 of 64 inputs need \(2, 64\)"),
         ("scales", torch.ones(2, 64, dtype=torch.int32), "has the type I32, gptq needs F16"),
         ("qzeros", torch.zeros(2, 8, dtype=torch.int32), "a zero point is 1, but symmetric weights have 8: correct"),
@@ -257,7 +257,8 @@ FLOAT8 = {"num_bits": 8, "type": "float"}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format": "float-quantized"}, "format='float-quantized' is not supported: use one of pack-quantized, int"),
+        ({"format": "marlin-24"}, "format='marlin-24' is not supported: use one of pack-quantized, int"),
+        ({"format": "float-quantized"}, "weights of the type 'int' are not supported: use type float"),
         ({"format": "int-quantized"}, "bits=4 is not supported: use a checkpoint of 8 bits"),
         ({"config_groups": {}}, "config_groups of .* are not supported"),
         ({"config_groups": {"a": GROUP, "b": GROUP}}, r"config_groups of \['a', 'b'\] are not supported"),
@@ -265,7 +266,7 @@ FLOAT8 = {"num_bits": 8, "type": "float"}
         ({"config_groups": {"a": {"weights": GROUP["weights"] | {"num_bits": 3}}}}, "bits=3 is not supported"),
         ({"config_groups": {"a": {"weights": GROUP["weights"] | {"strategy": "block"}}}}, "strategy='block' is not"),
         ({"config_groups": {"a": GROUP | {"input_activations": FLOAT8}}}, "input_activations=.* are not supported"),
-        ({"kv_cache_scheme": FLOAT8}, "kv_cache_scheme is not supported"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config is not supported"),
         ({"ignore": "lm_head"}, "ignore='lm_head' is invalid: it must be a list"),
         ({"ignore": ["re:("]}, "is invalid: correct the expression"),
     ],
@@ -306,7 +307,7 @@ def test_a_part_that_is_quantised_while_it_loads_has_no_order(tmp_path: Path) ->
         ({"group_size": "32"}, "group_size='32' is invalid"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
         ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"dynamic=.* is not supported"),
-        ({"quant_method": "fp8"}, "quantisation method 'fp8'"),
+        ({"quant_method": "quark"}, "quantisation method 'quark'"),
         ({"quant_method": "awq", "bits": 8}, "awq checkpoint: bits=8 is not supported: use a checkpoint of 4 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "version='gemv' is not supported"),
         ({"quant_method": "awq", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head' is invalid"),
@@ -343,6 +344,33 @@ def test_a_list_of_exceptions_that_names_no_tensor_gives_one_warning(
     assert caplog.messages == ["quantization_config: no tensor has a name with one of visual, audio"]
 
 
-def test_transformers_models_are_refused() -> None:
-    with pytest.raises(StartupError, match="without quantised weights only"):
-        planned(resolve_model(str(FOLDER / "symmetric")), model_impl="transformers")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["symmetric", "ct_packed", "ct_int8"])
+def test_layers_with_scales_that_are_no_fp16_numbers_are_expanded(
+    tmp_path: Path, name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One layer has a scale that fp16 does not hold; the others stay in blocks, also with scales of another type."""
+    part = "scales" if name == "symmetric" else "weight_scale"
+    scales = load_file(FOLDER / name / "model.safetensors")[f"{LAYER}.{part}"].to(dtype)
+    scales[0, 0] = 1e-9
+    files = changed(tmp_path, {f"{LAYER}.{part}": scales}, name)
+    model = loaded(files)
+    assert model.block_tensors() == UNPACKED[name].keys() - {f"{LAYER}.weight"}
+    with caplog.at_level(logging.INFO):
+        log_expanded(stored_tensors(files), model.block_tensors(), DEVICE, torch.bfloat16)
+    assert caplog.messages[-1].endswith("with scales that are no fp16 numbers")
+
+
+def test_models_that_transformers_runs_get_expanded_weights(caplog: pytest.LogCaptureFixture) -> None:
+    files = resolve_model(str(FOLDER / "symmetric"))
+    settings = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 20}
+    config = EngineConfig(model=files.name, model_impl="transformers", **settings)  # type: ignore[arg-type]
+    checkpoint = read_checkpoint(config, files)
+    plan = plan_memory(config, DEVICE, checkpoint.config, checkpoint.stored)
+    assert not plan.block_formats
+    with caplog.at_level(logging.INFO):
+        model = load_checkpoint(DEVICE, checkpoint, plan, config=config).model
+    assert any(message.endswith("gptq in a model that transformers runs") for message in caplog.messages)
+    assert plan.model.weights_bytes == model.weights_bytes()
+    expected = PagedDriver(loaded(files, "float32")).feed({0: TOKENS})[0]
+    torch.testing.assert_close(PagedDriver(model).feed({0: TOKENS})[0], expected)

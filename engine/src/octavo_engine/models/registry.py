@@ -89,12 +89,17 @@ def build_model(
     return _transformers_decoder(config, build)
 
 
+def is_own(config: ModelConfig, impl: ModelImpl) -> bool:
+    """Return True if a class of Octavo runs a model, False if transformers does. Raises StartupError."""
+    return _find_class(config, impl) is not None
+
+
 def complete_config(config: ModelConfig, impl: ModelImpl) -> ModelConfig:
     """Return the config with the dimensions of an architecture that transformers runs. Raises StartupError.
 
     `impl`: as for `build_model`, which completes the config itself.
     """
-    if _find_class(config, impl) is not None:
+    if is_own(config, impl):
         return config
     completed: ModelConfig = _import(config, "transformers_support").with_dimensions(config)
     return completed
@@ -136,11 +141,11 @@ def check_ranks(config: ModelConfig, impl: ModelImpl, num_ranks: int, num_stages
 
 
 def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
-    if build.quantise_to is not None or config.hf.get("quantization_config"):
+    if build.quantise_to is not None:
         raise StartupError(
-            f"transformers runs the architecture '{config.architecture}', which is supported without quantised weights "
-            "only: omit --quantization, use an unquantised checkpoint, or one of the architectures "
-            f"{', '.join(sorted(ARCHITECTURES))} without --model-impl transformers."
+            f"transformers runs the architecture '{config.architecture}', whose weights cannot be quantised while they "
+            f"load: omit --quantization, or use one of the architectures {', '.join(sorted(ARCHITECTURES))} without "
+            "--model-impl transformers."
         )
     decoder: Model = _import(config, "transformers_decoder").TransformersDecoder(config, build)
     return decoder

@@ -13,6 +13,7 @@ from octavo_engine.wire.errors import StartupError, first_line
 
 _LAYERS = "num_hidden_layers"
 _REQUIRED = ("vocab_size", "hidden_size", _LAYERS, "num_attention_heads", "max_position_embeddings")
+_OF_QUANTISATION = ("quantization_config", "compression_config")  # weights are expanded before transformers gets them
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -29,7 +30,9 @@ def find_family(config: ModelConfig) -> tuple[type[PreTrainedModel], PreTrainedC
     for name in names & config.hf.keys():  # many classes make lists of this length
         ConfigNumbers(config.name, {_LAYERS: config.hf[name]}).optional((_LAYERS,), 1)
     try:
-        family_config = family.config_class.from_dict(config.hf)
+        family_config = family.config_class.from_dict(
+            {key: value for key, value in config.hf.items() if key not in _OF_QUANTISATION}
+        )
     except Exception as error:
         raise refusal(config.architecture, f"transformers rejects config.json: {first_line(error)}") from error
     problem = _problem_of_family(family, family_config)

@@ -128,7 +128,7 @@ def load_model(
     else:
         with nullcontext(progress) if progress is not None else loading_bar() as show:
             weights = (
-                lazy_weights(files, progress=show)
+                lazy_weights(files, dtype=dtype, progress=show)
                 if model.loads_lazily
                 else iter_weights(
                     files, dtype=dtype, blocks=model.block_tensors(), skipped=model.modules_elsewhere, progress=show

@@ -91,12 +91,14 @@ def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dt
 def _reason(expanded: StoredTensors, device: Device, type_name: str) -> str:
     if not device.packs_weights:
         return f"the kernels for quantised weights do not run on {device.name}"
-    if type_name != "bfloat16":
-        return f"the kernels for quantised weights compute in bfloat16; --dtype {type_name} expands them"
     if not kernels_expand_blocks(torch.bfloat16):
         return "the native kernels are not available"
     names = sorted({info.format_name for info in expanded.values() if _format(info) is None})
     reasons = [f"the kernels do not support {', '.join(names)}"] if names else []
     if any(_format(info) is not None for info in expanded.values()):
-        reasons.append("another part of a fused weight is not in blocks, or a tensor belongs to no linear layer")
+        reasons.append(
+            "another part of a fused weight is not in blocks, or a tensor belongs to no linear layer"
+            if type_name == "bfloat16"
+            else f"the kernels for quantised weights compute in bfloat16; --dtype {type_name} expands them"
+        )
     return "; ".join(reasons)

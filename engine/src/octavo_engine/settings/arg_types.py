@@ -104,9 +104,9 @@ def names(value: Any) -> Any:
 def quantization_name(value: Any) -> Any:
     if value is not None and value not in get_args(Quantization):
         raise StartupError(
-            f"quantization={value!r} is not supported by this version: serve a GGUF, GPTQ, AWQ or compressed-tensors "
-            "checkpoint, or an unquantised one, with int8 or int4 to quantise it while it loads. Leave it out, or set "
-            "it to 'int8', 'int4', 'gptq', 'awq', 'compressed-tensors' or 'gguf'."
+            f"quantization={value!r} is not supported by this version: serve a GGUF, GPTQ, AWQ, compressed-tensors, "
+            "FP8 or bitsandbytes checkpoint, or an unquantised one, with int8 or int4 to quantise it while it loads. "
+            f"Leave it out, or set it to {', '.join(map(repr, get_args(Quantization)))}."
         )
     return value
 

@@ -72,7 +72,8 @@ class EngineConfig(Declared):
     load_format: Literal["auto", "safetensors", "pt", "gguf", "dummy"] = setting(
         "auto",
         "File format of the weights; dummy: random weights, without reading files.",
-        aliases={"hf": "auto"} | dict.fromkeys(("runai_streamer", "fastsafetensors", "instanttensor"), "safetensors"),
+        aliases=dict.fromkeys(("hf", "bitsandbytes"), "auto")
+        | dict.fromkeys(("runai_streamer", "fastsafetensors", "instanttensor"), "safetensors"),
     )
     dtype: Dtype = setting(
         "auto",
@@ -83,7 +84,7 @@ class EngineConfig(Declared):
     quantization: Quantization | None = setting(
         None,
         "Type to which the weights of linear layers are quantised while they load, on a CPU: int8 or int4; gptq, awq, "
-        "compressed-tensors, gguf: only such checkpoints are accepted, whose weights keep their bits.",
+        "compressed-tensors, fp8, bitsandbytes, gguf: only such checkpoints are accepted.",
         flags=("-q",),
         parse=str,
         aliases={"gptq_marlin": "gptq", "awq_marlin": "awq"},

@@ -15,8 +15,10 @@ class QuantisedConfig:
     """`method`: as in vLLM. `group_size`: inputs that share a scale; None: all of a layer.
 
     `symmetric`: all zero points are 2^(bits - 1). `zero_offset`: 1 in the first version of GPTQ's format, which stores
-    an integer of packed zero points less one in each. `ignored`: parts of the names of layers that are not quantised.
-    `activation_bits`: of the activations that the checkpoint was made for, if they are quantised.
+    an integer of packed zero points less one in each. `block_outputs`: outputs that share scales; None: each output has
+    its own, or the whole layer has one. `ignored`: parts of the names of layers that are not quantised.
+    `activation_bits`: of the activations that the checkpoint was made for, if they are quantised. `quantised_cache`: it
+    was also made for a quantised KV cache.
     """
 
     method: str
@@ -25,8 +27,10 @@ class QuantisedConfig:
     group_size: int | None
     symmetric: bool
     zero_offset: int = 0
+    block_outputs: int | None = None
     ignored: tuple[str, ...] = ()
     activation_bits: int | None = None
+    quantised_cache: bool = False
 
 
 class QuantizationSettings:
@@ -69,6 +73,15 @@ class QuantizationSettings:
             raise self.refuse(f"group_size={size!r} is invalid", "it must be a positive number, or -1 for one group")
         return None if size == -1 else size
 
+    def block_shape(self, key: str) -> tuple[int, int] | None:
+        """Return how many outputs and inputs share a scale; None: the settings have no blocks."""
+        shape = self.get(key)
+        if shape is None:
+            return None
+        if not isinstance(shape, list | tuple) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
+            raise self.refuse(f"{key}={shape!r} is invalid", "it must be two positive numbers, such as [128, 128]")
+        return shape[0], shape[1]
+
 
 def read_gptq_config(settings: QuantizationSettings) -> QuantisedConfig:
     version = settings.get("checkpoint_format") or ("marlin" if settings.get("is_marlin_format") else "gptq")
@@ -99,4 +112,45 @@ def read_awq_config(settings: QuantizationSettings) -> QuantisedConfig:
         group_size=settings.group_size(),
         symmetric=not settings.get("zero_point", default=True),
         ignored=settings.names("modules_to_not_convert"),
+    )
+
+
+def read_fp8_config(settings: QuantizationSettings) -> QuantisedConfig:
+    number_format = settings.get("fmt", default="e4m3")
+    if number_format != "e4m3":
+        raise settings.refuse(f"fmt={number_format!r} is not supported", "use a checkpoint of e4m3")
+    scheme = settings.get("activation_scheme", default="dynamic")
+    if scheme not in ("dynamic", "static"):
+        raise settings.refuse(f"activation_scheme={scheme!r} is not supported", "use one of dynamic, static")
+    outputs, inputs = settings.block_shape("weight_block_size") or (None, None)
+    return QuantisedConfig(
+        method="fp8",
+        layout="float-quantized",
+        bits=8,
+        group_size=inputs,
+        symmetric=True,
+        block_outputs=outputs,
+        ignored=settings.names("ignored_layers") or settings.names("modules_to_not_convert"),
+        activation_bits=8,
+        quantised_cache=bool(settings.get("kv_cache_scheme")),
+    )
+
+
+def read_bitsandbytes_config(settings: QuantizationSettings) -> QuantisedConfig:
+    has_4, has_8 = (bool(settings.get(f"load_in_{bits}bit", f"_load_in_{bits}bit")) for bits in (4, 8))
+    if has_4 == has_8:
+        raise settings.refuse(
+            f"load_in_4bit={has_4} and load_in_8bit={has_8} are not supported", "correct them: one of them is true"
+        )
+    codes = settings.get("bnb_4bit_quant_type", default="fp4") if has_4 else "int8"
+    if codes not in ("nf4", "fp4", "int8"):
+        raise settings.refuse(f"bnb_4bit_quant_type={codes!r} is not supported", "use a checkpoint of nf4 or fp4")
+    return QuantisedConfig(
+        method="bitsandbytes",
+        layout=f"bitsandbytes-{codes}",
+        bits=4 if has_4 else 8,
+        group_size=None,  # the layers have it
+        symmetric=True,
+        ignored=settings.names("llm_int8_skip_modules"),
+        activation_bits=None if has_4 else 8,
     )

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from octavo_engine.sources.quantised_config import QuantisedConfig
-from octavo_engine.weights.layer_format import FLOATS, LayerFormat, LayerTensors, Shape, num_groups, unpack_ints
+from octavo_engine.weights.layer_format import (
+    FLOATS,
+    BadPartError,
+    LayerFormat,
+    LayerTensors,
+    Shape,
+    num_groups,
+    unpack_ints,
+)
 
 
 def _packed_shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
@@ -31,13 +39,15 @@ def _read_packed(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerT
     """
     packed, scales, zeros = parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")
     groups = parts.get("weight_g_idx")
+    shape, packed_shape = tuple(parts["weight_shape"].tolist()), (len(packed), packed.shape[1] * 32 // config.bits)
+    if shape != packed_shape:
+        raise BadPartError("weight_shape", f"the shape is {shape}, but the packed weight has {packed_shape}")
     symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.int16)
     return LayerTensors(
         unpack=lambda outputs: unpack_ints(packed[outputs], config.bits),
         scales=scales,
         zeros=symmetric if zeros is None else unpack_ints(zeros.t(), config.bits).t()[: len(scales)],
         groups=None if groups is None or bool((groups == -1).any()) else groups.long(),
-        shape=tuple(parts["weight_shape"].tolist()),
     )
 
 

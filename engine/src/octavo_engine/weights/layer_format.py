@@ -13,37 +13,59 @@ Shape = tuple[int, ...]
 FLOATS = ("F16", "BF16", "F32")
 
 
+class BadPartError(Exception):
+    """A tensor of a layer that cannot be read: its name in the layer, what is wrong with it, and the remedy."""
+
+    def __init__(self, part: str, what: str, remedy: str = "download the checkpoint again") -> None:
+        super().__init__(part, what, remedy)
+        self.part, self.what, self.remedy = part, what, remedy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
-    """The tensors of a layer. `unpack`: returns the codes of a slice of outputs, [outputs, inputs] as int16.
+    """The tensors of a layer. A weight is (number - zero) * scale * factor.
 
-    `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`: the group of each input, if the checkpoint has it.
-    `shape`: of the weight, if the checkpoint has it.
+    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs], in a new tensor: integers as int16, others
+    as fp32. The slice begins at a multiple of eight. `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`:
+    the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its tensors have
+    them.
     """
 
     unpack: Callable[[slice], Tensor]
     scales: Tensor
-    zeros: Tensor
+    zeros: Tensor | None = None
     groups: Tensor | None = None
-    shape: Shape | None = None
+    factor: float = 1.0
+    shape: tuple[int, int] | None = None
+    group_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFormat:
-    """`types`: accepted types by the names of the parts. `scales`, `zeros`, `groups`: names of these parts.
+    """`codes`: "int" for those that blocks may hold; the name of other codes, which are expanded. `types`: accepted
+    types by the names of the parts. `scales`, `zeros`, `groups`: names of these parts.
 
     `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric.
     `shapes`: returns the weight's shape [out, in], and the shapes of the parts that follow from it and from those that
-    are given.
+    are given. `read`: raises BadPartError.
     """
 
+    codes: str = "int"
     types: Mapping[str, tuple[str, ...]]
     scales: str
-    zeros: str
+    zeros: str = ""
     groups: str = ""
     optional: frozenset[str] = frozenset()
     shapes: Callable[[QuantisedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
     read: Callable[[QuantisedConfig, Mapping[str, Tensor]], LayerTensors]
+
+    def split(self, name: str) -> tuple[str, str] | None:
+        """Return the layer and the part that a tensor's name has; None for a tensor that is not a part."""
+        pieces = name.split(".")
+        for at in range(len(pieces) - 1, 0, -1):
+            if (part := ".".join(pieces[at:])) in self.types:
+                return ".".join(pieces[:at]), part
+        return None
 
 
 def num_groups(config: QuantisedConfig, size: int) -> int:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, overload
 from zipfile import is_zipfile
@@ -21,10 +22,15 @@ from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.model_config import nested_config
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.safetensors_header import read_safetensors
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import gguf_tensors, iter_gguf
-from octavo_engine.weights.quantised_layers import QuantisedLayer, iter_quantised, log_settings, quantised_layers
+from octavo_engine.weights.quantised_layers import (
+    QuantisedLayer,
+    iter_quantised,
+    lazy_quantised,
+    log_settings,
+    quantised_layers,
+)
 from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
 from octavo_engine.wire.errors import StartupError
 
@@ -88,14 +94,24 @@ def iter_weights(
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
 
-def lazy_weights(files: ModelFiles, *, progress: Progress | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor), or (name, `LazyTensor`) for a safetensors file, for a reader that has to see all names."""
+def lazy_weights(
+    files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) for a reader that has to see all names; `[...]` reads a tensor of a safetensors file.
+
+    `dtype`: of expanded tensors, by default float32.
+    """
     if files.load_format != "safetensors":
         yield from iter_weights(files, progress=progress)
         return
     advance = _advance(files, progress)
-    for path in files.weight_files:
-        yield from lazy_safetensors(path, advance=advance)
+    tensors = (pair for path in files.weight_files for pair in lazy_safetensors(path, advance=advance))
+    if files.quantisation is None:
+        yield from tensors
+        return
+    found = dict(tensors)
+    layers = quantised_layers(files.quantisation, {name: tensor.info for name, tensor in found.items()})
+    yield from lazy_quantised(layers, found, dtype)
 
 
 def tower_weights(files: ModelFiles) -> dict[str, Any]:
@@ -114,11 +130,16 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
     if files.quantisation is None:
         return {}
     is_nested = isinstance(nested_config(files.config).get("text_config"), dict)
-    tensors = [(name, tensor) for path in files.weight_files for name, tensor in read_safetensors(path).items()]
-    named = {_text_name(name) if is_nested else name: tensor for name, tensor in tensors}
+    tensors = {
+        text_name: tensor
+        for path in files.weight_files
+        for name, tensor in lazy_safetensors(path, advance=lambda _: None)
+        if (text_name := _text_name(name) if is_nested else name) is not None
+    }
     if log:
-        log_settings(files.quantisation, (name for name in named if name is not None))
-    return quantised_layers(files.quantisation, {name: tensor for name, tensor in named.items() if name is not None})
+        log_settings(files.quantisation, tensors)
+    headers = {name: tensor.info for name, tensor in tensors.items()}
+    return quantised_layers(files.quantisation, headers, lambda name: tensors[name][...])
 
 
 def _iter_hugging_face(
@@ -131,7 +152,7 @@ def _iter_hugging_face(
     def is_wanted(name: str) -> bool:
         missing.discard(name)
         text_name = _text_name(name) if is_nested else name
-        return text_name is not None and text_name.rpartition(".")[0] not in skipped
+        return text_name is not None and _module(text_name) not in skipped
 
     for path in files.weight_files:
         missing = expected.get(path.name, set())
@@ -166,6 +187,12 @@ def _index(files: ModelFiles) -> dict[str, set[str]]:
         for name, file in read_weight_map(index).items():
             promised.setdefault(file, set()).add(name)
     return promised
+
+
+def _module(name: str) -> str:
+    """Return the module that has a tensor, which may be a part of its weight."""
+    module, found, _ = name.partition(".weight.")
+    return module if found else name.rpartition(".")[0]
 
 
 def _text_name(name: str) -> str | None:
@@ -208,9 +235,15 @@ class StoredTensor(Protocol):
     def num_bytes(self) -> int: ...
 
 
-def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
-    """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
-    return gguf_tensors(files) if files.load_format == "gguf" else read_quantised_layers(files, log=True)
+def stored_tensors(files: ModelFiles, *, is_own: bool = True) -> Mapping[str, StoredTensor]:
+    """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError.
+
+    `is_own`: a class of Octavo runs the model. Others get all tensors expanded.
+    """
+    if files.load_format == "gguf":
+        return gguf_tensors(files)
+    layers = read_quantised_layers(files, log=True)
+    return {name: replace(layer, is_expanded=not is_own) for name, layer in layers.items()}
 
 
 def _iter_torch_file(

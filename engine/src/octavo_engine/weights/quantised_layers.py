@@ -1,15 +1,20 @@
 """Reads the layers of quantised checkpoints: as blocks of GGUF's types without any rounding, or expanded.
 
-A weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give signed
-numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If groups mix
-inputs (act-order), the inputs are sorted by group, and the layer gathers them in this order.
+An integer weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give
+signed numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If
+groups mix inputs (act-order), the inputs are sorted by group, and the layer gathers them in this order.
 """
 
 import logging
 import math
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from threading import Lock
+from types import EllipsisType
+from typing import Any
 
 import torch
 from jaxtyping import Float16, Int8, UInt8
@@ -21,31 +26,54 @@ from octavo_engine.sources.gguf_header import GGML_TYPES, GGMLType
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.awq import AWQ
+from octavo_engine.weights.bitsandbytes import BITSANDBYTES_FORMATS
 from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZED
+from octavo_engine.weights.fp8 import FP8_FORMATS
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.weights.gptq import GPTQ
-from octavo_engine.weights.layer_format import LayerFormat, num_groups
+from octavo_engine.weights.layer_format import FLOATS, BadPartError, LayerFormat, num_groups
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 
-FORMATS = {"gptq": GPTQ, "awq": AWQ, "pack-quantized": PACK_QUANTIZED, "int-quantized": INT_QUANTIZED}
+#: Layout -> formats, which have different names of the scales.
+FORMATS: dict[str, tuple[LayerFormat, ...]] = {
+    "gptq": (GPTQ,),
+    "awq": (AWQ,),
+    "pack-quantized": (PACK_QUANTIZED,),
+    "int-quantized": (INT_QUANTIZED,),
+    "float-quantized": FP8_FORMATS,
+    **BITSANDBYTES_FORMATS,
+}
 #: Bits, and whether all zero points are equal -> the type of the blocks that hold such weights.
 _TYPES = {(4, True): GGML_TYPES[2], (4, False): GGML_TYPES[6], (8, True): GGML_TYPES[8]}
 _BLOCK = 32
-#: Outputs that are unpacked at a time; AWQ packs eight of them.
-_OUTPUTS = 64
+#: Weights that are unpacked at a time, so that they stay in a core's cache; AWQ packs eight outputs.
+_SLICE, _OUTPUTS = 2**18, 8
+#: Types of tensors that a model can have without scales.
+_UNSCALED = (*FLOATS, "F64")
+#: The last parts of the names of tensors for a quantised KV cache.
+_CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "k_zero_point", "v_zero_point")
+#: `single_thread` sets the number of threads of the process, and puts back the one that it found.
+_ONE_AT_A_TIME = Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedLayer:
-    """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name."""
+    """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name.
+
+    `has_exact_scales`: returns True if blocks can hold the scales, which are fp16 numbers in blocks. `is_expanded`: its
+    model is one that transformers runs.
+    """
 
     name: str
     config: QuantisedConfig
+    format: LayerFormat
     shape: tuple[int, int]
     parts: frozenset[str]
     num_bytes: int
+    has_exact_scales: Callable[[], bool] = lambda: True
+    is_expanded: bool = False
 
     @property
     def group_size(self) -> int:
@@ -57,24 +85,57 @@ class QuantisedLayer:
 
     @property
     def type(self) -> GGMLType | None:
-        return None if self.group_size % _BLOCK else _TYPES.get((self.config.bits, self.config.symmetric))
+        block_type = _TYPES.get((self.config.bits, self.config.symmetric))
+        if block_type is None or self.is_expanded or self.format.codes != "int" or self.group_size % _BLOCK:
+            return None
+        return block_type if self.has_exact_scales() else None
 
     @property
     def format_name(self) -> str:
+        if self.is_expanded:
+            return f"{self.config.method} in a model that transformers runs"
+        if self.format.codes != "int":
+            return f"{self.config.method} in {self.format.codes}"
         zeros = "" if self.config.symmetric else " with zero points"
-        return f"{self.config.method} of {self.config.bits} bits in groups of {self.group_size}{zeros}"
+        scales = "" if self.has_exact_scales() else " with scales that are no fp16 numbers"
+        return f"{self.config.method} of {self.config.bits} bits in groups of {self.group_size}{zeros}{scales}"
 
 
-def quantised_layers(config: QuantisedConfig, headers: Mapping[str, SafeTensor]) -> dict[str, QuantisedLayer]:
-    """Return the layers by the names of their weights. Raises StartupError for missing parts and wrong shapes."""
-    layer_format = FORMATS[config.layout]
+def quantised_layers(
+    config: QuantisedConfig, headers: Mapping[str, SafeTensor], read: Callable[[str], Tensor] | None = None
+) -> dict[str, QuantisedLayer]:
+    """Return the layers by the names of their weights. `read`: reads a tensor; None: blocks can hold all scales.
+
+    Raises StartupError for missing parts and wrong shapes.
+    """
+    formats = FORMATS[config.layout]
     layers: dict[str, dict[str, SafeTensor]] = {}
     for name, tensor in headers.items():
-        layer, _, part = name.rpartition(".")
-        if part in layer_format.types:
-            layers.setdefault(layer, {})[part] = tensor
-    quantised = {name: parts for name, parts in layers.items() if parts.keys() != {"weight"}}
-    return {f"{name}.weight": _checked(name, config, layer_format, parts) for name, parts in quantised.items()}
+        place = next((place for each in formats if (place := each.split(name)) is not None), None)
+        if place is not None:
+            layers.setdefault(place[0], {})[place[1]] = tensor
+        elif tensor.dtype.startswith("F8"):
+            raise StartupError(
+                f"tensor '{name}' of the type {tensor.dtype} has no scales: only weights of linear layers may be "
+                "quantised; use another checkpoint."
+            )
+    found = {f"{name}.weight": _checked(name, config, parts) for name, parts in layers.items() if _is_quantised(parts)}
+    if read is None:
+        return found
+    for name, layer in found.items():
+        scales = f"{layer.name}.{layer.format.scales}"
+        if layer.format.codes == "int" and headers[scales].dtype != "F16":
+            found[name] = replace(layer, has_exact_scales=cache(partial(_are_exact, read, scales)))
+    return found
+
+
+def _are_exact(read: Callable[[str], Tensor], name: str) -> bool:
+    scales = read(name)
+    return torch.equal(scales.half().to(scales.dtype), scales)
+
+
+def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
+    return parts.keys() != {"weight"} or parts["weight"].dtype not in _UNSCALED
 
 
 def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
@@ -87,6 +148,8 @@ def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
             "the checkpoint was made for activations of %d bits; they have 16 bits here, and 8 in products with blocks",
             config.activation_bits,
         )
+    if config.quantised_cache:
+        _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here")
 
 
 def _names(pattern: str, name: str) -> bool:
@@ -95,7 +158,10 @@ def _names(pattern: str, name: str) -> bool:
     return bool(re.match(pattern[3:], layer)) if pattern.startswith("re:") else pattern in layer
 
 
-def _checked(name: str, config: QuantisedConfig, layer: LayerFormat, parts: dict[str, SafeTensor]) -> QuantisedLayer:
+def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor]) -> QuantisedLayer:
+    formats = FORMATS[config.layout]
+    layer = next((each for each in formats if each.scales in parts), formats[0])
+    parts = {part: tensor for part, tensor in parts.items() if part in layer.types}
     for part in layer.types:
         needs_zeros = part == layer.zeros and not config.symmetric
         if part not in parts and (needs_zeros or part not in layer.optional):
@@ -111,10 +177,16 @@ def _checked(name: str, config: QuantisedConfig, layer: LayerFormat, parts: dict
         if tensor.dtype not in layer.types[part]:
             raise StartupError(
                 f"tensor '{name}.{part}' has the type {tensor.dtype}, {config.layout} needs "
-                f"{' or '.join(layer.types[part])}: download the checkpoint again."
+                f"{' or '.join(layer.types[part])}: use another checkpoint, or download it again."
             )
-    num_bytes = sum(tensor.num_bytes for tensor in parts.values())
-    return QuantisedLayer(name=name, config=config, shape=(out, size), parts=frozenset(parts), num_bytes=num_bytes)
+    return QuantisedLayer(
+        name=name,
+        config=config,
+        format=layer,
+        shape=(out, size),
+        parts=frozenset(parts),
+        num_bytes=sum(tensor.num_bytes for tensor in parts.values()),
+    )
 
 
 def iter_quantised(
@@ -125,15 +197,16 @@ def iter_quantised(
     blocks: Container[str],
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """Yield each layer's weight once all of its parts were read, as blocks if its name is in `blocks`."""
+    names = _part_names(layers)
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
-        prefix, _, part = given.rpartition(".")
-        name = f"{prefix}.weight"
-        if name not in layers or part not in layers[name].parts:
-            yield given, tensor
+        name = names.get(given)
+        if name is None:
+            if not _is_cache_scale(given):
+                yield given, tensor
             continue
         parts = waiting.setdefault(name, {})
-        parts[part] = tensor
+        parts[given.removeprefix(f"{layers[name].name}.")] = tensor
         if parts.keys() == layers[name].parts:
             del waiting[name]
             unpacked = _Unpacked(layers[name], parts)
@@ -142,19 +215,53 @@ def iter_quantised(
         del parts, tensor  # before the next one is read
 
 
+def lazy_quantised(
+    layers: Mapping[str, QuantisedLayer], tensors: Mapping[str, Any], dtype: torch.dtype | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor); `[...]` reads a tensor, and expands a layer's weight."""
+    names = _part_names(layers)
+    yield from ((name, tensor) for name, tensor in tensors.items() if not (name in names or _is_cache_scale(name)))
+    for name, layer in layers.items():
+        parts = {part: tensors[f"{layer.name}.{part}"] for part in layer.parts}
+        yield name, LazyLayer(layer, parts, dtype or torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyLayer:
+    """The weight of a layer, which `[...]` reads and expands. Several threads may do so, but one at a time."""
+
+    layer: QuantisedLayer
+    parts: Mapping[str, Any]
+    dtype: torch.dtype
+
+    def __getitem__(self, _: EllipsisType) -> Tensor:
+        parts = {part: tensor[...] for part, tensor in self.parts.items()}
+        with _ONE_AT_A_TIME:
+            return _Unpacked(self.layer, parts).expanded(self.dtype)
+
+
+def _part_names(layers: Mapping[str, QuantisedLayer]) -> dict[str, str]:
+    """Return the names of weights by the names of their parts in the checkpoint."""
+    return {f"{layer.name}.{part}": name for name, layer in layers.items() for part in layer.parts}
+
+
+def _is_cache_scale(name: str) -> bool:
+    return name.rpartition(".")[2] in _CACHE_SCALES
+
+
 class _Unpacked:
     """A layer, of which a slice of outputs is unpacked at a time."""
 
     def __init__(self, layer: QuantisedLayer, parts: Mapping[str, Tensor]) -> None:
         self.layer = layer
-        self.format = FORMATS[layer.config.layout]
-        self.tensors = self.format.read(layer.config, parts)
-        self.scales, self.zeros = self.tensors.scales, self.tensors.zeros
-        given = self.tensors.groups
-        self.groups = torch.arange(layer.shape[1]) // layer.group_size if given is None else given
-        if self.tensors.shape not in (None, layer.shape):
-            what = f"the shape is {self.tensors.shape}, but the packed weight has {layer.shape}"
-            raise self._error("weight_shape", what, "download the checkpoint again")
+        self.format = layer.format
+        with self._named_errors():
+            self.tensors = self.format.read(layer.config, parts)
+        self.scales, self.zeros, given = self.tensors.scales, self.tensors.zeros, self.tensors.groups
+        self.shape = self.tensors.shape or layer.shape
+        self.group_size = self.tensors.group_size or layer.group_size
+        self.groups = torch.arange(self.shape[1]) // self.group_size if given is None else given
+        self.is_regular = given is None and self.shape[1] % self.group_size == 0
         self._check_groups()
         if not self.scales.isfinite().all():
             row = int((~self.scales.isfinite()).any(1).nonzero()[0])
@@ -165,11 +272,12 @@ class _Unpacked:
     def blocks(self) -> QuantisedTensor:
         layer = self.layer
         assert layer.type is not None, "only a layer with a type is asked for its blocks"
+        assert self.zeros is not None, "integers have zero points"
         block_format = QUANTISED_FORMATS[layer.type.name]
         order = self._order()
         groups = (self.groups if order is None else self.groups[order])[::_BLOCK]
-        self._check_zeros()
-        scales = self._exact_scales()
+        self._check_zeros(self.zeros)
+        scales = self.scales.half()
         out, size = layer.shape
         rows = fresh_tensor((out, size // _BLOCK * block_format.num_bytes), torch.uint8)
         with single_thread():
@@ -181,16 +289,27 @@ class _Unpacked:
         return QuantisedTensor(block_format, rows, order)
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
-        out = fresh_tensor(self.layer.shape, dtype)
-        with single_thread():
+        out = fresh_tensor(self.shape, dtype)
+        with single_thread(), self._named_errors():
             for part in self._slices():
-                signed = self.tensors.unpack(part) - self.zeros[part][:, self.groups]
-                out[part] = (self.scales[part].float()[:, self.groups] * signed).to(dtype)
+                numbers = self.tensors.unpack(part)
+                if self.is_regular:
+                    numbers = numbers.view(len(numbers), -1, self.group_size)
+                if self.zeros is not None:
+                    numbers = numbers - self._by_input(self.zeros[part])
+                values = numbers.float().mul_(self._by_input(self.scales[part].float()))
+                values = values if self.tensors.factor == 1.0 else values.mul_(self.tensors.factor)
+                out[part] = values.view(len(values), -1)
         return out
 
+    def _by_input(self, values: Tensor) -> Tensor:
+        """Return values [outputs, groups] in a shape that numbers of the inputs can be multiplied with."""
+        return values.unsqueeze(-1) if self.is_regular else values[:, self.groups]
+
     def _slices(self) -> Iterator[slice]:
-        out = self.layer.shape[0]
-        return (slice(first, min(first + _OUTPUTS, out)) for first in range(0, out, _OUTPUTS))
+        out, size = self.shape
+        count = max(_SLICE // size // _OUTPUTS, 1) * _OUTPUTS
+        return (slice(first, min(first + count, out)) for first in range(0, out, count))
 
     def _order(self) -> Tensor | None:
         """Return the order of the inputs by group; None if it is that of the checkpoint."""
@@ -202,28 +321,25 @@ class _Unpacked:
             raise self._error(self.format.groups, what, "use --dtype float32, which expands the weights")
         return order
 
-    def _exact_scales(self) -> Tensor:
-        """Return the scales in fp16, the type that blocks have."""
-        exact = self.scales.half()
-        if not torch.equal(exact.to(self.scales.dtype), self.scales):
-            value = self.scales[exact.to(self.scales.dtype) != self.scales][0].item()
-            raise self._error(
-                self.format.scales, f"{value} is no fp16 number", "use --dtype float32, which expands the weights"
-            )
-        return exact
-
-    def _check_zeros(self) -> None:
+    def _check_zeros(self, zeros: Tensor) -> None:
         zero = 1 << (self.layer.config.bits - 1)
-        if self.layer.config.symmetric and not bool((self.zeros == zero).all()):
-            value = int(self.zeros[self.zeros != zero][0])
+        if self.layer.config.symmetric and not bool((zeros == zero).all()):
+            value = int(zeros[zeros != zero][0])
             remedy = "correct `sym`, `zero_point` or `symmetric` in the quantization_config of a copy"
             raise self._error(self.format.zeros, f"a zero point is {value}, but symmetric weights have {zero}", remedy)
 
     def _check_groups(self) -> None:
-        low, high = int(self.groups.min()), int(self.groups.max())
-        if low < 0 or high >= self.layer.num_groups:
-            what = f"an input has the group {low if low < 0 else high}, of {self.layer.num_groups} groups"
+        low, high, count = int(self.groups.min()), int(self.groups.max()), self.scales.shape[1]
+        if low < 0 or high >= count:
+            what = f"an input has the group {low if low < 0 else high}, of {count} groups"
             raise self._error(self.format.groups, what, "download the checkpoint again")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BadPartError as error:
+            raise self._error(error.part, error.what, error.remedy) from error
 
     def _error(self, part: str, what: str, remedy: str) -> StartupError:
         return StartupError(f"tensor '{self.layer.name}.{part}': {what}: {remedy}.")

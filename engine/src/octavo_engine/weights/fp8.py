@@ -1,0 +1,73 @@
+"""Layers in FP8 (e4m3) of the methods fp8 and compressed-tensors, with scales per tensor, per output or per block."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from octavo_engine.sources.quantised_config import QuantisedConfig
+from octavo_engine.weights.layer_format import FLOATS, BadPartError, LayerFormat, LayerTensors, Shape, num_groups
+
+#: The number whose code means NaN; the largest number is 448.
+_NAN = 480
+
+
+def make_fp8_format(scales: str) -> LayerFormat:
+    """Return the format with this name of the scales."""
+
+    def shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
+        out, size = (*given["weight"], 0, 0)[:2]
+        if config.block_outputs is not None:
+            expected: Shape = (-(-out // config.block_outputs), num_groups(config, size))
+        else:
+            of_tensor_or_output = ((), (1,), (1, 1), (out,), (out, 1))
+            expected = given[scales] if given[scales] in of_tensor_or_output else (out, 1)
+        of_inputs = given.get("input_scale")
+        input_scale = of_inputs if of_inputs in ((), (1,)) else (1,)
+        return (out, size), {"weight": (out, size), scales: expected, "input_scale": input_scale}
+
+    def read(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
+        weight = parts["weight"].view(torch.uint8)
+        for part in parts.keys() - {"weight"}:
+            _check_scales(part, parts[part])
+        return LayerTensors(
+            unpack=lambda outputs: _numbers(weight[outputs], outputs.start),
+            scales=_scales_of_outputs(config, parts[scales], len(weight)),
+        )
+
+    return LayerFormat(
+        codes="e4m3",
+        types={"weight": ("F8_E4M3",), scales: FLOATS, "input_scale": FLOATS},
+        scales=scales,
+        optional=frozenset({"input_scale"}),
+        shapes=shapes,
+        read=read,
+    )
+
+
+#: Both scales are multiplied; DeepSeek names them after the inverse of the factor that made the codes.
+FP8_FORMATS = tuple(make_fp8_format(name) for name in ("weight_scale", "weight_scale_inv"))
+
+
+def _scales_of_outputs(config: QuantisedConfig, scales: Tensor, out: int) -> Tensor:
+    """Return the scales in fp32, [outputs, groups]."""
+    if config.block_outputs is not None:
+        return scales.float().repeat_interleave(config.block_outputs, 0)[:out]
+    return scales.float().reshape(-1, 1).expand(out, 1)
+
+
+def _check_scales(part: str, scales: Tensor) -> None:
+    bad = scales[~scales.isfinite() | (scales <= 0)]
+    if bad.numel():
+        raise BadPartError(part, f"a scale is {bad[0].item()}, but it must be a positive number")
+
+
+def _numbers(codes: Tensor, first_output: int) -> Tensor:
+    """Return e4m3 codes as fp32. Their bits are those of fp16 numbers that are 256 times smaller; all are exact."""
+    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)  # without a second sign
+    numbers = bits.view(torch.float16).float().mul_(256)
+    low, high = numbers.aminmax()
+    if max(-low, high) == _NAN:
+        output = first_output + int((numbers.abs() == _NAN).any(1).nonzero()[0])
+        raise BadPartError("weight", f"output {output} has a weight that is not a number (NaN)")
+    return numbers
