@@ -11,9 +11,18 @@ import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.transfers import Copy, Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
+from octavo_engine.layers.moe import MoE
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.triton import decode_attention, elementwise, paged_attention, sampling, write_kv, write_qkv
+from octavo_engine.ops.triton import (
+    decode_attention,
+    elementwise,
+    grouped_linear,
+    paged_attention,
+    sampling,
+    write_kv,
+    write_qkv,
+)
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.runner import Runner
 from octavo_engine.sampling.grammar_masks import GrammarMasks, GrammarRows
@@ -23,7 +32,7 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.plan import NewSeq, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
-from octavo_testing.gpu_compiler import GpuCompiler, MetaSteps, assert_fast, even_counts
+from octavo_testing.gpu_compiler import GpuCompiler, Launches, MetaSteps, assert_fast, record_layer_launches
 from octavo_testing.runner_rig import new, no_vocabulary, step
 from octavo_testing.tiny_models import FAMILIES, make_tiny
 from torch import Tensor
@@ -50,10 +59,13 @@ def test_a_model_compiles_for_hopper() -> None:
 @pytest.fixture
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
-    launch = defaultdict[object, Any](lambda: lambda *arguments, **options: None)
-    for module in (decode_attention, elementwise, paged_attention, sampling, write_kv, write_qkv):
+
+    def launch(name: str) -> Any:
+        return defaultdict[object, Any](lambda: lambda *arguments, **options: Launches.add(name))
+
+    for module in (decode_attention, elementwise, grouped_linear, paged_attention, sampling, write_kv, write_qkv):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
-            monkeypatch.setattr(module, name, launch)
+            monkeypatch.setattr(module, name, launch(name))
 
 
 @pytest.fixture
@@ -161,13 +173,28 @@ def test_sampling_reads_nothing_back_to_the_host(monkeypatch: pytest.MonkeyPatch
         chosen.results()
 
 
+#: Launches of a block with experts: the router's product, softmax, choice and two of the scaling; sort and search; two
+#: products with a gate between; the sum. A shared expert has five more, and its product with its gate.
+EXPERT_LAUNCHES = {
+    "MixtralForCausalLM": 11,
+    "OlmoeForCausalLM": 9,
+    "Qwen2MoeForCausalLM": 15,
+    "Qwen3MoeForCausalLM": 11,
+}
+
+
 @pytest.mark.usefixtures("_no_kernels")
-def test_a_step_with_experts_reads_only_their_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = MetaSteps("Qwen2MoeForCausalLM", torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="aten::bincount"):
-        run(steps)
-    monkeypatch.setattr("octavo_engine.layers.moe.count_rows", even_counts)
+@pytest.mark.parametrize("architecture", EXPERT_LAUNCHES)
+def test_a_step_with_experts_reads_nothing_back_to_the_host(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a fixed number of launches, at most 16, so that CUDA graphs take it."""
+    monkeypatch.setattr("octavo_engine.ops.triton_devices.DEVICES", {"meta"})
+    monkeypatch.setattr(MoE, "__call__", MoE.__call__)  # `record_layer_launches` replaces it
+    launches = record_layer_launches(MoE)
+    steps = MetaSteps(architecture, torch.bfloat16)
     assert run(steps).dtype == torch.float32
+    assert [len(each) for each in launches] == [EXPERT_LAUNCHES[architecture]] * 2
+    assert max(EXPERT_LAUNCHES.values()) <= 16
+    assert not steps.model.waits_for_device
 
 
 @pytest.mark.usefixtures("_no_kernels")

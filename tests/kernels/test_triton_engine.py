@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
@@ -48,6 +49,22 @@ def test_a_graph_rotates_tokens_after_an_image_by_their_positions(tmp_path: Path
             pair.decode([0])
             assert graphs._tokens[1, :1].tolist() == [pair.lengths[0] - 1 - 8]
             assert graphs._lengths[:1].tolist() == [pair.lengths[0]]
+
+
+@pytest.mark.slow
+def test_a_graph_of_a_model_with_experts_equals_eager_steps(tmp_path: Path) -> None:
+    """Three rows take the graph of four, so that a padding row has experts, too."""
+    folder = make_tiny("olmoe", tmp_path)
+    with triton_kernels():
+        pair = Pair.open(folder, device=TritonGraphs, dtype="float32", max_num_seqs=4)
+        for seq in range(3):
+            pair.add(seq, list(range(5 + seq, 9 + 2 * seq)))
+        before = pair.recorded.model.forwards
+        pair.decode([0, 1, 2])
+        pair.decode([1])
+        assert pair.recorded.device.graphed is not None
+        assert pair.recorded.device.graphed._graphs
+        assert pair.recorded.model.forwards == before + 2, "the stand-in's replays run the code"
 
 
 def test_an_engine_gives_the_same_tokens(tmp_path: Path) -> None:

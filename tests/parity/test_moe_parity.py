@@ -7,6 +7,7 @@ import torch
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.moe import MoE, MoESpec
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops import triton_devices
 from octavo_engine.ops.native_library import native_library
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
@@ -70,11 +71,23 @@ def _seed() -> None:
         pytest.param(2, None, None, id="rows on any experts"),
     ],
 )
-@pytest.mark.parametrize("rows", [1, 2, 50])
+@pytest.mark.parametrize(
+    ("rows", "devices"),
+    [(1, set()), (2, set()), (50, set()), (3, {"cpu"}), pytest.param(37, {"cpu"}, marks=pytest.mark.slow)],
+)
 def test_a_block_equals_that_of_transformers(
-    top_k: int, router: Tensor | None, busy: set[int] | None, rows: int
+    *,
+    top_k: int,
+    router: Tensor | None,
+    busy: set[int] | None,
+    rows: int,
+    devices: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`devices`: those that run the kernels of GPUs, here in the interpreter."""
+    monkeypatch.setattr(triton_devices, "DEVICES", devices)
     ours, theirs = blocks(top_k, torch.randn(EXPERTS, HIDDEN) if router is None else router)
+    assert bool(ours.experts.stacks) == bool(devices)
     x = torch.rand(rows, HIDDEN) + 0.1
     with torch.inference_mode():
         if busy is not None:

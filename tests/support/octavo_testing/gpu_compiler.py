@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2ForCausalLM": ("qwen2", {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}),
     "Qwen2MoeForCausalLM": ("qwen2_moe", {}),
     "Qwen3ForCausalLM": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8}),
-    "Qwen3MoeForCausalLM": ("qwen3_moe", {"head_dim": 128}),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", {"head_dim": 128, "norm_topk_prob": True}),
 }
 #: Well-known models that several GPUs divide: architecture, and differences from transformers' defaults.
 DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -152,6 +152,12 @@ def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
         if kernel.name == "paged_attention_kernel" and report.sm == 90 and tensor_cores:
             assert kernel.group_products, kernel
             assert kernel.num_warps == 8, kernel
+    grouped = [kernel for kernel in report.kernels if kernel.name == "grouped_linear_kernel"]
+    assert len(grouped) in (0, 6), "two products of each tile, all compiled before the first step"
+    for kernel, rows in zip(grouped, (16, 16, 64, 64, 128, 128), strict=False):
+        assert (kernel.copies_16 >= 8, kernel.narrow_copies) == (True, 0), kernel
+        assert bool(kernel.products) == tensor_cores, kernel
+        assert bool(kernel.group_products) == (report.sm == 90 and rows >= 64 and tensor_cores), kernel
 
 
 class TargetDriver:
@@ -177,9 +183,14 @@ class Launches(TorchDispatchMode):
 
     current: list[str] | None = None
 
+    @classmethod
+    def add(cls, name: str) -> None:
+        if cls.current is not None:
+            cls.current.append(name)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and "empty" not in func.name() and Launches.current is not None:
-            Launches.current.append(func.name())
+        if not func.is_view and "empty" not in func.name():
+            Launches.add(func.name())
         return func(*args, **(kwargs or {}))
 
 
@@ -213,8 +224,7 @@ def record_compilations(sm: int) -> dict[int, Any]:
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         kernels[id(kernel)] = kernel
-        if Launches.current is not None:
-            Launches.current.append(self.__name__)
+        Launches.add(self.__name__)
         return kernel
 
     JITFunction.run = compile_only
@@ -320,12 +330,6 @@ def _ints(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def even_counts(chosen: torch.Tensor, num_experts: int) -> list[int]:
-    """Replace the one value that a step with experts reads from the device: each expert has some rows."""
-    share, rest = divmod(len(chosen), num_experts)
-    return [share + (expert < rest) for expert in range(num_experts)]
-
-
 def _model_config(name: str) -> Any:
     from octavo_engine.sources.model_config import load_model_config
     from octavo_engine.sources.model_files import ModelFiles
@@ -386,12 +390,10 @@ def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: 
 
 def main() -> None:
     """Answer each line of stdin, what to compile and the arguments, with the result or, if it fails, with null."""
-    from octavo_engine.layers import moe
     from octavo_engine.ops import triton_devices
     from triton.runtime.cache import triton_key
 
     triton_devices.DEVICES.add("meta")
-    moe.count_rows = even_counts
     triton_key()  # a hash of Triton's own files, which it keeps
     MetaSteps("LlamaForCausalLM", torch.bfloat16)  # imports what all models need
     for line in sys.stdin:

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner.kv_cache_size import ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.settings.config import EngineConfig, batched_tokens
@@ -223,6 +225,21 @@ def test_a_plan_for_a_gpu_packs_no_weights(folder: Path) -> None:
     assert plan.model.reserve_bytes == step_bytes(EngineConfig(), model, torch.bfloat16)
     meta = build_model(model, dtype=torch.bfloat16, device="meta", max_model_len=plan.max_model_len)
     assert plan.model.weights_bytes == meta.weights_bytes()
+
+
+def test_a_plan_for_a_gpu_counts_the_experts_of_all_rows(tmp_path: Path) -> None:
+    """In the largest step and in the largest graph, each row has `top_k` experts at the same time."""
+    model = load_model_config(resolve_model(str(make_tiny("qwen3_moe", tmp_path))))
+
+    def experts_bytes(ranks: int) -> int:
+        config = EngineConfig(max_num_batched_tokens=100, max_num_seqs=8, dtype="bfloat16")
+        plan = plan_memory(config, DryGpu(), model, group=Group(0, ranks))
+        return plan.model.reserve_bytes - step_bytes(replace(config, max_model_len=128), model, torch.bfloat16)
+
+    hf = model.hf
+    for ranks in (1, 2):
+        values = hf["num_experts_per_tok"] * (3 * hf["moe_intermediate_size"] // ranks + model.hidden_size)
+        assert experts_bytes(ranks) == (100 + 8) * values * 2
 
 
 def test_fp16_checkpoints_stay_fp16(folder: Path) -> None:

@@ -75,7 +75,7 @@ class RunnableModel(Protocol):
 
     @property
     def waits_for_device(self) -> bool:
-        """True if `forward` reads values that the device computes, as experts do: such steps can't be CUDA graphs."""
+        """True if `forward` reads values that a GPU computes: such steps can't be CUDA graphs."""
         ...
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...

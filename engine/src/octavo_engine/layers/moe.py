@@ -1,14 +1,15 @@
 """Mixture of experts: a router selects some experts for each row, and adds their outputs by weight.
 
-Rows are sorted by expert, and each expert that has rows computes them together. The number of rows of an expert depends
-on the data: the host waits for it, so a step with experts is neither recorded nor captured. Outputs are added in fp32
-and in the order of the experts, so that a row's result does not depend on the rows beside it. Each rank has a part of
-every expert; the ranks' sums over experts are added up once.
+Rows are sorted by expert. On a GPU one launch multiplies all of them, without the host. On a CPU each expert that has
+rows computes them together: the host reads their number, which depends on the data, so such a step is not recorded.
+Outputs are added in fp32 and in the order of the experts, so that a row's result does not depend on the rows beside it.
+Each rank has a part of every expert; the ranks' sums over experts are added up once.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -17,9 +18,13 @@ from torch import Tensor, nn
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
-from octavo_engine.layers.mlp import GatedMLP, gated_mlp, gated_specs
+from octavo_engine.layers.mlp import GatedMLP, activation_named, gated_mlp, gated_specs
 from octavo_engine.layers.quantised_method import part_formats
+from octavo_engine.ops.activation import act_mul
 from octavo_engine.ops.triton_devices import runs_triton
+
+if TYPE_CHECKING:
+    from octavo_engine.ops.triton.grouped_linear import Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class MoE(Layer):
             gated_specs(f"{prefix}.experts.{idx}", size, spec.inner_size, spec.projections, build, adds_up=False)
             for idx in range(spec.num_experts)
         ]
-        self.experts = Experts(f"{self.stack_prefix}.experts", experts, activation, build)
+        self.experts = Experts(f"{self.stack_prefix}.experts", experts, spec.top_k, activation, build)
         self.shared: GatedMLP | None = None
         if spec.shared_size is not None:
             names = ("gate_proj", "up_proj", "down_proj")
@@ -80,18 +85,26 @@ class Experts(Layer):
     """Gated feed-forward networks, of which each row has some. Each rank has a part of every expert.
 
     A GPU has the weights of all experts in one tensor for each of the two projections, [experts, out, in], whose parts
-    the layers of one expert load. A CPU packs each of these layers, which frees its weight at once.
+    the layers of one expert load; one launch multiplies all rows by it. A CPU packs each of these layers, which frees
+    its weight at once, and applies those of each expert that has rows.
     """
 
     def __init__(
-        self, name: str, specs: Sequence[tuple[LinearSpec, LinearSpec]], activation: str, build: BuildContext
+        self,
+        name: str,
+        specs: Sequence[tuple[LinearSpec, LinearSpec]],
+        top_k: int,
+        activation: str,
+        build: BuildContext,
     ) -> None:
         """Build the experts. `name`: prefix of the tensors that have all experts. `specs`: the layers of each."""
         super().__init__()
-        self.name = name
+        self.name, self.top_k, self.specs = name, top_k, specs[0]
+        self.activation = activation_named(activation)
         is_stacked = runs_triton(build.empty(0)) and all(part_formats(spec, build) is None for spec in chain(*specs))
-        shapes = [(len(specs), sum(spec.rank_outs), spec.rank_inputs) for spec in specs[0]]
+        shapes = [(len(specs), sum(spec.rank_outs), spec.rank_inputs) for spec in self.specs]
         self.stacks = [build.empty(*shape) for shape in shapes] if is_stacked else []
+        self._ids = torch.arange(len(specs) + 1, device=build.device)
         self.each = [
             GatedMLP(self._linear(idx, 0, wide, build), self._linear(idx, 1, narrow, build), activation)
             for idx, (wide, narrow) in enumerate(specs)
@@ -107,6 +120,11 @@ class Experts(Layer):
     ) -> Float[Tensor, "tokens hidden"]:
         """Return the sum, by weight, of the outputs of each row's experts. `start`: fp32 rows, which may change, to
         which they are added."""
+        if self.stacks:
+            from octavo_engine.ops.triton import grouped_linear  # Triton is missing on most machines without a GPU
+
+            outputs = self._outputs(x, numbers, grouped_linear.choose_tile(numbers.numel(), len(self.each)))
+            return grouped_linear.add_experts(outputs, numbers, weights, start)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if start is None else start
         chosen = numbers.flatten()
         order = chosen.argsort(stable=True)
@@ -118,6 +136,15 @@ class Experts(Layer):
             out.index_add_(0, part, self.each[expert](x.index_select(0, part)) * weight)
         return out.to(x.dtype)
 
+    def _outputs(self, x: Tensor, numbers: Tensor, tile: "Tile") -> Tensor:
+        """Return the outputs of all experts of each row, [rows * k, hidden], by grouped products."""
+        from octavo_engine.ops.triton.grouped_linear import grouped_linear, sort_rows
+
+        gate_up, down = self.stacks
+        rows = sort_rows(numbers, self._ids, tile)
+        inner = act_mul(grouped_linear(x, gate_up, rows, is_sorted=False), self.activation)
+        return grouped_linear(inner, down, rows, is_sorted=True)
+
     def weight_slots(self) -> Iterator[WeightSlot]:
         """List the slots of the form that transformers 5 has in memory, with all experts in one tensor."""
         if self.stacks:
@@ -126,8 +153,25 @@ class Experts(Layer):
         yield _stack(f"{self.name}.gate_up_proj", [mlp.gate_up for mlp in self.each])
         yield _stack(f"{self.name}.down_proj", [mlp.down for mlp in self.each])
 
+    def finish_loading(self) -> None:
+        """Compile the products of all tiles, since the number of a step's rows chooses one."""
+        if self.stacks:
+            from octavo_engine.ops.triton.grouped_linear import TILES
+
+            gate_up = self.stacks[0]
+            x = torch.zeros(1, gate_up.shape[2], dtype=gate_up.dtype, device=gate_up.device)
+            for tile in TILES:
+                self._outputs(x, self._ids[: self.top_k][None], tile)
+
     def weights_bytes(self) -> int:
         return sum(stack.nbytes for stack in self.stacks)
+
+    @property
+    def values_per_row(self) -> int:
+        """The number of values that a grouped product makes of one row: inner ones before and after the gate, and
+        outputs."""
+        wide, narrow = self.specs
+        return self.top_k * (sum(wide.rank_outs) + narrow.rank_inputs + sum(narrow.rank_outs))
 
     def _linear(self, expert: int, projection: int, spec: LinearSpec, build: BuildContext) -> Linear:
         if not self.stacks:
@@ -136,7 +180,7 @@ class Experts(Layer):
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:
-    """Return the number of rows of each expert: the only place where a step's forward pass waits for the device."""
+    """Return the number of rows of each expert, which a CPU knows at once."""
     counts: list[int] = chosen.bincount(minlength=num_experts).tolist()
     return counts
 

@@ -21,7 +21,6 @@ from octavo_engine.layers.head import LogitsHead
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
-from octavo_engine.layers.moe import MoE
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
 from octavo_engine.ops.native_quantised import QuantisedTensor
@@ -47,6 +46,9 @@ class Model(nn.Module):
 
     #: The names of linear layers are those of the checkpoint's modules, which adapters name.
     supports_adapters: ClassVar[bool] = True
+
+    #: `forward` reads values that a GPU computes, so that its steps are not captured as CUDA graphs.
+    waits_for_device: ClassVar[bool] = False
 
     #: The layers are split over the ranks of `BuildContext.group`, and divided among `BuildContext.stages`.
     supports_ranks: ClassVar[bool] = False
@@ -76,10 +78,6 @@ class Model(nn.Module):
             range(len(self.build.stages.share(self.config.num_layers)))
         )
         return [attention.spec.kv for attention in attentions]
-
-    @property
-    def waits_for_device(self) -> bool:
-        return any(isinstance(module, MoE) for module in self.modules())
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of all tensors that a checkpoint must have; used for dummy weights."""

@@ -82,6 +82,7 @@ class _Rows(nn.Module):
 class TransformersDecoder(Model):
     loads_lazily: ClassVar[bool] = True
     supports_adapters: ClassVar[bool] = False
+    waits_for_device: ClassVar[bool] = True  # the code of a family may
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(with_dimensions(config), build)
@@ -109,10 +110,6 @@ class TransformersDecoder(Model):
 
     def kv_specs(self) -> list[LayerKVSpec]:
         return [spec.kv for spec in self.specs]
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True  # the code of a family may
 
     def named_shapes(self) -> dict[str, tuple[int, ...]]:
         return self._shapes

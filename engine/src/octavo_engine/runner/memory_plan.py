@@ -17,6 +17,7 @@ from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import GIB, MIB, MemoryInfo, size
 from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.moe import Experts
 from octavo_engine.media.processed_images import UNCACHED_BYTES
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
@@ -37,7 +38,7 @@ from octavo_engine.runner.kv_cache_size import (
 from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.stage_split import divide_layers
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks, ranks_per_host
+from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, num_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -185,10 +186,21 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
-        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype),
+        reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype)
+        + _experts_bytes(config, device, model),
         images_bytes=_images_bytes(config, device, model, longest),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
     )
+
+
+def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
+    """Return the memory of one layer's experts in the largest step of a GPU and in its largest graph.
+
+    A CPU computes one expert at a time.
+    """
+    values = max((each.values_per_row for each in model.modules() if isinstance(each, Experts)), default=0)
+    rows = 0 if device.name == "cpu" else batched_tokens(config, device.name) + most_seqs(config)
+    return rows * values * model.build.dtype.itemsize
 
 
 def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:
