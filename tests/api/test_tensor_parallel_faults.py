@@ -61,6 +61,11 @@ def three_ranks(config: EngineConfig) -> tuple[ModelFiles, RankPlans]:
     return files, plan_ranks(config, CpuDevice(), load_model_config(files))
 
 
+def start(ranks: RankProcesses, files: ModelFiles, plans: RankPlans) -> None:
+    ranks.launch(plans.config, files, plans.hosts[0])
+    ranks.start(files, plans)
+
+
 async def end(streams: list[asyncio.Task[None]]) -> None:
     for stream in streams:
         stream.cancel()
@@ -168,7 +173,7 @@ async def test_the_error_of_a_rank_that_cannot_start_names_it(config: EngineConf
     plans = plan_ranks(config, CpuDevice(), load_model_config(files))
     ranks = RankProcesses(2, 60)
     try:
-        ranks.start(files, plans)
+        start(ranks, files, plans)
         with pytest.raises(StartupError, match=r"^rank 1: .*/nowhere/model\.safetensors"):
             ranks.wait_ready()
     finally:
@@ -182,7 +187,7 @@ async def test_a_rank_that_ends_while_others_load_is_reported_at_once(config: En
     files, plans = three_ranks(config)
     ranks = RankProcesses(3, 60)
     try:
-        ranks.start(replace(files, weight_files=(pipe,)), plans)
+        start(ranks, replace(files, weight_files=(pipe,)), plans)
         ranks.check()
         _, last = psutil.Process().children()
         last.kill()
@@ -200,7 +205,7 @@ async def test_the_late_rank_is_found_among_those_that_wait_for_a_plan(config: E
     files, plans = three_ranks(config)
     ranks = RankProcesses(3, TIMEOUT_S)
     try:
-        ranks.start(replace(files, load_format="dummy"), plans)
+        start(ranks, replace(files, load_format="dummy"), plans)
         ranks.wait_ready()
         if late == 1:
             psutil.Process().children()[0].suspend()
@@ -217,7 +222,7 @@ async def test_an_error_in_a_step_of_a_rank_names_it_and_the_cause(config: Engin
     lost: queue.SimpleQueue[EngineDead] = queue.SimpleQueue()
     ranks = RankProcesses(2, 60)
     try:
-        ranks.start(files, plan_ranks(config, CpuDevice(), load_model_config(files)))
+        start(ranks, files, plan_ranks(config, CpuDevice(), load_model_config(files)))
         assert ranks.wait_ready() > 0
         ranks.on_lost(lost.put)
         ranks.send(RunPlan(StepPlan(step_id=1, seqs=[SeqStep(seq_id=7, start=0, num_tokens=1, sample=True)])))

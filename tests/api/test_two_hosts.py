@@ -114,8 +114,13 @@ def change_weights(model: Path) -> None:
     [
         (["--dtype", "bfloat16"], None, "--dtype is bfloat16 on host 1 (127.0.0.1), and float32 on the first host"),
         ([], change_weights, "host 1 (127.0.0.1) has other weights than this host: their fingerprints are"),
+        (
+            ["--kv-cache-memory-bytes", "100"],
+            lambda model: None,
+            "rank 1 of 2 on host 1 (127.0.0.1), with its part of the memory: a request of full length does not fit",
+        ),
     ],
-    ids=["dtype", "weights"],
+    ids=["dtype", "weights", "memory"],
 )
 def test_hosts_that_differ_do_not_load(
     flags: list[str], change: Callable[[Path], None] | None, line: str, tiny_model: str, tmp_path: Path

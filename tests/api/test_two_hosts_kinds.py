@@ -78,6 +78,19 @@ def test_embeddings_are_those_of_one_host(hosts: Hosts, kind: str, tmp_path: Pat
     assert found[1] == found[0]
 
 
+def test_the_host_with_the_least_memory_decides_the_blocks(hosts: Hosts, tmp_path: Path) -> None:
+    model, size = str(make_tiny("llama", tmp_path)), 100_000
+    flags = "--max-model-len", "96", "--kv-cache-memory-bytes", str(size)
+    with hosts.started(2, model, *flags, max_model_len=96, num_gpu_blocks_override=64) as llm:
+        ready = llm.ready_info
+        rank_bytes = ready.kv_bytes // 2
+        assert 0 <= size - rank_bytes < rank_bytes // ready.num_blocks, "no further block fits"
+        assert ready.num_blocks < 64
+        found = answers(llm, TEXTS, 24, digits=EXACT)
+    with hosts.started(1, model, max_model_len=96, num_gpu_blocks_override=ready.num_blocks) as llm:
+        assert answers(llm, TEXTS, 24, digits=EXACT) == found
+
+
 def test_adapters_load_leave_the_memory_and_sleep_as_on_one_host(hosts: Hosts, tmp_path: Path) -> None:
     """One adapter is loaded at the start, the others by requests."""
     model = str(make_tiny("llama", tmp_path))

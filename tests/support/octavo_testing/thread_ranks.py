@@ -10,13 +10,15 @@ import pytest
 import torch
 from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import HostMemory
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages, open_ranks
 from octavo_engine.process import parallel_executor
-from octavo_engine.process.rank_messages import RankStart, RunPlan, decode_to_rank, encode
+from octavo_engine.process.rank_messages import LoadPart, RunPlan, decode_to_rank, encode
 from octavo_engine.runner import load
 from octavo_engine.runner.memory_plan import RankPlans
+from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import StepPlan
@@ -49,19 +51,19 @@ class ThreadRanks:
         self._ready = queue.SimpleQueue[int]()
         self.ended: list[Future[None]] = []
 
+    def launch(self, config: EngineConfig, files: ModelFiles, own: HostMemory) -> list[HostMemory]:
+        return [own]
+
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
         def run(rank: int) -> None:
-            part = RankStart(
+            part = LoadPart(
                 rank=rank,
                 config=plans.config,
                 files=files,
-                memory=plans.memory,
+                host=plans.hosts[rank],
                 num_blocks=plans.ranks[rank].kv.num_blocks,
                 num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
                 num_layers=plans.num_layers,
-                folder="",
-                parent_pid=0,
-                log_format="text",
                 address="127.0.0.1",
             )
             executor, ready = load.load(part.config, part=part, store=self._stores[rank])

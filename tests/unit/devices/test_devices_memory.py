@@ -17,8 +17,8 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 
 
-def model(config: EngineConfig, *, weights: int = 0, block: int = MIB, variable: int | None = None) -> ModelMemory:
-    kv_bytes = set_kv_bytes(config, block, variable)
+def model(config: EngineConfig, *, weights: int = 0, block: int = MIB) -> ModelMemory:
+    kv_bytes = set_kv_bytes(config, block)
     return ModelMemory(weights_bytes=weights, bytes_per_block=block, set_kv_bytes=kv_bytes)
 
 

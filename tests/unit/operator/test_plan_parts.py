@@ -308,7 +308,7 @@ def test_every_reason_is_documented() -> None:
 def _memory_error(**fields: int) -> StartupError:
     memory = MemoryInfo(total_bytes=2**30, available_bytes=2**24)
     config = EngineConfig(**fields)
-    kv_bytes = set_kv_bytes(config, 2**16, None)
+    kv_bytes = set_kv_bytes(config, 2**16)
     model = ModelMemory(weights_bytes=2**20, bytes_per_block=2**16, set_kv_bytes=kv_bytes)
     with pytest.raises(StartupError) as raised:
         size_kv(config, model, memory, max_model_len=4096)

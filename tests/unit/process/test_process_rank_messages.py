@@ -5,7 +5,7 @@ import queue
 from pathlib import Path
 
 import zmq
-from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.devices.memory import HostMemory, MemoryInfo
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.messages import Failed
 from octavo_engine.process.parallel_executor import _without_grammars
@@ -50,6 +50,11 @@ def test_plans_are_the_same_without_grammars() -> None:
 
 
 def rank_start(folder: str) -> messages.RankStart:
+    config = EngineConfig(model="m", tensor_parallel_size=2)
+    return messages.RankStart(rank=1, config=config, folder=folder, parent_pid=os.getpid(), log_format="json")
+
+
+def test_the_part_of_a_rank_has_the_files_of_rank_0() -> None:
     quantisation = QuantisedConfig(method="gptq", layout="gptq", bits=4, group_size=32, symmetric=True)
     files = ModelFiles(
         name="m",
@@ -61,22 +66,22 @@ def rank_start(folder: str) -> messages.RankStart:
         quantisation=quantisation,
         tokenizer_config={"model_max_length": 10**30},  # as many checkpoints have it
     )
-    return messages.RankStart(
+    part = messages.LoadPart(
         rank=1,
         config=EngineConfig(model="m", tensor_parallel_size=2),
         files=without_text(files),
-        memory=MemoryInfo(total_bytes=2, available_bytes=1),
+        host=HostMemory(memory=MemoryInfo(total_bytes=2, available_bytes=1), kv_cache_memory_bytes=9),
         num_blocks=3,
         num_host_blocks=4,
         num_layers=(),
-        folder=folder,
-        parent_pid=os.getpid(),
-        log_format="json",
         address="127.0.0.1",
     )
+    assert messages.decode_to_rank(messages.encode(part)) == part
+    to_host = messages.decode_to_host(messages.encode(messages.LoadRank(part)))
+    assert to_host == messages.LoadRank(part)
 
 
-def test_the_start_of_a_rank_has_the_files_of_rank_0() -> None:
+def test_the_start_of_a_rank_survives_the_way() -> None:
     start = rank_start("/tmp/o")
     assert messages.decode_start(messages.encode(start)) == start
 

@@ -4,11 +4,9 @@ import queue
 import socket
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import zmq
-from octavo_engine.devices.memory import MemoryInfo
 from octavo_engine.process import headless, parallel_executor, remote_hosts
 from octavo_engine.process import main as core_process
 from octavo_engine.process import rank_messages as messages
@@ -20,7 +18,6 @@ from octavo_engine.process.pipes import from_core_address, make_folder, remove_f
 from octavo_engine.process.rank_processes import RankProcesses, Report
 from octavo_engine.process.remote_hosts import RemoteHosts, common_settings
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 from octavo_testing.scripted import ScriptedExecutor
 from octavo_testing.serve_command import free_port
@@ -28,19 +25,6 @@ from octavo_testing.serve_command import free_port
 CONFIG = EngineConfig(model="model", tensor_parallel_size=2, nnodes=2)
 SECRET = "a secret of the hosts in these tests"
 PEER, HELLO = b"peer", messages.encode(messages.HostHello(1, "10.0.0.2", common_settings(CONFIG)))
-START = messages.RankStart(
-    rank=1,
-    config=CONFIG,
-    files=ModelFiles(name="m", root=Path("/m"), load_format="safetensors", config={}, weight_files=()),
-    memory=MemoryInfo(total_bytes=2, available_bytes=1),
-    num_blocks=3,
-    num_host_blocks=4,
-    num_layers=(),
-    folder="/tmp/o",
-    parent_pid=1,
-    log_format="json",
-    address="127.0.0.1",
-)
 
 
 class SilentConnection:
@@ -69,7 +53,7 @@ def test_the_ranks_of_a_host_that_leaves_before_they_start_have_failed() -> None
     hosts.received(PEER, HELLO)
     hosts.wait()
     hosts.lost(PEER)
-    hosts.start_rank(START, lambda *report: reports.append(report))
+    hosts.start_rank(1, lambda *report: reports.append(report))
     assert reports == [(1, Failed("the host has ended, or gave no sign of life for 5 s.")), (1, None)]
 
 
@@ -105,7 +89,7 @@ def test_a_host_that_sends_unknown_messages_is_refused_or_fails(message: bytes) 
     assert isinstance(messages.decode_to_host(answer), messages.HostRefused)
     hosts.received(PEER, HELLO)
     hosts.wait()
-    hosts.start_rank(START, lambda *report: reports.append(report))
+    hosts.start_rank(1, lambda *report: reports.append(report))
     hosts.received(PEER, message)
     assert [type(report) for _, report in reports] == [Failed, type(None)]
 

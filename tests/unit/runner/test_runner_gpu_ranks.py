@@ -77,7 +77,7 @@ def test_each_rank_plans_its_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_
     config = EngineConfig(model=str(folder), device="auto", tensor_parallel_size=2, num_threads=1)
     plans = plan_ranks(config, DryGpu(), model)
     assert plans.config.device == "cuda", "another rank must not choose the CPU"
-    assert plans.memory.available_bytes == 40 * GIB
+    assert plans.ranks[0].memory.available_bytes == 40 * GIB
     first, second = plans.ranks
     assert first.kv.num_blocks == second.kv.num_blocks
     one = plan_memory(replace(config, tensor_parallel_size=1, max_num_seqs=plans.config.max_num_seqs), DryGpu(), model)

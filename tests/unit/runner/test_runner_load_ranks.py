@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from octavo_engine.devices.memory import HostMemory
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.load import load
@@ -20,6 +21,9 @@ class FailingRank:
 
     def __init__(self, num_checks: int) -> None:
         self.num_checks = num_checks
+
+    def launch(self, config: EngineConfig, files: ModelFiles, own: HostMemory) -> list[HostMemory]:
+        return [own]
 
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
         return Group(0, 2), Stages()

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from octavo_engine.devices import device
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
+from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig
@@ -28,6 +29,11 @@ class Host(CpuDevice):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device, "host_memory", lambda limits, num_engines: host)
             return super().memory(num_ranks)
+
+
+class Float32Host(Host):
+    def default_dtype(self, model: Any) -> torch.dtype:
+        return torch.float32
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,7 @@ def test_ranks_of_several_hosts_need_a_thread_on_each() -> None:
 def test_each_rank_gets_its_part_of_the_memory(model: tuple[Path, ModelConfig]) -> None:
     one = plan_ranks(settings(1), Host(16 * GIB), model[1])
     two = plan_ranks(settings(2), Host(16 * GIB), model[1])
-    assert two.memory.total_bytes == 8 * GIB
+    assert two.ranks[0].memory.total_bytes == 8 * GIB
     (whole,), halves = one.ranks, two.ranks
     assert [half.model.bytes_per_block for half in halves] == [whole.model.bytes_per_block // 2] * 2
     assert max(half.model.weights_bytes for half in halves) < whole.model.weights_bytes
@@ -119,6 +125,69 @@ def test_a_rank_that_does_not_fit_is_named(model: tuple[Path, ModelConfig]) -> N
     with pytest.raises(StartupError, match=r"rank 1 of 2, with its part of the memory: .*--max-model-len") as caught:
         plan_ranks(settings(2, num_gpu_blocks_override=3, max_model_len=100), Host(16 * GIB), model[1])
     assert caught.value.code == "OutOfMemory"
+
+
+def host(name: str, total_bytes: int = 16 * GIB, free_bytes: int = 8 * GIB, **fields: Any) -> HostMemory:
+    memory = MemoryInfo(total_bytes=total_bytes, available_bytes=min(free_bytes, total_bytes))
+    return HostMemory(name=name, memory=memory, **fields)
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"free_bytes": GIB},
+        {"kv_cache_memory_bytes": MIB},
+        {"num_gpu_blocks_override": 40},
+        {"gpu_memory_utilization": 0.1},
+    ],
+    ids=lambda less: next(iter(less)),
+)
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 2)], ids=str)
+def test_the_host_with_the_fewest_blocks_decides(
+    model: tuple[Path, ModelConfig], sizes: tuple[int, int], less: dict[str, Any]
+) -> None:
+    """Its limits count for its ranks only, and the first host has the same number of blocks, but not of bytes."""
+    config = settings(sizes[0], pipeline_parallel_size=sizes[1], nnodes=2, max_model_len=96, num_gpu_blocks_override=99)
+    device, hosts = Host(16 * GIB), [host("the first host", kv_cache_memory_bytes=GIB), host("host 1", **less)]
+    plans = plan_ranks(config, device, model[1], hosts=hosts)
+    (num_blocks,) = {each.kv.num_blocks for each in plans.ranks}
+    alone = plan_ranks(config, device, model[1], hosts=[hosts[1]] * 2)
+    assert (
+        num_blocks
+        == alone.ranks[-1].kv.num_blocks
+        < plan_ranks(config, device, model[1], hosts=[hosts[0]] * 2).ranks[0].kv.num_blocks
+    )
+    assert plans.hosts == [hosts[rank * 2 // len(plans.ranks)] for rank in range(len(plans.ranks))]
+    assert all(each.kv.kv_bytes == num_blocks * each.model.bytes_per_block for each in plans.ranks)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_the_host_with_the_shortest_length_decides(model: tuple[Path, ModelConfig], least: int) -> None:
+    hosts = [host("the first host"), host("host 1 (10.0.0.2)")]
+    hosts[least] = replace(hosts[least], kv_cache_memory_bytes=24 << 10)
+    plans = plan_ranks(settings(2, nnodes=2), Host(16 * GIB), model[1], hosts=hosts)
+    length = plans.config.max_model_len
+    assert length is not None
+    assert length < plan_ranks(settings(2, nnodes=2), Host(16 * GIB), model[1]).ranks[0].max_model_len
+    assert {each.max_model_len for each in plans.ranks} == {length}
+
+
+def test_a_rank_that_does_not_fit_is_named_with_its_host_and_the_values(model: tuple[Path, ModelConfig]) -> None:
+    hosts = [host("the first host"), host("host 1 (10.0.0.2)", free_bytes=MIB // 10)]
+    with pytest.raises(StartupError) as caught:
+        plan_ranks(settings(2, nnodes=2, max_model_len=100), Host(16 * GIB), model[1], hosts=hosts)
+    text = str(caught.value)
+    assert text.startswith("rank 1 of 2 on host 1 (10.0.0.2), with its part of the memory: ")
+    assert "only 0.1 MiB of 16.00 GiB of memory are available" in text
+    assert "end other programs, or use a smaller model" in text
+
+
+def test_the_least_memory_limit_of_all_hosts_decides_the_type(model: tuple[Path, ModelConfig]) -> None:
+    config = replace(settings(2, nnodes=2), dtype="auto")
+    more, less = 16 * GIB, 385 * MIB
+    hosts = [host(str(total), total_bytes=total, kv_cache_memory_bytes=MIB) for total in (more, less)]
+    assert plan_ranks(config, Float32Host(16 * GIB), model[1], hosts=hosts).config.dtype == "bfloat16"
+    assert plan_ranks(config, Float32Host(16 * GIB), model[1], hosts=hosts[:1] * 2).config.dtype == "float32"
 
 
 def test_an_error_of_the_model_names_no_rank(model: tuple[Path, ModelConfig]) -> None:

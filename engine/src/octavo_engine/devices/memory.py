@@ -36,6 +36,20 @@ class MemoryInfo:
         return self.utilization is not None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The memory of each rank of a host, and the settings of this host for the KV cache, which count for its ranks.
+
+    `name`: of the host; empty if there is only one. `kv_cache_memory_bytes`: by flag or one of `KV_SPACE_VARIABLES`.
+    """
+
+    memory: MemoryInfo
+    name: str = ""
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float | None = None
+
+
 def host_memory(limits: CgroupLimits, root: Path = Path("/"), *, num_engines: int = 1) -> MemoryInfo:
     """Return the total and available memory of the machine, or of the container if that is less."""
     fields = {}

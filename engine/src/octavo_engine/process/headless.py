@@ -14,7 +14,6 @@ from dataclasses import replace
 import msgspec
 import zmq
 
-from octavo_engine.log_format import current_format
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import (
     LOST_S,
@@ -24,7 +23,7 @@ from octavo_engine.process.control_connection import (
     read_secret,
 )
 from octavo_engine.process.pipes import make_folder, remove_folder
-from octavo_engine.process.rank_processes import RankProcess, without_text
+from octavo_engine.process.rank_processes import RankProcess, own_start, without_text
 from octavo_engine.process.remote_hosts import common_settings, own_address
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.fingerprint import weights_fingerprint
@@ -146,12 +145,14 @@ class HeadlessHost:
             case messages.FindFiles():
                 self._has_started = True
                 threading.Thread(target=self._find_files, args=[message], name="find-files", daemon=True).start()
-            case messages.StartRank(start):
+            case messages.StartRank(rank):
+                start = own_start(rank, self._config, self._folder)
+                self._ranks[rank] = RankProcess(start, self._context.socket(zmq.PUSH), self._report)
+            case messages.LoadRank(part):
                 assert self._files is not None
-                start.files, start.folder, start.parent_pid = without_text(self._files), self._folder, os.getpid()
-                start.log_format = current_format()
-                start.config, start.divides_threads = replace(start.config, num_threads=self._config.num_threads), True
-                self._ranks[start.rank] = RankProcess(start, self._context.socket(zmq.PUSH), self._report)
+                part.files, part.divides_threads = without_text(self._files), True
+                part.config = replace(part.config, num_threads=self._config.num_threads)
+                self._ranks[part.rank].load(part)
             case messages.Pass(rank, data):
                 self._ranks[rank].send(data)
             case messages.Kill(rank):

@@ -21,8 +21,9 @@ from octavo_engine.loop.start import import_compute
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
 from octavo_engine.process.main import IGNORED_SIGNALS
-from octavo_engine.process.messages import Failed, Hello
+from octavo_engine.process.messages import Failed
 from octavo_engine.process.pipes import framed, read_message, remove_folder
+from octavo_engine.settings.config import ranks_per_host
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 
 if TYPE_CHECKING:
@@ -44,6 +45,14 @@ def serve(executor: "LocalExecutor", inbox: "zmq.Socket[bytes]", report: Report)
                 raise GroupBroken("rank 0 has lost another rank.")
             case call:
                 report(answer(executor, call))
+
+
+def receive_part(inbox: "zmq.Socket[bytes]") -> messages.LoadPart:
+    """Wait for the first message."""
+    part = messages.decode_to_rank(inbox.recv())
+    if isinstance(part, messages.LoadPart):
+        return part
+    raise GroupBroken("rank 0 has lost another rank.")
 
 
 def receive_entry(inbox: "zmq.Socket[bytes]", timeout_s: float) -> tuple[str, bytes]:
@@ -80,15 +89,18 @@ def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") 
 
     try:
         load = import_compute("octavo_engine.runner.load:load")
-        # It needs torch, which `import_compute` reports if it is missing.
+        # They need torch, which `import_compute` reports if it is missing.
         from octavo_engine.ops.message_store import MEETING_TIMEOUT, MessageStore
+        from octavo_engine.runner.load import report_memory
 
         store = MessageStore(
             lambda key, value: report(messages.Entry(key, value)), partial(receive_entry, inbox), MEETING_TIMEOUT
         )
         inbox.bind(messages.inbox_address(start.folder, start.rank))
-        report(Hello())
-        executor, ready = load(start.config, part=start, store=store, progress=lambda done, total: None)
+        is_first = start.config.node_rank > 0 and start.rank % ranks_per_host(start.config) == 0
+        report(messages.RankHello(report_memory(start.config) if is_first else None))
+        part = receive_part(inbox)
+        executor, ready = load(part.config, part=part, store=store, progress=lambda done, total: None)
         freeze_gc()
         report(messages.RankReady(ready.weights_bytes))
         serve(executor, inbox, report)

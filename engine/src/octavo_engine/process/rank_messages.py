@@ -1,13 +1,14 @@
 """Messages between rank 0 of a model, which is in the engine core, and the process of another rank.
 
 The rank reads `RankStart` from its standard input, then messages from an ipc socket, as msgpack, which it handles in
-order: plans, and calls between them; `Leave` is the last one. It reports on its standard output: `Hello` once it can
-load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report. `Entry` goes both ways
-while ranks connect: before the `Hello` of a slow rank, and after the `RankReady` of a fast one.
+order: `LoadPart`, then plans, and calls between them; `Leave` is the last one. It reports on its standard output:
+`RankHello` once it can load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report.
+`Entry` goes both ways while ranks connect: after the `LoadPart` of each, and after the `RankReady` of a fast one.
 
 Ranks on another host get and send the same messages, in `Pass` and `Reported`, over the connection of their host. A
-host says `HostHello`, then it gets `HostRefused`, or `FindFiles`, which it answers by `Found`, `StartRank` for each of
-its ranks, `Serving` once all ranks are ready, and `Goodbye` at the end, for which it may ask by `Drain`.
+host says `HostHello`, then it gets `HostRefused`, or `FindFiles`, which it answers by `Found`, `StartRank` and
+`LoadRank` for each of its ranks, `Serving` once all ranks are ready, and `Goodbye` at the end, for which it may ask by
+`Drain`.
 """
 
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.devices.memory import HostMemory
 from octavo_engine.log_format import LogFormat
-from octavo_engine.process.messages import Failed, Hello
+from octavo_engine.process.messages import Failed
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.adapter import AdapterFiles
 from octavo_engine.sources.model_files import ModelFiles
@@ -26,20 +27,33 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
-    """A `RankPart` with its settings. `config`, `memory`, `num_layers`: of `RankPlans`. `folder`: has the
-    socket of the rank. `address`: on which its host takes the connections of other ranks. `divides_threads`: the
-    `num_threads` of its settings are those of all ranks of its host."""
+    """The process of a rank. `config`: the settings of its host. `folder`: has the socket of the rank."""
+
+    rank: int
+    config: EngineConfig
+    folder: str
+    parent_pid: int
+    log_format: LogFormat
+
+
+class RankHello(msgspec.Struct, tag=True):
+    """The rank can load. `memory`: of its host, if it is the first rank of another host than that of rank 0."""
+
+    memory: HostMemory | None = None
+
+
+class LoadPart(msgspec.Struct, tag=True, kw_only=True):
+    """A `RankPart` with its settings. `config`, `host`, `num_layers`: of `RankPlans`. `address`: on which its host
+    takes the connections of other ranks. `divides_threads`: the `num_threads` of its settings are those of all ranks of
+    its host."""
 
     rank: int
     config: EngineConfig
     files: ModelFiles
-    memory: MemoryInfo
+    host: HostMemory
     num_blocks: int
     num_host_blocks: int
     num_layers: tuple[int, ...]
-    folder: str
-    parent_pid: int
-    log_format: LogFormat
     address: str
     divides_threads: bool = False
 
@@ -94,8 +108,8 @@ class Left(msgspec.Struct, tag=True):
 
 
 Call = Release | Restore | AddAdapter | RemoveAdapter
-ToRank = RunPlan | Call | Entry | Leave
-FromRank = Hello | Entry | RankReady | Answer | Failed | Left
+ToRank = LoadPart | RunPlan | Call | Entry | Leave
+FromRank = RankHello | Entry | RankReady | Answer | Failed | Left
 
 
 class HostHello(msgspec.Struct, tag=True):
@@ -126,9 +140,15 @@ class Found(msgspec.Struct, tag=True):
 
 
 class StartRank(msgspec.Struct, tag=True):
-    """Start a rank. The host replaces what is its own: files, folder, parent and log format."""
+    """Start the process of a rank."""
 
-    start: RankStart
+    rank: int
+
+
+class LoadRank(msgspec.Struct, tag=True):
+    """Let a rank load its part. The host replaces what is its own: files, adapters and threads."""
+
+    part: LoadPart
 
 
 class Pass(msgspec.Struct, tag=True):
@@ -171,7 +191,7 @@ class HostFailed(msgspec.Struct, tag=True):
     message: str
 
 
-ToHost = HostRefused | FindFiles | StartRank | Pass | Kill | Serving | Goodbye
+ToHost = HostRefused | FindFiles | StartRank | LoadRank | Pass | Kill | Serving | Goodbye
 FromHost = HostHello | Found | Reported | Drain | HostFailed
 
 

@@ -23,9 +23,10 @@ import zmq
 from octavo_engine.log_format import current_format
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import SECRET_VARIABLE
-from octavo_engine.process.messages import Failed, Hello
+from octavo_engine.process.messages import Failed
 from octavo_engine.process.pipes import framed, make_folder, read_message, remove_folder
 from octavo_engine.process.remote_hosts import RemoteHosts, RemoteRank
+from octavo_engine.settings.config import EngineConfig, ranks_per_host
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ Report = tuple[int, messages.FromRank | None]
 if TYPE_CHECKING:
     import torch
 
+    from octavo_engine.devices.memory import HostMemory
     from octavo_engine.ops.rank_group import Group
     from octavo_engine.ops.stages import Stages
     from octavo_engine.runner.memory_plan import RankPlans
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 _CAUSE_TIMEOUT_S = 1.0
 #: Time in which the ranks connect, of which all have imported their packages.
 _MEETING_TIMEOUT = timedelta(minutes=1)
-Message = TypeVar("Message", Hello, messages.RankReady, messages.Answer)
+Message = TypeVar("Message", messages.RankHello, messages.RankReady, messages.Answer)
 
 
 def without_text(files: "ModelFiles") -> "ModelFiles":
@@ -82,36 +84,43 @@ class RankProcesses:
         self._is_stopping = False
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
 
+    def launch(self, config: EngineConfig, files: "ModelFiles", own: "HostMemory") -> "list[HostMemory]":
+        """Start the processes; return the memory of each host. Raises StartupError if a rank cannot start."""
+        if self._hosts is not None:
+            self._hosts.check_weights(files)
+        for rank in range(1, self._size):
+            self._running.add(rank)
+            self._ranks.append(self._launch_rank(rank, config))
+        hellos = self._wait_for_all(messages.RankHello)
+        if self._hosts is None:
+            return [own]
+        per_host = ranks_per_host(config)
+        others = {rank: hellos[rank].memory for rank in range(per_host, self._size, per_host)}
+        named = [replace(memory, name=self._hosts.name_host(rank)) for rank, memory in others.items() if memory]
+        return [replace(own, name="the first host"), *named]
+
     def start(
         self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None
     ) -> "tuple[Group, Stages]":
-        """Start the processes; return rank 0's connections. Raises StartupError if one of them cannot start."""
+        """Let the ranks load; return rank 0's connections. Raises StartupError if one of them cannot start."""
         from octavo_engine.ops.message_store import MessageStore  # it needs torch, which this module does not
         from octavo_engine.ops.rank_group import LOOPBACK
         from octavo_engine.ops.stages import open_ranks
 
         address = LOOPBACK if self._hosts is None else self._hosts.address
-        if self._hosts is not None:
-            self._hosts.check_weights(files)
-
-        for rank in range(1, self._size):
-            start = messages.RankStart(
-                rank=rank,
+        for each in self._ranks:
+            part = messages.LoadPart(
+                rank=each.rank,
                 config=plans.config,
                 files=without_text(files),
-                memory=plans.memory,
-                num_blocks=plans.ranks[rank].kv.num_blocks,
-                num_host_blocks=plans.ranks[rank].kv.num_host_blocks,
+                host=plans.hosts[each.rank],
+                num_blocks=plans.ranks[each.rank].kv.num_blocks,
+                num_host_blocks=plans.ranks[each.rank].kv.num_host_blocks,
                 num_layers=plans.num_layers,
-                folder=self._folder,
-                parent_pid=os.getpid(),
-                log_format=current_format(),
                 address=address,
             )
-            self._running.add(rank)
-            self._ranks.append(self._start_rank(start))
+            each.load(part)
         self._has_started_all.set()
-        self._wait_for_all(Hello)
         timeout = timedelta(seconds=self._timeout_s)
         try:
             store = MessageStore(self._send_entry, self._receive_entry, _MEETING_TIMEOUT)
@@ -124,9 +133,10 @@ class RankProcesses:
             raise StartupError(str(error)) from error
         return self._group, self._stages
 
-    def _start_rank(self, start: messages.RankStart) -> "RankProcess | RemoteRank":
-        if self._hosts is not None and self._hosts.has_rank(start.rank):
-            return self._hosts.start_rank(start, self._take)
+    def _launch_rank(self, rank: int, config: EngineConfig) -> "RankProcess | RemoteRank":
+        if self._hosts is not None and self._hosts.has_rank(rank):
+            return self._hosts.start_rank(rank, self._take)
+        start = own_start(rank, config, self._folder)
         return self._launcher.submit(RankProcess, start, self._context.socket(zmq.PUSH), self._take).result()
 
     def check(self) -> None:
@@ -289,6 +299,13 @@ class RankProcesses:
             self._group.abort()
 
 
+def own_start(rank: int, config: EngineConfig, folder: str) -> messages.RankStart:
+    """Return the start of a child of this process."""
+    return messages.RankStart(
+        rank=rank, config=config, folder=folder, parent_pid=os.getpid(), log_format=current_format()
+    )
+
+
 def _environment_of_ranks() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
 
@@ -319,6 +336,9 @@ class RankProcess:
         self._write(framed(messages.encode(start)))
         self._thread = threading.Thread(target=self._watch, name=f"rank-{start.rank}", daemon=True)
         self._thread.start()
+
+    def load(self, part: messages.LoadPart) -> None:
+        self.send(messages.encode(part))
 
     def send(self, message: bytes) -> None:
         """Send a message, on any thread, also before the process has an inbox, after its end, or after `stop`."""

@@ -122,20 +122,23 @@ class RemoteHosts:
         """Name a rank of any host in messages for the user."""
         if not self.has_rank(rank):
             return f"rank {rank}"
-        return f"rank {rank} on {_describe(self._hellos[rank // self._num_ranks][1])}"
+        return f"rank {rank} on {self.name_host(rank)}"
 
-    def start_rank(self, start: messages.RankStart, on_report: OnReport) -> "RemoteRank":
-        """Start a rank on its host."""
-        peer, hello = self._hellos[start.rank // self._num_ranks]
-        start.address = hello.address
-        rank = RemoteRank(start.rank, lambda data: self._connection.send(data, peer), on_report)
+    def name_host(self, rank: int) -> str:
+        """Name the host of a rank in messages for the user."""
+        return _describe(self._hellos[rank // self._num_ranks][1])
+
+    def start_rank(self, rank: int, on_report: OnReport) -> "RemoteRank":
+        """Start the process of a rank on its host."""
+        peer, hello = self._hellos[rank // self._num_ranks]
+        remote = RemoteRank(rank, hello.address, lambda data: self._connection.send(data, peer), on_report)
         with self._lock:
-            self._ranks[start.rank] = rank
-            reason = self._lost.get(start.rank // self._num_ranks)
+            self._ranks[rank] = remote
+            reason = self._lost.get(rank // self._num_ranks)
         if reason is not None:
-            rank.fail(reason)
-        self._connection.send(messages.encode(messages.StartRank(start)), peer)
-        return rank
+            remote.fail(reason)
+        self._connection.send(messages.encode(messages.StartRank(rank)), peer)
+        return remote
 
     def announce_serving(self) -> None:
         self._send_all(messages.Serving())
@@ -240,8 +243,9 @@ class RemoteHosts:
 class RemoteRank:
     """A rank on another host, as rank 0 holds it. It has the functions of `RankProcess`."""
 
-    def __init__(self, rank: int, send: Callable[[bytes], None], on_report: OnReport) -> None:
-        self.rank, self._send, self._on_report, self._has_ended = rank, send, on_report, False
+    def __init__(self, rank: int, address: str, send: Callable[[bytes], None], on_report: OnReport) -> None:
+        self.rank, self._address, self._has_ended = rank, address, False
+        self._send, self._on_report = send, on_report
 
     def take(self, report: messages.FromRank | None) -> None:
         if not self._has_ended:
@@ -251,6 +255,10 @@ class RemoteRank:
     def fail(self, reason: str) -> None:
         self.take(Failed(reason))
         self.take(None)
+
+    def load(self, part: messages.LoadPart) -> None:
+        part.address = self._address
+        self._send(messages.encode(messages.LoadRank(part)))
 
     def send(self, message: bytes) -> None:
         self._send(messages.encode(messages.Pass(self.rank, message)))

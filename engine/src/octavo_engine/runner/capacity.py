@@ -68,8 +68,7 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
     target = read_checkpoint(config, files)
     draft = find_draft(config, device, target)
     plans = plan_ranks(config, device, target.config, target.stored, draft)
-    ranks, memory = plans.ranks, plans.memory
-    plan = ranks[0]
+    ranks, plan = plans.ranks, plans.ranks[0]
     weights = tuple(each.model.weights_bytes - each.model.adapters_bytes for each in ranks)
     kv = tuple(each.kv.kv_bytes for each in ranks)
     weight_files = files.weight_files if draft is None else (*files.weight_files, *draft.files.weight_files)
@@ -88,8 +87,8 @@ def capacity_of(config: EngineConfig, device: Device, files: ModelFiles) -> Capa
         num_host_blocks=plan.kv.num_host_blocks,
         bytes_per_block=sum(each.model.bytes_per_block for each in ranks),
         kv_bytes=sum(kv),
-        total_bytes=memory.total_bytes * len(ranks),
-        available_bytes=memory.available_bytes * len(ranks),
+        total_bytes=sum(each.memory.total_bytes for each in ranks),
+        available_bytes=sum(each.memory.available_bytes for each in ranks),
         rank_weights_bytes=weights,
         rank_kv_bytes=kv,
     )

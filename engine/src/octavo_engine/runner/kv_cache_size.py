@@ -5,12 +5,13 @@ it does not change between starts, so equal pods accept equal lengths. The *free
 cache (`size_kv`), which holds at least one request of that length; with less free memory the engine does not start.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from octavo_engine.devices.memory import (
     GIB,
     MIB,
     PROCESS_BYTES,
+    HostMemory,
     MemoryInfo,
     size,
 )
@@ -56,11 +57,17 @@ def with_max_num_seqs(config: EngineConfig, memory: MemoryInfo) -> EngineConfig:
     return replace(config, max_num_seqs=config.max_num_seqs or default)
 
 
-def set_kv_bytes(config: EngineConfig, bytes_per_block: int, variable_bytes: int | None) -> int | None:
-    """Return the size that flags or `variable_bytes`, from one of `KV_SPACE_VARIABLES`, set; None if none does."""
+def with_host(config: EngineConfig, host: HostMemory) -> EngineConfig:
+    """Return the settings for the ranks of a host."""
+    own = {field.name: getattr(host, field.name) for field in fields(host)}
+    return replace(config, **{name: value for name, value in own.items() if name not in ("memory", "name")})
+
+
+def set_kv_bytes(config: EngineConfig, bytes_per_block: int) -> int | None:
+    """Return the size that the settings for a host set; None if they set none."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * bytes_per_block
-    return variable_bytes if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+    return config.kv_cache_memory_bytes
 
 
 def default_kv_bytes(rest_bytes: int, num_engines: int = 1) -> int:

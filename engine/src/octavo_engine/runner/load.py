@@ -12,14 +12,23 @@ from typing import Protocol
 import torch
 
 from octavo_engine.devices.device import Device, open_device
-from octavo_engine.devices.memory import MemoryInfo, size
+from octavo_engine.devices.memory import HostMemory, size
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.ops.message_store import MessageStore
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages, open_ranks, planned_ranks
 from octavo_engine.runner.checkpoint import Checkpoint, find_draft, read_checkpoint
 from octavo_engine.runner.executor import LocalExecutor
-from octavo_engine.runner.memory_plan import MemoryPlan, RankPlans, divide_threads, plan_memory, plan_ranks, with_blocks
+from octavo_engine.runner.kv_cache_size import with_host
+from octavo_engine.runner.memory_plan import (
+    MemoryPlan,
+    RankPlans,
+    divide_threads,
+    own_memory,
+    plan_memory,
+    plan_ranks,
+    with_blocks,
+)
 from octavo_engine.runner.model_loading import (
     as_failed_start,
     as_startup_error,
@@ -47,6 +56,10 @@ _PARAMS = SamplingParams(temperature=1.0, top_p=0.9, top_k=50)  # needs all buff
 class OtherRanks(Protocol):
     """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
+    def launch(self, config: EngineConfig, files: ModelFiles, own: HostMemory) -> list[HostMemory]:
+        """Start their processes; return the memory of each host. `own`: of this host, the first one."""
+        ...
+
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
         """Start loading them; return rank 0's connections. `gpu`: rank 0's `Device.group_gpu`."""
         ...
@@ -65,14 +78,14 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `memory`, `num_layers`: of `RankPlans`. `address`: of its host.
+    """The part of a rank other than rank 0. `host`, `num_layers`: of `RankPlans`. `address`: of its host.
 
-    `divides_threads`: see `RankStart`.
+    `divides_threads`: see `LoadPart`.
     """
 
     rank: int
     files: ModelFiles
-    memory: MemoryInfo
+    host: HostMemory
     num_blocks: int
     num_host_blocks: int
     num_layers: tuple[int, ...]
@@ -106,7 +119,7 @@ def load(
         draft = find_draft(config, device, target) if part is None else None
 
         # Plan
-        plans = _plan(config, device, target, draft, part)
+        plans = _plan(config, device, target, draft, part, other_ranks)
         config, plan = plans.config, plans.ranks[0]
         group, stages = links if other_ranks is None else other_ranks.start(target.files, plans, device.group_gpu)
 
@@ -141,6 +154,13 @@ def load(
     return LocalExecutor(runner, compiler, memory, adapters, model.images), ready
 
 
+def report_memory(config: EngineConfig) -> HostMemory:
+    """Return the memory of this host, whose settings are given. Raises StartupError if it has no room for its ranks."""
+    device = open_device(config.device, 0)
+    divide_threads(config, device)
+    return own_memory(config, device)
+
+
 def _place(config: EngineConfig, part: RankPart | None) -> int:
     """Return the place of a rank among those of its host."""
     return 0 if part is None else part.rank % ranks_per_host(config)
@@ -152,17 +172,25 @@ def _join(config: EngineConfig, device: Device, part: RankPart, store: MessageSt
 
 
 def _plan(
-    config: EngineConfig, device: Device, target: Checkpoint, draft: Checkpoint | None, part: RankPart | None
+    config: EngineConfig,
+    device: Device,
+    target: Checkpoint,
+    draft: Checkpoint | None,
+    part: RankPart | None,
+    other_ranks: OtherRanks | None,
 ) -> RankPlans:
     """Plan the memory of all ranks, of which rank 0 is the first, or make the plan of one rank again."""
     if part is None:
-        plans = plan_ranks(config, device, target.config, target.stored, draft)
+        hosts = [own_memory(config, device)]
+        if other_ranks is not None:
+            hosts = other_ranks.launch(config, target.files, hosts[0])
+        plans = plan_ranks(config, device, target.config, target.stored, draft, hosts)
         _log_ranks(plans)
         return plans
     group, stages = planned_ranks(part.rank, config.tensor_parallel_size, part.num_layers)
-    plan = plan_memory(config, device, target.config, target.stored, group=group, stages=stages, memory=part.memory)
+    plan = plan_memory(config, device, target.config, target.stored, group=group, stages=stages, host=part.host)
     plan = with_blocks(plan, part.num_blocks, part.num_host_blocks)
-    return RankPlans(config=config, memory=part.memory, ranks=[plan])
+    return RankPlans(config=with_host(config, part.host), hosts=[part.host], ranks=[plan])
 
 
 def _log_ranks(plans: RankPlans) -> None:

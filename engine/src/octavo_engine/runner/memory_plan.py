@@ -7,7 +7,7 @@ A host's threads and memory are divided among the ranks of a model.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.memory import GIB, MIB, MemoryInfo, size
+from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo, size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import Experts
 from octavo_engine.media.processed_images import UNCACHED_BYTES
@@ -33,6 +33,7 @@ from octavo_engine.runner.kv_cache_size import (
     kv_bytes_by_limit,
     set_kv_bytes,
     size_kv,
+    with_host,
     with_max_num_seqs,
 )
 from octavo_engine.runner.lora_terms import adapters_bytes
@@ -74,14 +75,15 @@ def plan_memory(
     *,
     group: Group | None = None,
     stages: Stages | None = None,
-    memory: MemoryInfo | None = None,
+    host: HostMemory | None = None,
 ) -> MemoryPlan:
     """Plan the memory of one rank. Raises StartupError for an invalid length, and for a model that does not fit.
 
     `stored`: the tensors of a quantised checkpoint, which may stay in blocks. `draft`: a draft model, which adds its
-    needs. `group`, `stages`: the ranks that divide the model; None: there is one. `memory`: by default the device's.
+    needs. `group`, `stages`: the ranks that divide the model; None: there is one. `host`: of the rank; None: this one.
     """
-    longest, memory = _longest(config, model_config), memory or device.memory()
+    host = host or own_memory(config, device)
+    config, longest, memory = with_host(config, host), _longest(config, model_config), host.memory
     dtype = _first_dtype(config, device, model_config, stored)
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
@@ -91,7 +93,7 @@ def plan_memory(
             return target
         own = replace(config, enable_lora=False, quantization=None)  # both belong to the target
         model = _build(own, device, draft.config, draft.stored, dtype, max_model_len)
-        return _sum(config, device, target, _model_memory(own, device, model, dtype, max_model_len))
+        return _sum(config, target, _model_memory(own, device, model, dtype, max_model_len))
 
     model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
@@ -189,7 +191,7 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
         reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype)
         + _experts_bytes(config, device, model),
         images_bytes=_images_bytes(config, device, model, longest),
-        set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
+        set_kv_bytes=set_kv_bytes(config, bytes_per_block),
     )
 
 
@@ -224,13 +226,13 @@ def num_media_workers(config: EngineConfig) -> int:
     return config.media_workers or min(max(int(cpus / 4), 1), 4)
 
 
-def _sum(config: EngineConfig, device: Device, target: ModelMemory, draft: ModelMemory) -> ModelMemory:
+def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory) -> ModelMemory:
     bytes_per_block = target.bytes_per_block + draft.bytes_per_block
     return replace(
         target,
         weights_bytes=target.weights_bytes + draft.weights_bytes,
         bytes_per_block=bytes_per_block,
-        set_kv_bytes=set_kv_bytes(config, bytes_per_block, device.kv_space_bytes()),
+        set_kv_bytes=set_kv_bytes(config, bytes_per_block),
     )
 
 
@@ -262,14 +264,14 @@ def _warn_if_cut(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, k
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlans:
     """`config`: the settings of each rank; the number of sequences is resolved, and with several ranks device, type and
-    length. `memory`: of each rank, of the one that has the least.
+    length. `hosts`: the memory of each rank's host.
 
-    `ranks`: plans with equal numbers of blocks. A rank with these settings and memory makes its plan again.
+    `ranks`: plans with equal numbers of blocks. A rank with these settings and its host makes its plan again.
     `num_layers`: of each stage; empty for one stage.
     """
 
     config: EngineConfig
-    memory: MemoryInfo
+    hosts: Sequence[HostMemory]
     ranks: list[MemoryPlan]
     num_layers: tuple[int, ...] = ()
 
@@ -291,51 +293,67 @@ def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
     return replace(config, num_threads=max(1, plan.num_threads // size))
 
 
+def own_memory(config: EngineConfig, device: Device) -> HostMemory:
+    """Return the memory that this host has for each of its ranks. Raises StartupError for an invalid variable."""
+    kv_bytes = config.kv_cache_memory_bytes
+    return HostMemory(
+        memory=device.memory(ranks_per_host(config)),
+        kv_cache_memory_bytes=device.kv_space_bytes() if kv_bytes is None else kv_bytes,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+    )
+
+
 def plan_ranks(
     config: EngineConfig,
     device: Device,
     model_config: ModelConfig,
     stored: StoredTensors | None = None,
     draft: Checkpoint | None = None,
+    hosts: Sequence[HostMemory] = (),
 ) -> RankPlans:
-    """Plan the memory of all ranks, of which rank 0 alone has a draft model.
+    """Plan the memory of all ranks, of which rank 0 alone has a draft model. `hosts`: in order; if empty, all hosts are
+    as this one.
 
     Raises StartupError if one of them does not fit into its part of the memory.
     """
     size, per_stage = num_ranks(config), config.tensor_parallel_size
-    memory = device.memory(ranks_per_host(config))
-    config = with_max_num_seqs(config, memory)
+    hosts = hosts or [own_memory(config, device)] * config.nnodes
+    hosts = [hosts[rank // ranks_per_host(config)] for rank in range(size)]
+    config = with_max_num_seqs(config, min((each.memory for each in hosts), key=lambda memory: memory.total_bytes))
     if size == 1:
-        plan = plan_memory(config, device, model_config, stored, draft, memory=memory)
-        return RankPlans(config=config, memory=memory, ranks=[plan])
+        plan = plan_memory(config, device, model_config, stored, draft, host=hosts[0])
+        return RankPlans(config=config, hosts=hosts, ranks=[plan])
 
     num_layers = _divide_layers(config, device, model_config, stored)
 
     def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
         group, stages = planned_ranks(rank, per_stage, num_layers)
+        own, host = draft if rank == 0 else None, hosts[rank]
         try:
-            own = draft if rank == 0 else None
-            return plan_memory(settings, device, model_config, stored, own, group=group, stages=stages, memory=memory)
+            return plan_memory(settings, device, model_config, stored, own, group=group, stages=stages, host=host)
         except StartupError as error:
             if error.code != "OutOfMemory":
                 raise
-            raise StartupError(
-                f"rank {rank} of {size}, with its part of the memory: {error}", code=error.code
-            ) from error
+            where = f" on {host.name}" if host.name else ""
+            text = f"rank {rank} of {size}{where}, with its part of the memory: {error}"
+            raise StartupError(text, code=error.code) from error
 
-    # The last rank of a stage has the most KV heads.
-    largest = [plan_rank(rank, config) for rank in range(per_stage - 1, size, per_stage)]
-    if draft is not None:
-        largest.append(plan_rank(0, config))
+    # The last rank of a stage has the most KV heads. A stage may have ranks on several hosts, of which each has a last.
+    last = {*range(per_stage - 1, size, per_stage), *range(ranks_per_host(config) - 1, size, ranks_per_host(config))}
+    largest = [plan_rank(rank, config) for rank in sorted(last if draft is None else {0} | last)]
     dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
     max_model_len = min(each.max_model_len for each in largest)
     resolved = {"dtype": dtype, "max_model_len": max_model_len, "device": device.name}
     config = replace(config, **resolved)  # type: ignore[arg-type]
     ranks = [plan_rank(rank, config) for rank in range(size)]
     num_blocks = min(each.kv.num_blocks for each in ranks)
+    if config.nnodes > 1:
+        found = ", ".join(f"{plan.kv.num_blocks} of {host.name}" for plan, host in zip(ranks, hosts, strict=True))
+        _LOGGER.info("KV blocks: %d, the least of %s", num_blocks, found)
     num_host_blocks = min(each.kv.num_host_blocks for each in ranks)
     ranks = [with_blocks(each, num_blocks, num_host_blocks) for each in ranks]
-    return RankPlans(config=config, memory=memory, ranks=ranks, num_layers=num_layers)
+    return RankPlans(config=config, hosts=hosts, ranks=ranks, num_layers=num_layers)
 
 
 def _divide_layers(
