@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_engine.sources.fingerprint import adapter_fingerprint
+from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.serve_command import OCTAVO, START_TIMEOUT_S, free_port
 from octavo_testing.tiny_models import make_tiny
 from octavo_testing.two_hosts import PLACES, SECRET, answers_command, finish, headless, host_flags, places
@@ -113,7 +115,7 @@ def change_weights(model: Path) -> None:
     ("flags", "change", "line"),
     [
         (["--dtype", "bfloat16"], None, "--dtype is bfloat16 on host 1 (127.0.0.1), and float32 on the first host"),
-        ([], change_weights, "host 1 (127.0.0.1) has other weights than this host: their fingerprints are"),
+        ([], change_weights, "host 1 (127.0.0.1) does not have the weights of this host: their fingerprints are"),
         (
             ["--kv-cache-memory-bytes", "100"],
             lambda model: None,
@@ -140,6 +142,29 @@ def test_hosts_that_differ_do_not_load(
             assert first.wait(START_TIMEOUT_S) == 1
             assert line in logs[0].read_text()
         assert "loading" not in logs[0].read_text()
+
+
+@pytest.mark.parametrize("seed", [None, 2], ids=["missing", "other content"])
+def test_another_adapter_at_the_start_is_a_line_on_both_hosts(
+    seed: int | None, tiny_model: str, tmp_path: Path
+) -> None:
+    port, logs, other = free_port(), [tmp_path / "first", tmp_path / "second"], tmp_path / "other"
+    own = write_adapter(tmp_path / "own", llama_pairs(seed=1))
+    if seed is not None:
+        write_adapter(other, llama_pairs(seed=seed))
+    fingerprints = [adapter_fingerprint(each)[:16] for each in (other, own) if each.exists()]
+    line = {
+        None: f"adapter x ({own} on the first host): {other}: there is no such file or folder.",
+        2: f"does not have the adapter x of this host: their fingerprints are {' and '.join(fingerprints)}:",
+    }[seed]
+    with places("loopback") as (place, _):
+        flags = host_flags(tiny_model, place, port, "--enable-lora", "--lora-modules")
+        first = place.start([*OCTAVO, "--port", str(free_port()), *flags, f"x={own}"], logs[0])
+        second = headless(place, [*flags, f"x={other}"], logs[1])
+        assert [first.wait(START_TIMEOUT_S), second.wait(START_TIMEOUT_S)] == [1, 1]
+    assert all(line in log.read_text() for log in logs), [log.read_text() for log in logs]
+    assert f"host 1 (127.0.0.1){':' if seed is None else ' does not have'}" in logs[0].read_text()
+    assert "Traceback" not in logs[0].read_text() + logs[1].read_text()
 
 
 @pytest.mark.parametrize(

@@ -92,16 +92,17 @@ def test_the_host_with_the_least_memory_decides_the_blocks(hosts: Hosts, tmp_pat
 
 
 def test_adapters_load_leave_the_memory_and_sleep_as_on_one_host(hosts: Hosts, tmp_path: Path) -> None:
-    """One adapter is loaded at the start, the others by requests."""
+    """One adapter is loaded at the start, from another folder on each host, the others by requests."""
     model = str(make_tiny("llama", tmp_path))
     first, second, third = (write_adapter(tmp_path / str(seed), llama_pairs(seed=seed)) for seed in (1, 2, 3))
+    copy = write_adapter(tmp_path / "copy", llama_pairs(seed=1))
     nowhere = {name.replace("layers.1.", "layers.4."): pair for name, pair in llama_pairs(seed=4).items()}
     wrong = write_adapter(tmp_path / "wrong", nowhere)
     settings = {"enable_lora": True, "max_loras": 2, "lora_modules": [f"first={first}"], "enable_sleep_mode": True}
     requests = [LoRARequest("first", 1, str(first)), None, LoRARequest("second", 2, str(second)), None]
     found = []
     for num_hosts in (1, 2):
-        flags = "--enable-lora", "--max-model-len", "96"
+        flags = "--enable-lora", "--max-model-len", "96", "--lora-modules", f"first={copy}"
         with hosts.started(num_hosts, model, *flags, max_model_len=96, **settings) as llm:
             adapted = adapted_answers(llm, requests)
             replaced = adapted_answers(llm, [LoRARequest("third", 3, str(third)), *requests[:3]])  # one more than fits

@@ -2,8 +2,10 @@
 
 import queue
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zmq
@@ -16,9 +18,13 @@ from octavo_engine.process.messages import Failed, Start, decode_from_core
 from octavo_engine.process.parallel_executor import ParallelExecutor, load_executor
 from octavo_engine.process.pipes import from_core_address, make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcesses, Report
-from octavo_engine.process.remote_hosts import RemoteHosts, common_settings
+from octavo_engine.process.remote_hosts import RemoteHosts, common_settings, named_fingerprints
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.settings.records import LoRAModule
+from octavo_engine.sources.fingerprint import adapter_fingerprint
+from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
+from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.scripted import ScriptedExecutor
 from octavo_testing.serve_command import free_port
 
@@ -74,6 +80,80 @@ def test_a_host_that_says_hello_twice_has_joined_once() -> None:
 def test_an_address_that_is_no_name_is_refused(address: str) -> None:
     with pytest.raises(StartupError, match=f"^--master-addr {address}: .*must be one address of this host"):
         RemoteHosts(replace(CONFIG, master_addr=address))
+
+
+def model_files() -> ModelFiles:
+    return ModelFiles(name="m", root=Path("/m"), load_format="dummy", config={}, weight_files=())
+
+
+@contextmanager
+def headless_host(config: EngineConfig) -> Iterator[HeadlessHost]:
+    host = HeadlessHost(config)
+    try:
+        yield host
+    finally:
+        host._stop()
+
+
+FINGERPRINT = named_fingerprints(CONFIG, model_files(), {})
+
+
+@pytest.mark.usefixtures("silent")
+def test_the_first_host_names_another_hosts_adapter_with_both_fingerprints(tmp_path: Path) -> None:
+    """The other host gets the location as it is set, not the folder of the first host."""
+    own = write_adapter(tmp_path, llama_pairs())
+    hosts = RemoteHosts(
+        replace(CONFIG, lora_modules=(LoRAModule(name="a", path="hf://org/a"), LoRAModule(name="b", path="hf://org/b")))
+    )
+    hosts.received(PEER, HELLO)
+    hosts.wait()
+    good = adapter_fingerprint(own)
+    hosts.received(PEER, messages.encode(messages.Found(FINGERPRINT | {"adapter a": good, "adapter b": "0" * 64})))
+    with pytest.raises(StartupError, match="does not have the adapter b of this host") as caught:
+        hosts.check_files(model_files(), {"a": own, "b": own})
+    text = str(caught.value)
+    assert "host 1 (10.0.0.2)" in text
+    assert f"{'0' * 16} and {good[:16]}" in text
+    ((_, sent),) = hosts._connection.sent  # type: ignore[attr-defined]
+    asked = messages.decode_to_host(sent)
+    assert asked == messages.FindFiles("model", "", {"a": ("hf://org/a", ""), "b": ("hf://org/b", "")})
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize(
+    ("own", "location", "found"),
+    [(None, "same", True), ("other", "/nowhere", True), ("/nowhere", "same", False), (None, "/nowhere", False)],
+)
+def test_a_host_finds_an_adapter_where_its_own_settings_have_it(
+    own: str | None, location: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, seed in (("same", 1), ("other", 2)):
+        write_adapter(tmp_path / folder, llama_pairs(seed=seed))
+    modules = () if own is None else (LoRAModule(name="a", path=str(tmp_path / own)),)
+    monkeypatch.setattr(headless, "resolve_files", lambda config: model_files())
+    with headless_host(replace(CONFIG, lora_modules=modules)) as host:
+        host._find_files(messages.FindFiles("model", "", {"a": (str(tmp_path / location), "")}))
+    ((_, sent),) = host._connection.sent  # type: ignore[attr-defined]
+    answer = messages.decode_from_host(sent)
+    if found:
+        assert answer == messages.Found(FINGERPRINT | {"adapter a": adapter_fingerprint(tmp_path / (own or location))})
+        return
+    assert isinstance(answer, messages.HostFailed)
+    assert answer.message.startswith(f"adapter a ({tmp_path / location} on the first host): /nowhere")
+    assert "--lora-modules a=FOLDER" in answer.message
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_commit_of_the_hub_is_that_of_the_first_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has another location for the adapter takes no commit of the first one."""
+    folder, revisions = write_adapter(tmp_path, llama_pairs()), list[str | None]()
+    monkeypatch.setattr(headless, "resolve_files", lambda config: model_files())
+    monkeypatch.setattr(headless, "locate_adapter", lambda *args, revision: revisions.append(revision) or folder)
+    for own in ((), (LoRAModule(name="a", path="org/b"),)):
+        with headless_host(replace(CONFIG, lora_modules=own)) as host:
+            for location in ("org/a", "hf://org/a", "s3://org/a", "ms://org/a"):
+                host._find_files(messages.FindFiles("model", "", {"a": (location, "c0ffee")}))
+    assert revisions == ["c0ffee", "c0ffee", None, None, *[None] * 4]
 
 
 UNKNOWN = pytest.mark.parametrize("message", [b"", b"\xc1", messages.encode({"type": "Later"})])

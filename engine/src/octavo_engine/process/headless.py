@@ -10,6 +10,7 @@ import queue
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -24,11 +25,10 @@ from octavo_engine.process.control_connection import (
 )
 from octavo_engine.process.pipes import make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcess, own_start, without_text
-from octavo_engine.process.remote_hosts import common_settings, own_address
+from octavo_engine.process.remote_hosts import common_settings, named_fingerprints, own_address
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.sources.fingerprint import weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.sources.resolve import resolve_files
+from octavo_engine.sources.resolve import download_dir, locate_adapter, resolve_files
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class HeadlessHost:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._is_connected = self._has_started = self._is_draining = self.is_serving = False
         self._files: ModelFiles | None = None
+        self._adapters: dict[str, Path] = {}  # folders of those of the start, by name
         self._folder = make_folder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ranks: dict[int, RankProcess] = {}
@@ -134,11 +135,26 @@ class HeadlessHost:
             config = replace(config, revision=wanted.revision or config.revision)
         try:
             self._files = resolve_files(config)
-            found = messages.Found(weights_fingerprint(self._files, config.quantization))
+            self._adapters = {name: self._find_adapter(name, *given) for name, given in wanted.adapters.items()}
+            found = messages.Found(named_fingerprints(config, self._files, self._adapters))
             self._connection.send(messages.encode(found))
         except StartupError as error:
             self._connection.send(messages.encode(messages.HostFailed(str(error))))
             self._events.put(error)
+
+    def _find_adapter(self, name: str, location: str, revision: str) -> Path:
+        """Return the folder of an adapter; download it if need be. Raises StartupError.
+
+        The location of this host's own settings has priority, as a path of the first host may not exist here.
+        """
+        own = {each.name: each.path for each in self._config.lora_modules}.get(name, location)
+        is_of_hub = own == location and location.rpartition("://")[0] in ("", "hf")
+        try:
+            return locate_adapter(own, download_dir(self._config), revision=(is_of_hub and revision) or None)
+        except StartupError as error:
+            text = f"adapter {name} ({location} on the first host): {error}"
+            remedy = f"--lora-modules {name}=FOLDER sets its location on this host."
+            raise StartupError(f"{text} {remedy}", code=error.code) from error
 
     def _handle(self, message: messages.ToHost) -> None:
         match message:
@@ -151,7 +167,9 @@ class HeadlessHost:
             case messages.LoadRank(part):
                 assert self._files is not None
                 part.files, part.divides_threads = without_text(self._files), True
-                part.config = replace(part.config, num_threads=self._config.num_threads)
+                modules = (replace(each, path=str(self._adapters[each.name])) for each in part.config.lora_modules)
+                own_threads = self._config.num_threads
+                part.config = replace(part.config, num_threads=own_threads, lora_modules=tuple(modules))
                 self._ranks[part.rank].load(part)
             case messages.Pass(rank, data):
                 self._ranks[rank].send(data)

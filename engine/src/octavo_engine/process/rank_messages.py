@@ -127,16 +127,18 @@ class HostRefused(msgspec.Struct, tag=True):
 
 
 class FindFiles(msgspec.Struct, tag=True):
-    """Find or download the model. `revision`: the one that the first host has found for `model`, if it has any."""
+    """Find or download the model and the adapters of the start. `revision`: the one that the first host has found for
+    `model`, if it has any. `adapters`: location, as the first host has it, and such a revision, by name."""
 
     model: str
     revision: str
+    adapters: dict[str, tuple[str, str]] = {}
 
 
 class Found(msgspec.Struct, tag=True):
-    """The host has its files. `fingerprint`: see `weights_fingerprint`."""
+    """The host has its files. `fingerprints`: of the weights and of each adapter; see `named_fingerprints`."""
 
-    fingerprint: str
+    fingerprints: dict[str, str]
 
 
 class StartRank(msgspec.Struct, tag=True):

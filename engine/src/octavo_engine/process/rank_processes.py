@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import zmq
@@ -87,7 +88,7 @@ class RankProcesses:
     def launch(self, config: EngineConfig, files: "ModelFiles", own: "HostMemory") -> "list[HostMemory]":
         """Start the processes; return the memory of each host. Raises StartupError if a rank cannot start."""
         if self._hosts is not None:
-            self._hosts.check_weights(files)
+            self._hosts.check_files(files, {each.name: Path(each.path) for each in config.lora_modules})
         for rank in range(1, self._size):
             self._running.add(rank)
             self._ranks.append(self._launch_rank(rank, config))

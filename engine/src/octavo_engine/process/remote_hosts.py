@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from octavo_engine.process.control_connection import LOST_S, ControlConnection, 
 from octavo_engine.process.messages import Failed
 from octavo_engine.settings.config import EngineConfig, ranks_per_host
 from octavo_engine.sources.download_dir import fetched_revision
-from octavo_engine.sources.fingerprint import weights_fingerprint
+from octavo_engine.sources.fingerprint import adapter_fingerprint, weights_fingerprint
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
@@ -58,6 +59,12 @@ def common_settings(config: EngineConfig) -> dict[str, Any]:
     return {"the version of Octavo": version("octavo-engine"), **flags}
 
 
+def named_fingerprints(config: EngineConfig, files: ModelFiles, adapters: Mapping[str, Path]) -> dict[str, str]:
+    """Return the fingerprints of weights and adapters, by their names in messages, that all hosts must have alike."""
+    of_adapters = {f"adapter {name}": adapter_fingerprint(folder) for name, folder in adapters.items()}
+    return {"weights": weights_fingerprint(files, config.quantization), **of_adapters}
+
+
 def _drain() -> None:
     """Send SIGTERM to the process that handles it: an engine core ignores it, as its parent drains and stops it."""
     is_core = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
@@ -84,7 +91,7 @@ class RemoteHosts:
         self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
         self._has_started = self._is_stopping = self._has_warned = False
         self._ranks: dict[int, RemoteRank] = {}
-        self._fingerprints: dict[int, str] = {}  # of the weights, by node rank
+        self._found: dict[int, dict[str, str]] = {}  # fingerprints of the files, by node rank
         self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
         secret, address = read_secret(os.environ), _first_address(config)
         self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
@@ -99,21 +106,27 @@ class RemoteHosts:
                 self._lock.wait(_REMINDER_S)
             self._has_started = True
 
-    def check_weights(self, files: ModelFiles) -> None:
-        """Let all hosts find the files. Raises StartupError if their weights differ, or if a host fails."""
-        own = weights_fingerprint(files, self._config.quantization)
-        self._send_all(messages.FindFiles(self._config.model, fetched_revision(files.root)))
+    def check_files(self, files: ModelFiles, adapters: Mapping[str, Path]) -> None:
+        """Let all hosts find model and adapters. Raises StartupError if their content differs, or if a host fails.
+
+        `adapters`: folders of those of the start on this host, by name.
+        """
+        own = named_fingerprints(self._config, files, adapters)
+        locations = {each.name: each.path for each in self._config.lora_modules}
+        sources = {name: (locations[name], fetched_revision(folder)) for name, folder in adapters.items()}
+        self._send_all(messages.FindFiles(self._config.model, fetched_revision(files.root), sources))
         with self._lock:
-            while len(self._fingerprints) < len(self._hellos):
+            while len(self._found) < len(self._hellos):
                 for node_rank, reason in self._lost.items():
                     raise StartupError(f"{_describe(self._hellos[node_rank][1])}: {reason}")
                 self._lock.wait()
-        for node_rank, found in sorted(self._fingerprints.items()):
-            if found != own:
-                raise StartupError(
-                    f"{_describe(self._hellos[node_rank][1])} has other weights than this host: their fingerprints are "
-                    f"{found[:16]} and {own[:16]}: give all hosts the same model."
-                )
+        for node_rank, found in sorted(self._found.items()):
+            for name, fingerprint in own.items():
+                if (theirs := found.get(name, "")) != fingerprint:
+                    raise StartupError(
+                        f"{_describe(self._hellos[node_rank][1])} does not have the {name} of this host: their "
+                        f"fingerprints are {theirs[:16]} and {fingerprint[:16]}: give all hosts the same files."
+                    )
 
     def has_rank(self, rank: int) -> bool:
         return rank >= self._num_ranks
@@ -165,10 +178,10 @@ class RemoteHosts:
         match decoded:
             case messages.HostHello() as hello:
                 self._join(peer, hello)
-            case messages.Found(fingerprint):
+            case messages.Found(fingerprints):
                 with self._lock:
                     if node_rank := self._node_rank(peer):
-                        self._fingerprints[node_rank] = fingerprint
+                        self._found[node_rank] = fingerprints
                     self._lock.notify()
             case messages.Reported(rank, report):
                 self._ranks[rank].take(report)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_engine.settings.records import Quantization
+from octavo_engine.sources.file_selection import ADAPTER_FILES
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
@@ -35,6 +36,18 @@ def weights_fingerprint(files: ModelFiles, quantization: Quantization | None = N
         _add(digest, file_digest)
     if quantization in ("int8", "int4"):
         _add(digest, quantization.encode())
+    return digest.hexdigest()
+
+
+def adapter_fingerprint(folder: Path) -> str:
+    """Compute the hash of an adapter's files, which covers all of their bytes. Raises StartupError."""
+    digest = hashlib.sha256()
+    for name in ADAPTER_FILES:
+        try:
+            with (folder / name).open("rb") as file:
+                _add(digest, hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise StartupError(f"{folder / name}: cannot be read: {error.strerror or error}") from error
     return digest.hexdigest()
 
 

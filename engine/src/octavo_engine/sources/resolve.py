@@ -120,9 +120,15 @@ def resolve_model(
     return replace(files, quantisation=read_quantisation(files))
 
 
-def locate_adapter(location: str, download_dir: Path | None = None, advance: Advance = ignore_progress) -> Path:
+def locate_adapter(
+    location: str,
+    download_dir: Path | None = None,
+    advance: Advance = ignore_progress,
+    *,
+    revision: str | None = None,
+) -> Path:
     """Return the folder of an adapter; download it if `location` is a hub or a bucket. Raises StartupError."""
-    return locate(location, None, ADAPTER, download_dir, advance)
+    return locate(location, revision, ADAPTER, download_dir, advance)
 
 
 def locate(
