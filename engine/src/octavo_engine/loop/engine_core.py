@@ -15,7 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.loop.loaded_adapters import AdapterSource, LoadedAdapters, Reply
@@ -35,12 +36,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Proposer(Protocol):
     """`propose` yields drafts for some of `seqs`, all sequences whose next step decodes."""
 
     def propose(self, seqs: list["DecodingSequence"], costs: StepCosts) -> Iterable[tuple[SeqId, list[int]]]: ...
+
+
+def _ends_engine(method: Callable[Concatenate["EngineCore", P], T]) -> Callable[Concatenate["EngineCore", P], T]:
+    """Let a method keep the error that ends the engine, for `shutdown`."""
+
+    @wraps(method)
+    def call(core: "EngineCore", /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(core, *args, **options)
+        except Exception as error:
+            if isinstance(error, EngineDead) or not isinstance(error, OctavoError):
+                core.end_reason = str(error) or type(error).__name__
+            raise
+
+    return call
 
 
 class EngineCore:
@@ -72,6 +90,7 @@ class EngineCore:
         self._in_flight: deque[tuple[int, Future[StepResult]]] = deque()  # ids and results of submitted plans
         self._released: set[MemoryTag] = set()
         self._lost: EngineDead | None = None  # set on another thread
+        self.end_reason: str | None = None
         self._wake: Callable[[], None] = lambda: None
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
         executor.on_lost(self._lose)
@@ -107,6 +126,7 @@ class EngineCore:
                 for i in range(request.params.n)
             ]
 
+    @_ends_engine
     def load_adapter(self, location: str) -> str:
         """Load an adapter between two steps; return its hash. Raises InvalidRequest, and Unavailable while asleep."""
         if self._released:
@@ -156,6 +176,7 @@ class EngineCore:
         if not self.has_work():
             wait(futures, timeout_s, FIRST_COMPLETED)
 
+    @_ends_engine
     def step(self) -> CoreOutputs:
         """Run one step if there is work; return all records since the previous call."""
         if self._lost is not None:
@@ -178,6 +199,7 @@ class EngineCore:
         self._batched_tokens = stats.batched_tokens
         return CoreOutputs(outputs=events + outputs, stats=stats, kv=kv, block_lives=lives)
 
+    @_ends_engine
     def call(self, name: CallName, tags: Sequence[MemoryTag] = ()) -> Answer:
         """Run a function between two steps. `tags`: of sleep and wake_up. Raises Unavailable if waking fails."""
         match name:
@@ -216,8 +238,8 @@ class EngineCore:
         return stats
 
     def shutdown(self, reason: str | None = None) -> None:
-        """Free everything. `reason`: the error that ends the engine; None: it was stopped."""
-        self._executor.shutdown(reason)
+        """Free everything. `reason`: the error that ends the engine; None: a method's, or none if it was stopped."""
+        self._executor.shutdown(reason or self.end_reason)
         if self._trace is not None:
             self._trace.close()
 
