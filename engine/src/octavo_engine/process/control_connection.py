@@ -33,7 +33,7 @@ _LINGER_MS = 2000
 _MOST_BYTES = 1 << 20
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 #: Failures in a row, as one may come from a host that has ended during the handshake.
-_MOST_FAILURES = 3
+MOST_FAILURES = 3
 _HANDSHAKE_FAILURES = (
     zmq.Event.HANDSHAKE_FAILED_AUTH,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
@@ -53,10 +53,13 @@ class Receiver(Protocol):
     def received(self, peer: bytes, message: bytes) -> None: ...
 
     def lost(self, peer: bytes) -> None:
-        """Note that a host that has sent messages has closed its connection, or gave no sign of life."""
+        """Note that a host that has sent messages has closed its connection, or gave no sign of life.
+
+        With an empty peer: that the connection has failed.
+        """
 
     def refused(self) -> None:
-        """Note that the other side of a connection has another secret."""
+        """Note that `MOST_FAILURES` handshakes in a row have failed, or on the first host, one of another process."""
 
 
 def read_secret(environment: Mapping[str, str]) -> bytes:
@@ -155,19 +158,22 @@ class ControlConnection:
         poller = zmq.Poller()
         for each in (self._waker.fd, self._socket, self._monitor, self._zap):
             poller.register(each, zmq.POLLIN)
-        while True:
+        poller.poll()
+        while self._send_all():
+            self._take_all()
             poller.poll()
-            if not self._send_all():
-                return
-            while self._zap.poll(0):
-                self._answer_zap(self._zap.recv_multipart())
-            events = []
-            while self._monitor.poll(0):
-                events.append(parse_monitor_message(self._monitor.recv_multipart()))
-            while self._socket.poll(0):  # before the end of the connection by which messages came
-                self._receive()
-            for event in events:
-                self._take_event(event["event"], event["value"])
+
+    def _take_all(self) -> None:
+        """Receive what has come. A key is accepted, so that messages come, after the end of the connection that had the
+        same descriptor before, and that end is taken after the messages of its connection.
+        """
+        requests, events = _receive_all(self._zap), _receive_all(self._monitor)
+        while self._socket.poll(0):
+            self._receive()
+        for event in map(parse_monitor_message, events):
+            self._take_event(event["event"], event["value"])
+        for request in requests:
+            self._answer_zap(request)
 
     def _send_all(self) -> bool:
         """Send what is queued; return False after `close`."""
@@ -189,7 +195,7 @@ class ControlConnection:
     def _take_event(self, event: int, value: int) -> None:
         if event in _HANDSHAKE_FAILURES:
             self._num_failures += 1
-            if self._listens or self._num_failures == _MOST_FAILURES:
+            if self._listens or self._num_failures == MOST_FAILURES:
                 self._receiver.refused()
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED and not self._listens:
             self._num_failures = 0
@@ -202,6 +208,13 @@ class ControlConnection:
         version, request_id, mechanism, key = request[0], request[1], request[5], request[6]
         is_known = mechanism == b"CURVE" and hmac.compare_digest(key, self._client_key)
         self._zap.send_multipart([version, request_id, b"200" if is_known else b"400", b"", b"", b""])
+
+
+def _receive_all(socket: Socket) -> list[list[bytes]]:
+    received = []
+    while socket.poll(0):
+        received.append(socket.recv_multipart())
+    return received
 
 
 def _private_key(secret: bytes, role: str) -> bytes:

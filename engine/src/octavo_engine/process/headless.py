@@ -8,7 +8,8 @@ import logging
 import os
 import queue
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import zmq
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import (
     LOST_S,
+    MOST_FAILURES,
     SECRET_VARIABLE,
     ControlConnection,
     describe_address,
@@ -84,7 +86,8 @@ class HeadlessHost:
                 case messages.Goodbye(reason) | messages.HostRefused(reason):
                     raise StartupError(f"{self._first}: {reason}")
                 case event:
-                    self._handle(event)
+                    with self._reporting():
+                        self._handle(event)
 
     def _stop(self) -> None:
         for each in self._ranks.values():
@@ -118,9 +121,11 @@ class HeadlessHost:
         self._events.put(StartupError(f"{self._first} has ended, or gave no sign of life for {LOST_S} s."))
 
     def refused(self) -> None:
-        self._events.put(
-            StartupError(f"{self._first} has another secret: give ${SECRET_VARIABLE} the same value on all hosts.")
+        text = (
+            f"{self._first}: {MOST_FAILURES} handshakes in a row have failed, so that it has another ${SECRET_VARIABLE}"
         )
+        remedy = "give this the same value on all hosts, and connect them without a proxy."
+        self._events.put(StartupError(f"{text}, or a proxy on the way closes connections: {remedy}"))
 
     def _next_event(self) -> Event:
         while True:
@@ -129,18 +134,27 @@ class HeadlessHost:
             if not self._is_connected:
                 _LOGGER.info("waiting for %s", self._first)
 
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report an error to the first host, and end this one with it."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, StartupError):
+                _LOGGER.exception("this host has failed")
+                error = StartupError(f"{type(error).__name__}: {error}")
+            self._connection.send(messages.encode(messages.HostFailed(str(error))))
+            self._events.put(error)
+
     def _find_files(self, wanted: messages.FindFiles) -> None:
         config = self._config
         if wanted.model == config.model and config.model.rpartition("://")[0] in ("", "hf"):
             config = replace(config, revision=wanted.revision or config.revision)
-        try:
+        with self._reporting():
             self._files = resolve_files(config)
             self._adapters = {name: self._find_adapter(name, *given) for name, given in wanted.adapters.items()}
             found = messages.Found(named_fingerprints(config, self._files, self._adapters))
             self._connection.send(messages.encode(found))
-        except StartupError as error:
-            self._connection.send(messages.encode(messages.HostFailed(str(error))))
-            self._events.put(error)
 
     def _find_adapter(self, name: str, location: str, revision: str) -> Path:
         """Return the folder of an adapter; download it if need be. Raises StartupError.

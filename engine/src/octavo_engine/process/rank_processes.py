@@ -354,7 +354,8 @@ class RankProcess:
     def request_stop(self) -> None:
         """Close the standard input of the process, which ends it."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it ended before it had read its start message
+            self._process.stdin.close()
 
     def stop(self) -> None:
         """Wait for the end of the process after `request_stop`; kill it if it runs after 5 s."""

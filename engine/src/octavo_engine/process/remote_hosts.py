@@ -40,7 +40,7 @@ def _first_address(config: EngineConfig) -> str:
     """Return the address to listen on. Raises StartupError."""
     problem = ""
     try:
-        address = str(socket.getaddrinfo(config.master_addr, config.master_port, type=socket.SOCK_STREAM)[0][4][0])
+        address = str(_resolve(config.master_addr, config.master_port)[4][0])
         if not ip_address(address).is_unspecified:
             return address
     except OSError as error:
@@ -51,6 +51,12 @@ def _first_address(config: EngineConfig) -> str:
         f"--master-addr {config.master_addr}: {problem}it must be one address of this host, the first one, to which "
         "the others connect."
     )
+
+
+def _resolve(name: str, port: int) -> Any:
+    """Return an entry of `getaddrinfo`. Like ZeroMQ, which resolves the name on other hosts, prefer IPv6."""
+    found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
+    return min(found, key=lambda entry: entry[0] != socket.AF_INET6)
 
 
 def common_settings(config: EngineConfig) -> dict[str, Any]:
@@ -75,7 +81,7 @@ def own_address(master_addr: str, port: int) -> str:
     """Return the address of this host on its route to the first host, or `$VLLM_HOST_IP`. Raises OSError."""
     if address := os.environ.get("VLLM_HOST_IP"):
         return address
-    family, kind, protocol, _, target = socket.getaddrinfo(master_addr, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, target = _resolve(master_addr, port)
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # sends nothing
         return str(probe.getsockname()[0])
@@ -89,7 +95,7 @@ class RemoteHosts:
         self._config, self._num_ranks = config, ranks_per_host(config)
         self._lock = threading.Condition()
         self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
-        self._has_started = self._is_stopping = self._has_warned = False
+        self._has_started = self._is_stopping = self._has_warned = self._is_broken = False
         self._ranks: dict[int, RemoteRank] = {}
         self._found: dict[int, dict[str, str]] = {}  # fingerprints of the files, by node rank
         self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
@@ -98,9 +104,11 @@ class RemoteHosts:
         self.address = own_address(address, config.master_port)
 
     def wait(self) -> None:
-        """Wait until all hosts have joined."""
+        """Wait until all hosts have joined. Raises StartupError if the connection fails."""
         with self._lock:
             while missing := sorted(set(range(1, self._config.nnodes)) - self._hellos.keys()):
+                if self._is_broken:
+                    raise StartupError("the connection to other hosts has failed; the log has the cause.")
                 names = ", ".join(f"host {node_rank}" for node_rank in missing)
                 _LOGGER.info("waiting for %s of %d to connect to %s", names, self._config.nnodes, self._own_name())
                 self._lock.wait(_REMINDER_S)
@@ -175,23 +183,29 @@ class RemoteHosts:
             self._connection.send(messages.encode(messages.HostRefused(reason)), peer)
             self._fail(peer, reason)
             return
+        node_rank = self._node_rank(peer)
         match decoded:
             case messages.HostHello() as hello:
                 self._join(peer, hello)
+            case _ if node_rank == 0:
+                _LOGGER.debug("a message of a host of an earlier engine is ignored")
             case messages.Found(fingerprints):
                 with self._lock:
-                    if node_rank := self._node_rank(peer):
-                        self._found[node_rank] = fingerprints
+                    self._found[node_rank] = fingerprints
                     self._lock.notify()
             case messages.Reported(rank, report):
-                self._ranks[rank].take(report)
+                if rank // self._num_ranks == node_rank and rank in self._ranks:
+                    self._ranks[rank].take(report)
             case messages.Drain():
-                _LOGGER.info("host %d is to end: the engine finishes its requests", self._node_rank(peer))
+                _LOGGER.info("host %d is to end: the engine finishes its requests", node_rank)
                 _drain()
             case messages.HostFailed(text):
                 self._fail(peer, text)
 
     def lost(self, peer: bytes) -> None:
+        with self._lock:
+            self._is_broken = self._is_broken or not peer
+            self._lock.notify()
         self._fail(peer, f"the host has ended, or gave no sign of life for {LOST_S} s.")
 
     def refused(self) -> None:
@@ -208,19 +222,22 @@ class RemoteHosts:
         return describe_address(self._config.master_addr, self._config.master_port)
 
     def _join(self, peer: bytes, hello: messages.HostHello) -> None:
-        if self._hellos.get(hello.node_rank) == (peer, hello):
-            return
-        reason = self._find_problem(hello)
+        with self._lock:
+            old = self._hellos.get(hello.node_rank, (peer, hello))[0]
+            reason = self._find_problem(peer, hello)
+            if reason is None:
+                self._hellos[hello.node_rank] = peer, hello
+                self._lock.notify()
         if reason is not None:
             _LOGGER.warning("%s cannot join: %s", _describe(hello), reason)
             self._connection.send(messages.encode(messages.HostRefused(reason)), peer)
             return
-        with self._lock:
-            self._hellos[hello.node_rank] = peer, hello
-            self._lock.notify()
+        if old != peer:  # its end is not known yet, or two processes have the same number
+            reason = f"--node-rank {hello.node_rank} is taken by a later process of {_describe(hello)}: start only one."
+            self._connection.send(messages.encode(messages.HostRefused(reason)), old)
         _LOGGER.info("%s has joined", _describe(hello))
 
-    def _find_problem(self, hello: messages.HostHello) -> str | None:
+    def _find_problem(self, peer: bytes, hello: messages.HostHello) -> str | None:
         own = common_settings(self._config)
         for name, value in own.items():
             if hello.settings.get(name) != value:
@@ -228,9 +245,10 @@ class RemoteHosts:
                 return f"{name} is {found} on {_describe(hello)}, and {value} on the first host: make them equal."
         if not 1 <= hello.node_rank < self._config.nnodes:
             return f"--node-rank {hello.node_rank} must be at least 1 and below --nnodes {self._config.nnodes}."
-        if hello.node_rank in self._hellos:
-            taken = _describe(self._hellos[hello.node_rank][1])
-            return f"--node-rank {hello.node_rank} is taken by {taken}: give each host a number of its own."
+        known, other = self._hellos.get(hello.node_rank, (peer, hello))
+        if known != peer and (self._has_started or other.address != hello.address):
+            name = _describe(other)
+            return f"--node-rank {hello.node_rank} is taken by {name}: give each host a number of its own."
         return None
 
     def _node_rank(self, peer: bytes) -> int:
