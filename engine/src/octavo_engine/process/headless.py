@@ -1,4 +1,4 @@
-"""`octavo serve --headless`: a host of a model other than the first one, without an HTTP server and an engine core.
+"""`octavo serve --headless`: a host of a model other than the first one, without an API and an engine core.
 
 It starts its ranks as the first host says, passes messages and reports on, and ends when the first host has ended, or a
 connection is lost.

@@ -151,7 +151,7 @@ class EngineConfig(Declared):
     master_addr: str = setting("127.0.0.1", "Address of the first host, on which it listens for the others.")
     master_port: int = setting(29501, "Port on which the first host listens for the others.", ge=1, le=65535)
     headless: bool = setting(
-        False, "Ranks without an HTTP server, on all hosts but the first; see $OCTAVO_GROUP_SECRET."
+        False, "Ranks without an API, on all hosts but the first: --port answers probes. See $OCTAVO_GROUP_SECRET."
     )
     distributed_timeout_seconds: int = setting(
         60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
