@@ -124,7 +124,7 @@ class Parallelism(SpecPart):
     def _can_run(self) -> Self:
         if (self.tensor or 1) * (self.pipeline or 1) % (self.nodes or 1):
             raise ValueError(
-                "parallelism.nodes pods divide the ranks of a replica evenly: make tensor, times pipeline, a multiple "
-                "of nodes"
+                "parallelism.nodes must divide the ranks of a replica evenly: make tensor times pipeline a multiple of "
+                "nodes"
             )
         return self
