@@ -1,7 +1,9 @@
 """`TraceFile`: the file of `--trace`."""
 
+import errno
 import logging
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -19,9 +21,13 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise OSError(errno.EINVAL, "it is a pipe, whose reader could stop the engine")
         except OSError as error:
-            raise StartupError(f"--trace: cannot write {path}: {error.strerror}.") from error
+            message = f"--trace: cannot write {path}: {error.strerror}: name a file that can be written."
+            raise StartupError(message) from error
         self._path = path
         self._file: TextIO | None = os.fdopen(fd, "w", encoding="utf-8", buffering=1)
 
