@@ -46,7 +46,7 @@ def test_a_secret_of_a_flag_has_precedence_over_a_file(tmp_path, clock):
 
 def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, caplog):
     file = tmp_path / "secret"
-    with pytest.raises(StartupError, match="FileNotFoundError"):
+    with pytest.raises(StartupError, match="No such file or directory"):
         OutgoingSecret((), file, clock=clock)
     write(file, "s3cret")
     secret = OutgoingSecret((), file, clock=clock)

@@ -69,7 +69,7 @@ def test_a_limit_is_a_whole_number_of_a_bounded_size(path, field, value):
 UNUSABLE = {
     "": "Input should be a mapping of fields",
     "[]": "Input should be a mapping of fields",
-    "alice: {weight: 1}": "alice: it is no field .*: the fields here are default, tenants.",
+    "alice: {weight: 1}": "alice: it is no field: the fields here are default, tenants.",
     "tenants: {alice: {requests: 1}}": "alice: requests: it is no .* weight, requestsPerMinute, .*, maxTokens.",
     "tenants: {alice: {max_tokens: 1}}": "max_tokens: it is no field",
     "tenants:": "tenants: Input should be a mapping",

@@ -82,7 +82,7 @@ def test_errors_name_the_file(tmp_path, manifest, capsys):
     [
         ("--no-such-flag", "InferenceService llm: spec.engine.extraArgs: unrecognized arguments: --no-such-flag"),
         ("--num-threads=many", "InferenceService llm: spec.engine.extraArgs: argument --num-threads"),
-        ("--quantization=fp8", "InferenceService llm: "),
+        ("--quantization=int3", "InferenceService llm: "),
     ],
 )
 def test_arguments_that_engines_would_reject_are_rejected_at_once(manifest, argument, message, capsys):
