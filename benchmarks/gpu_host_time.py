@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes
+from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes, decode_buckets
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Fetch
@@ -107,8 +107,15 @@ class MetaGpu(CpuDevice):
         def capture(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
             return (lambda: None), work()
 
-        sizes = capture_sizes(limits.max_num_seqs)
-        return GraphedSteps(model.forward, limits, sizes, capture, self.torch_device, free_bytes=lambda: 0)
+        def overwrite(target: Tensor, values: Tensor) -> None:
+            target.copy_(self._meter.copy(values))
+
+        buckets = decode_buckets(capture_sizes(limits.max_num_seqs))
+        return GraphedSteps(
+            *(model.forward, limits, buckets, capture, self.torch_device),
+            overwrite=overwrite,
+            free_bytes=lambda: 0,
+        )
 
 
 class DecodeExecutor:

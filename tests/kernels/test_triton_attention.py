@@ -3,6 +3,8 @@
 The interpreter computes bfloat16 wrongly, so types are fp32 and fp16.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
@@ -19,6 +21,7 @@ from octavo_testing.attention_cases import (
     run_history_and_step,
 )
 from torch import Tensor
+from torch.nn import functional as F
 
 MIXES = {
     "decode": [SeqShape(n, 1) for n in (0, 1, 15, 16, 17, 100)],
@@ -128,6 +131,30 @@ def test_a_row_of_padding_changes_nothing() -> None:
         outputs.append(backend.attend(spec, *(x[:rows] for x in qkv), step))
     assert torch.equal(outputs[1][:2], outputs[0])
     assert not outputs[1][2:].any()
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_several_rows_of_padding_are_a_sequence_without_keys(window: int | None) -> None:
+    spec = make_spec(window=window)
+    batch, num_blocks = make_batch([SeqShape(20, 3), SeqShape(40, 1)], 16)
+    padded = replace(
+        batch,
+        query_start=torch.cat([batch.query_start, batch.query_start[-1:] + 5]),
+        seq_lens=F.pad(batch.seq_lens, (0, 1)),
+        block_tables=F.pad(batch.block_tables, (0, 0, 0, 1)),
+        slots=F.pad(batch.slots, (0, 5), value=-1),
+        max_query_len=9,
+    )
+    backend = CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5)
+    backend.allocate(num_blocks)
+    backend.caches[0].normal_(generator=torch.Generator().manual_seed(1))
+    qkv = random_qkv(spec, 9, torch.float32, seed=2)
+    outputs = []
+    for step, rows in ((batch, 4), (padded, 9)):
+        backend.begin_step(step)
+        outputs.append(backend.attend(spec, *(x[:rows] for x in qkv), step))
+    assert torch.equal(outputs[1][:4], outputs[0])
+    assert not outputs[1][4:].any()
 
 
 @pytest.mark.parametrize("case", ["plain", "heads of 96"], ids=["several KV heads", "one KV head"])

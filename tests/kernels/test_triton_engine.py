@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
+from octavo_engine.devices.cuda_graphs import Bucket
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.wire.records import ImageSpan
-from octavo_testing.decode_pairs import GraphedDevice, Pair
+from octavo_testing.decode_pairs import GraphedDevice, Pair, make_long_tiny
 from octavo_testing.tiny_models import make_tiny
 from octavo_testing.tiny_vision import make_tiny_vision
 from octavo_testing.triton_device import triton_kernels
@@ -33,6 +34,8 @@ def generate(folder: Path, attention: AbstractContextManager[None]) -> list[list
 class TritonGraphs(GraphedDevice):
     """A CPU with the graphs of a GPU and its kernels, in the interpreter."""
 
+    buckets = (Bucket(1, 1), Bucket(20, 4, 20))
+
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return CudaBackend(specs, block_size, dtype, self.torch_device, num_programs=5)
 
@@ -47,8 +50,16 @@ def test_a_graph_rotates_tokens_after_an_image_by_their_positions(tmp_path: Path
         assert graphs is not None
         for _ in range(2):
             pair.decode([0])
-            assert graphs._tokens[1, :1].tolist() == [pair.lengths[0] - 1 - 8]
-            assert graphs._lengths[:1].tolist() == [pair.lengths[0]]
+            graph = graphs._graphs[TritonGraphs.buckets[0]]
+            assert graph.positions.tolist() == [pair.lengths[0] - 1 - 8]
+            assert graph.attention.seq_lens.tolist() == [pair.lengths[0]]
+
+
+def test_graphs_of_prompts_and_drafts_equal_eager_steps(tmp_path: Path) -> None:
+    """Kernels find the sequences of a step on the device, and leave tokens of padding alone."""
+    folder = make_long_tiny("qwen3", tmp_path, max_model_len=90)
+    with triton_kernels():
+        Pair.open(folder, device=TritonGraphs, dtype="float32", max_num_seqs=3).mix_randomly(3, seed=2, most=3)
 
 
 @pytest.mark.slow

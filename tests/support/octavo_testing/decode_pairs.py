@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from octavo_engine.devices.cuda_graphs import GraphedSteps
+from octavo_engine.devices.cuda_graphs import Bucket, GraphedSteps, decode_buckets
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
@@ -63,10 +63,15 @@ def repeated(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     return replay, output
 
 
+#: Graphs of 1, 2, 4 and 8 sequences, and of 10, 20 and 60 tokens. There is none of 21 to 44 tokens.
+BUCKETS = (*decode_buckets((1, 2, 4, 8)), Bucket(10, 10, 10), Bucket(20, 13, 20), Bucket(60, 13, 60, 45))
+
+
 class GraphedDevice(ShownDevice):
-    """A CPU with the graphs of a GPU, which are of 1, 2, 4 and 8 rows, and attention that takes rows without keys."""
+    """A CPU with the graphs of a GPU, which have the sizes `buckets`, and attention that takes rows without keys."""
 
     graphed: GraphedSteps | None = None
+    buckets: tuple[Bucket, ...] = BUCKETS
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return ReferenceBackend(specs, block_size, dtype)
@@ -76,7 +81,9 @@ class GraphedDevice(ShownDevice):
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
         self.graphed = GraphedSteps(
-            model.forward, limits, (1, 2, 4, 8), repeated, self.torch_device, free_bytes=lambda: 0
+            *(model.forward, limits, self.buckets, repeated, self.torch_device),
+            overwrite=Tensor.copy_,
+            free_bytes=lambda: 0,
         )
         return self.graphed
 
@@ -201,6 +208,28 @@ class Pair:
         steps = [self._step(seq_id, 1) for seq_id in seq_ids]
         self._append(self.both(StepPlan(step_id=0, seqs=steps, **plan)))
 
+    def run_ahead(self, plans: list[list[tuple[int, int]]]) -> None:
+        """Start plans of (sequence, number of tokens) before the results of others are known; a new one has 10 tokens.
+
+        All tokens must be equal.
+        """
+        waits: list[list[Callable[[], StepResult]]] = [[], []]
+        for chosen in plans:
+            plan = StepPlan(step_id=0)
+            for seq_id, num_tokens in chosen:
+                if seq_id not in self.lengths:
+                    self.tokens[seq_id], self.tables[seq_id], self.lengths[seq_id] = list(range(10)), [], 0
+                    params = SamplingParams(temperature=0, max_tokens=10000)
+                    prompt = self.tokens[seq_id]
+                    plan.new_seqs.append(NewSeq(seq_id=seq_id, token_ids=prompt, num_prompt_tokens=10, params=params))
+                plan.seqs.append(self._step(seq_id, num_tokens))
+                plan.seqs[-1].sample = self.lengths[seq_id] >= len(self.tokens[seq_id])
+            for side, started in zip((self.eager, self.recorded), waits, strict=True):
+                started.append(side.runner.start(plan))
+        eager, recorded = ([wait() for wait in started] for started in waits)
+        assert [result.error for result in (*eager, *recorded)] == [None] * 2 * len(plans)
+        assert [result.seqs for result in recorded] == [result.seqs for result in eager]
+
     def verify(self, seq_id: int, drafts: list[int]) -> None:
         """Decode with drafts."""
         step = self._step(seq_id, 1 + len(drafts))
@@ -242,6 +271,37 @@ class Pair:
                 self.decode(chance.sample(running, chance.randrange(1, len(running) + 1)))
         for seq_id in sorted(self.lengths):
             self.drop(seq_id)
+
+    def mix_randomly(self, steps: int, *, seed: int = 5, most: int = 9, max_length: int = 80) -> None:
+        """Run steps of prompts, chunks of them, drafts and decodes of up to `most` sequences; drop all at the end."""
+        chance = random.Random(seed)
+        for _ in range(steps):
+            for seq_id in [i for i in sorted(self.lengths) if self.lengths[i] > max_length or chance.random() < 0.1]:
+                self.drop(seq_id)
+            self._mix(chance.sample(range(most), chance.randrange(1, most + 1)), chance)
+        for seq_id in sorted(self.lengths):
+            self.drop(seq_id)
+
+    def _mix(self, seq_ids: list[int], chance: random.Random) -> None:
+        plan = StepPlan(step_id=0)
+        for seq_id in seq_ids:
+            if seq_id not in self.lengths:
+                prompt = [chance.randrange(3, 250) for _ in range(chance.choice((1, 2, 7, 16, 40)))]
+                self.tokens[seq_id], self.tables[seq_id], self.lengths[seq_id] = prompt, [], 0
+                params = SamplingParams(temperature=0, max_tokens=10000)
+                new = NewSeq(seq_id=seq_id, token_ids=[*prompt], num_prompt_tokens=len(prompt), params=params)
+                plan.new_seqs.append(new)
+            missing = len(self.tokens[seq_id]) - self.lengths[seq_id]
+            num_tokens = chance.choice((missing, chance.randrange(1, missing + 1)))
+            drafts = chance.choices(self.tokens[seq_id], k=chance.choice((0, 0, 1, 3))) if num_tokens == missing else []
+            step = self._step(seq_id, num_tokens + len(drafts))
+            step.num_tokens, step.draft_token_ids, step.sample = num_tokens, drafts, num_tokens == missing
+            plan.seqs.append(step)
+        result = self.both(plan)
+        for seq in result.seqs:
+            drafts = next(step.draft_token_ids for step in plan.seqs if step.seq_id == seq.seq_id)
+            self.lengths[seq.seq_id] += len(seq.token_ids) - 1 - len(drafts)
+        self._append(result)
 
     def _step(self, seq_id: int, num_tokens: int, table_start: int | None = None) -> SeqStep:
         start, table = self.lengths[seq_id], self.tables[seq_id]

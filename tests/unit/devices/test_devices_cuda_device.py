@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from octavo_engine.devices.cuda_calls import is_out_of_memory
 from octavo_engine.devices.cuda_device import (
     CudaDevice,
     CudaFacts,
@@ -18,13 +19,15 @@ from octavo_engine.devices.cuda_device import (
     find_cuda_problem,
     has_kernels,
     is_cuda_failure,
-    is_out_of_memory,
     is_writable,
     kernel_cache_folder,
     step_bytes,
 )
+from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes, decode_buckets, prompt_buckets
 from octavo_engine.devices.device import open_device
+from octavo_engine.devices.dtype import layer_shapes
 from octavo_engine.devices.memory import GIB, MIB, MemoryInfo
+from octavo_engine.devices.step_inputs import StepLimits
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
@@ -37,6 +40,7 @@ from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.tiny_models import make_tiny
+from torch import Tensor
 
 BLOCK = MIB
 MODEL = ModelMemory(weights_bytes=16 * GIB, bytes_per_block=BLOCK, reserve_bytes=2 * GIB)
@@ -264,11 +268,34 @@ def test_the_largest_step_grows_with_tokens_and_rows(folder: Path) -> None:
         config = EngineConfig(max_num_batched_tokens=tokens, max_num_seqs=rows)
         return step_bytes(config, model, torch.bfloat16)
 
-    a_token = needed(201, 10) - needed(200, 10)
-    assert a_token == needed(101, 10) - needed(100, 10) > 2 * 4 * model.hidden_size
-    partial, tables = 14 * 4 * model.num_heads * (model.head_dim + 2), 3 * 4 * (model.max_position_embeddings // 16 + 1)
-    of_a_row = (3 * 4 + 2) * model.vocab_size + 2 * model.hidden_size + partial + tables
-    assert needed(100, 11) - needed(100, 10) == a_token + of_a_row
+    a_token = needed(3001, 10) - needed(3000, 10)
+    assert a_token == needed(2050, 10) - needed(2049, 10) > 2 * 4 * model.hidden_size
+    in_place = 2 * model.hidden_size + 4 * 4  # of a further token of the largest graph, beside its step
+    assert needed(601, 10) - needed(600, 10) == 2 * a_token + in_place
+    partial, tables = 14 * 4 * model.num_heads * (model.head_dim + 2), 4 * 4 * (model.max_position_embeddings // 16 + 1)
+    of_a_row = (3 * 4 + 2) * model.vocab_size + 2 * model.hidden_size + partial + tables + 2 * 4
+    assert needed(3000, 11) - needed(3000, 10) == of_a_row
+
+
+def test_the_plan_has_the_memory_of_all_graphs(folder: Path) -> None:
+    """The tensors of `GraphedSteps`, the hidden rows of each graph, and the largest step once more."""
+    model = load_model_config(resolve_model(str(folder)))
+    limits = StepLimits(max_num_seqs=300, max_model_len=64, table_width=5)
+    buckets = [*decode_buckets(capture_sizes(300)), *prompt_buckets(300, 4096)]
+    graphs = GraphedSteps(
+        *(None, limits, buckets, None, torch.device("meta")),  # type: ignore[arg-type]
+        overwrite=Tensor.copy_,
+        free_bytes=lambda: 0,
+    )
+    settings: dict[str, Any] = {"max_num_seqs": 300, "max_model_len": 64, "max_num_batched_tokens": 4096}
+    planned, eager = (
+        step_bytes(EngineConfig(**settings, enforce_eager=each), model, torch.bfloat16) for each in (False, True)
+    )
+    values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
+    rows = sum(bucket.num_tokens for bucket in buckets) * model.hidden_size + 2048 * values
+    in_place = graphs._tables.numel() + graphs._numbers.numel()
+    parts = 14 * 4 * model.num_heads * (model.head_dim + 2)  # of the sequence of padding
+    assert planned - eager == 2 * rows + 4 * in_place + parts
 
 
 def test_only_cuda_errors_lose_the_device() -> None:

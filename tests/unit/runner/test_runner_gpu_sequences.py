@@ -10,7 +10,7 @@ import torch
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.devices import device as device_module
 from octavo_engine.devices.cuda_device import CudaDevice, step_bytes
-from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes
+from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes, decode_buckets
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MemoryInfo
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
@@ -76,8 +76,12 @@ class LargeGpu(CpuDevice):
         return torch.clone
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps:
-        sizes = capture_sizes(limits.max_num_seqs)
-        return GraphedSteps(model.forward, limits, sizes, self.capture, self.torch_device, free_bytes=lambda: 0)
+        buckets = decode_buckets(capture_sizes(limits.max_num_seqs))
+        return GraphedSteps(
+            *(model.forward, limits, buckets, self.capture, self.torch_device),
+            overwrite=Tensor.copy_,
+            free_bytes=lambda: 0,
+        )
 
 
 @pytest.fixture

@@ -241,6 +241,7 @@ def test_the_time_of_encoding_does_not_count_as_a_cost_of_steps() -> None:
     rig, seen = Rig(), list[str]()
     rig.runner._images = SimpleNamespace(  # type: ignore[assignment]
         encode=lambda *_: seen.append("encode") or {},
+        has_rows=lambda *_: True,
         embed=lambda *_: seen.append("embed"),
         add_costs=lambda costs: costs,
         take_seconds=lambda: 0.0,

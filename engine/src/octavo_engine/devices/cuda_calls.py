@@ -10,9 +10,21 @@ from torch import Tensor
 from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_TRITON_OUT_OF_MEMORY = "[CUDA]: out of memory"  # the end of Triton's error, which has no code
 
 #: Runs a forward pass; returns a function that repeats its launches, and its output, which each repetition overwrites.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+#: Overwrites a tensor of the device with one of the host, and does not wait for the copy.
+Overwrite = Callable[[Tensor, Tensor], None]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", None) == _OUT_OF_MEMORY:
+        return True
+    return isinstance(error, RuntimeError) and str(error).endswith(_TRITON_OUT_OF_MEMORY)
 
 
 class PinnedCopy:
@@ -22,15 +34,25 @@ class PinnedCopy:
         self._device, self._pins = device, True
 
     def __call__(self, values: Tensor) -> Tensor:
+        values = self._pinned(values)
+        return values.to(self._device, non_blocking=self._pins)
+
+    def overwrite(self, target: Tensor, values: Tensor) -> None:
+        """Copy to a tensor of the GPU."""
+        values = self._pinned(values)
+        target.copy_(values, non_blocking=self._pins)
+
+    def _pinned(self, values: Tensor) -> Tensor:
+        """Return the values in pinned memory, or as they are if the system refuses it."""
         if self._pins:
             try:
-                return values.pin_memory().to(self._device, non_blocking=True)
+                return values.pin_memory()
             except RuntimeError as error:
                 self._pins = False
                 _LOGGER.warning(
                     "inputs of steps are not pinned, so copies to the GPU are slower: %s", first_line(error)
                 )
-        return values.to(self._device)
+        return values
 
 
 class PinnedFetch:

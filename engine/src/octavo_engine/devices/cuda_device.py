@@ -17,8 +17,15 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.cgroup import read_limits
-from octavo_engine.devices.cuda_calls import EventTimer, GraphCapture, PinnedCopy, PinnedFetch
-from octavo_engine.devices.cuda_graphs import MOST_KEYS, GraphedSteps, capture_sizes
+from octavo_engine.devices.cuda_calls import EventTimer, GraphCapture, PinnedCopy, PinnedFetch, is_out_of_memory
+from octavo_engine.devices.cuda_graphs import (
+    MOST_KEYS,
+    Bucket,
+    GraphedSteps,
+    capture_sizes,
+    decode_buckets,
+    prompt_buckets,
+)
 from octavo_engine.devices.dtype import layer_shapes
 from octavo_engine.devices.memory import (
     ENGINES_PER_GPU_VARIABLE,
@@ -37,6 +44,7 @@ from octavo_engine.settings.config import (
     describe_local_ranks,
     describe_ranks,
     most_seqs,
+    num_ranks,
     ranks_per_host,
 )
 from octavo_engine.settings.records import MAX_GPU_LOGITS, ModelConfig
@@ -50,8 +58,6 @@ _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
 _GROUP_BYTES = 1024 * MIB  # buffers of NCCL, and contexts of the processes that use the GPU; an estimate
-_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
-_TRITON_OUT_OF_MEMORY = "[CUDA]: out of memory"  # the end of Triton's error, which has no code
 _OLDER_INDEX, _NEWER_INDEX = (f"https://download.pytorch.org/whl/{cuda}" for cuda in ("cu126", "cu130"))
 
 
@@ -173,30 +179,35 @@ def is_writable(folder: Path) -> bool:
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Return the memory of the largest step and of graphs, of which no two run at a time.
 
-    It has, for each of `max_num_batched_tokens` tokens and again for each row of the largest graph, inputs and outputs
-    of one layer's linears and four hidden states; the hidden rows of all graphs; attention's partial results; block
-    tables of the graphs and of two steps; three times the fp32 logits of `max_num_seqs` rows, or of as many as are
-    computed at a time; counts of penalised tokens; and a fixed part.
+    It has, for each of `max_num_batched_tokens` tokens and again for each token of the largest graph, inputs and
+    outputs of one layer's linears and four hidden states; the hidden rows of all graphs, and their inputs in place;
+    attention's partial results; block tables of two further steps; three times the fp32 logits of `max_num_seqs` rows,
+    or of as many as are computed at a time; counts of penalised tokens; and a fixed part.
     """
     from octavo_engine.ops.triton.decode_attention import most_parts  # needs Triton, which CPU installations lack
 
     rows = most_seqs(config)
-    sizes = [0] if config.enforce_eager else config.cudagraph_capture_sizes or capture_sizes(rows)
+    buckets = graph_buckets(config)
+    tokens, seqs = (max((bucket[i] for bucket in buckets), default=0) for i in range(2))
     values = sum(shape.in_features + shape.out_features for shape in layer_shapes(model)) + 4 * model.hidden_size
-    activations = (batched_tokens(config, "cuda") + max(sizes)) * values * dtype.itemsize
-    graphs = sum(sizes) * model.hidden_size * dtype.itemsize
-    partial = most_parts(rows, MOST_KEYS) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
+    activations = (batched_tokens(config, "cuda") + tokens) * values * dtype.itemsize
+    graphs = sum(bucket.num_tokens for bucket in buckets) * model.hidden_size * dtype.itemsize
+    partial = most_parts(max(rows, seqs), MOST_KEYS) * model.num_heads * (model.head_dim + 2) * torch.float32.itemsize
     table_width = -(-(config.max_model_len or context_length(model)) // config.block_size) + 1
-    tables = (max(sizes) + 2 * rows) * table_width * torch.int32.itemsize
+    in_place = max((sum(bucket.sizes) for bucket in buckets), default=0) + 2 * seqs * table_width
+    numbers = (in_place + 2 * rows * table_width) * torch.int32.itemsize
     logits = max(model.vocab_size, min(rows * model.vocab_size, MAX_GPU_LOGITS)) * torch.float32.itemsize
     counts = rows * model.vocab_size * torch.int16.itemsize
-    return activations + graphs + partial + tables + _LOGIT_COPIES * logits + counts + _LIBRARY_BYTES
+    return activations + graphs + numbers + partial + _LOGIT_COPIES * logits + counts + _LIBRARY_BYTES
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", None) == _OUT_OF_MEMORY:
-        return True
-    return isinstance(error, RuntimeError) and str(error).endswith(_TRITON_OUT_OF_MEMORY)
+def graph_buckets(config: EngineConfig) -> list[Bucket]:
+    """Return the sizes of the steps that are captured as CUDA graphs."""
+    if config.enforce_eager or num_ranks(config) > 1:
+        return []
+    most = most_seqs(config)
+    decodes = decode_buckets(config.cudagraph_capture_sizes or capture_sizes(most))
+    return [*decodes, *prompt_buckets(most, batched_tokens(config, "cuda"))]
 
 
 def is_cuda_failure(error: Exception) -> bool:
@@ -215,11 +226,13 @@ class CudaDevice:
         self.compiles_late = True
         self.group_gpu: torch.device | None = self.torch_device
         self.capture_sizes: tuple[int, ...] = ()
+        self._most_tokens = 0  # of a step
         self.num_ranks = 1
         self._input_copy, self._fetch = PinnedCopy(self.torch_device), PinnedFetch()  # each warns once
 
     def prepare(self, config: EngineConfig) -> None:
-        self.capture_sizes, self.num_ranks = config.cudagraph_capture_sizes, config.tensor_parallel_size
+        self.capture_sizes, self.num_ranks = config.cudagraph_capture_sizes, num_ranks(config)
+        self._most_tokens = batched_tokens(config, self.name)
         torch.cuda.set_device(self.torch_device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
@@ -294,7 +307,9 @@ class CudaDevice:
             return None
         sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
         return GraphedSteps(
-            *(model.forward, limits, sizes, GraphCapture(), self.torch_device),
+            *(model.forward, limits, [*decode_buckets(sizes), *prompt_buckets(limits.max_num_seqs, self._most_tokens)]),
+            *(GraphCapture(), self.torch_device),
+            overwrite=self._input_copy.overwrite,
             free_bytes=lambda: torch.cuda.mem_get_info(self.torch_device)[0],
         )
 

@@ -1,26 +1,63 @@
-"""`GraphedSteps`: decode steps of a GPU as CUDA graphs, which repeat all launches of a forward pass by one call.
+"""`GraphedSteps`: steps of a GPU as CUDA graphs, which repeat all launches of a forward pass by one call.
 
-There is a graph for each of some numbers of rows. A step is copied to tensors that stay in place, and filled up with
-rows that have no keys and write none. All graphs are captured before an engine is ready, the largest first, so that the
-others fit into its memory.
+There is a graph for each of some numbers of sequences with one token each, and of tokens of any mix of prompts, drafts
+and decodes. A step is copied to tensors that stay in place, and filled up with tokens of sequences that have no keys
+and write none. All graphs are captured before an engine is ready, the largest first, so that the others fit into its
+memory.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_engine.devices.cuda_calls import Capture
-from octavo_engine.devices.step_inputs import Forward, StepInputs, StepLimits
+from octavo_engine.devices.cuda_calls import Capture, Overwrite, is_out_of_memory
+from octavo_engine.devices.step_inputs import FillIn, Forward, PlacedStep, StepArrays, StepInputs, StepLimits
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, ForwardContext
 from octavo_engine.settings.records import MAX_GRAPH_ROWS
 from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)
 MOST_KEYS = 1 << 21  # of all rows: bounds the memory of attention's partial results
+_PROMPT_TOKENS = (*range(64, 513, 64), 1024, 2048)  # of graphs of steps with prompts
+_CHEAP_PADDING = 64  # tokens that hardly lengthen a step; more of them may be a quarter of it
+_NONE = np.zeros(0, dtype=np.int64)
+_EMPTY = StepArrays(
+    *(_NONE, _NONE, _NONE, _NONE),
+    query_start=np.zeros(1, dtype=np.int32),
+    seq_lens=np.zeros(0, dtype=np.int32),
+    block_tables=np.zeros((0, 0), dtype=np.int32),
+)
+
+
+class Bucket(NamedTuple):
+    """The largest step of a graph. `max_query_len`: tokens of one sequence. `least_tokens`: of the smallest step.
+
+    `num_seqs`: with those of padding, of which there is one at least if a sequence may have several tokens.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    max_query_len: int = 1
+    least_tokens: int = 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of each kind that one copy moves, in the order of `GraphedSteps._write`, before block tables."""
+        return [self.num_seqs + 1, self.num_seqs, *[self.num_tokens] * 4]
+
+    def fits(self, arrays: StepArrays) -> bool:
+        return (
+            self.least_tokens <= len(arrays.input_ids) <= self.num_tokens
+            and len(arrays.seq_lens) <= self.num_seqs - (self.max_query_len > 1)
+            and arrays.max_query_len <= self.max_query_len
+        )
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -29,85 +66,129 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in (1, 2, 4, 8, *range(16, 512, 16), *range(512, most, 32)) if size < most] + [most]
 
 
+def decode_buckets(sizes: Sequence[int]) -> list[Bucket]:
+    return [Bucket(size, size) for size in sizes]
+
+
+def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+    """Return the sizes of graphs of any steps, the largest of `max_num_batched_tokens` if that is not above 2048."""
+    most = min(max_num_batched_tokens, _PROMPT_TOKENS[-1])
+    sizes = [*(size for size in _PROMPT_TOKENS if size < most), most]
+    return [
+        Bucket(size, min(size, max_num_seqs) + 1, size, max(1, size - max(_CHEAP_PADDING, size // 4))) for size in sizes
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
+    """`hidden`: what a replay overwrites. `input_ids`, `positions`, `attention`: the tensors that it reads."""
+
     replay: Callable[[], None]
     hidden: Tensor
+    input_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+
+    def compute(self, num_tokens: int) -> Tensor:
+        self.replay()
+        return self.hidden[:num_tokens]
 
 
 class GraphedSteps:
-    """`StepGraphs` on a GPU. If one can't be captured, all steps are eager. `free_bytes`: of the GPU, for the log."""
+    """`StepGraphs` on a GPU. Steps whose graph can't be captured are eager. `free_bytes`: of the GPU, for the log."""
 
     def __init__(
         self,
         forward: Forward,
         limits: StepLimits,
-        sizes: Sequence[int],
+        buckets: Sequence[Bucket],
         capture: Capture,
         device: torch.device,
         *,
+        overwrite: Overwrite,
         free_bytes: Callable[[], int],
     ) -> None:
-        self._forward, self._capture, self._sizes = forward, capture, sorted(sizes)
-        self._free_bytes = free_bytes
-        most, self._most_keys = self._sizes[-1], min(MOST_KEYS, limits.max_num_seqs * limits.max_model_len)
+        self._forward, self._capture, self._buckets = forward, capture, sorted(buckets)
+        self._overwrite, self._free_bytes = overwrite, free_bytes
+        self._most_keys = min(MOST_KEYS, limits.max_num_seqs * limits.max_model_len)
         self._max_model_len = limits.max_model_len
-        self._tokens = torch.zeros(2, most, dtype=torch.int32, device=device)  # ids and positions
-        self._slots = torch.full((most,), -1, dtype=torch.int32, device=device)
-        self._starts = torch.arange(most + 1, dtype=torch.int32, device=device)
-        self._lengths = torch.zeros(most, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(most, limits.table_width, dtype=torch.int32, device=device)
-        self._graphs: dict[int, Graph] = {}  # by numbers of rows
+        most_seqs = max(bucket.num_seqs for bucket in buckets)
+        self._tables = torch.zeros(most_seqs, limits.table_width, dtype=torch.int32, device=device)
+        most_numbers = max(sum(bucket.sizes) for bucket in buckets) + self._tables.numel()
+        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=device)
+        self._graphs: dict[Bucket, Graph] = {}
 
-    def capture_all(self, backend: AttentionBackend) -> None:
-        began_s, free_bytes = time.perf_counter(), self._free_bytes()
-        try:
-            graphs = {size: Graph(*self._capture(self._step(size, backend))) for size in reversed(self._sizes)}
-        except RuntimeError as error:
-            text = "decode steps run without CUDA graphs, so they take more time at small batches: %s"
-            _LOGGER.warning(text, first_line(error))
-            return
-        self._graphs = graphs
-        _LOGGER.info(
-            "captured %d CUDA graphs of up to %d sequences in %.1f s; they take %d MiB",
-            *(len(graphs), self._sizes[-1], time.perf_counter() - began_s, (free_bytes - self._free_bytes()) >> 20),
+    def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
+        """Capture all graphs; after one that lacks memory, smaller ones are tried, after another error none."""
+        began_s, free_bytes, reason = time.perf_counter(), self._free_bytes(), ""
+        for bucket in reversed(self._buckets):
+            try:
+                self._graphs[bucket] = self._captured(bucket, backend, fill_in)
+            except RuntimeError as error:
+                reason = reason or first_line(error)
+                if not is_out_of_memory(error):
+                    break
+        if len(self._graphs) < len(self._buckets):
+            text = "%d of %d CUDA graphs can't be captured, so the host spends more time on steps of their sizes: %s"
+            _LOGGER.warning(text, len(self._buckets) - len(self._graphs), len(self._buckets), reason)
+        decodes, others = ([b.num_tokens for b in self._graphs if (b.max_query_len == 1) == each] for each in (1, 0))
+        text = "captured %d CUDA graphs, of up to %d sequences, or of up to %d tokens, in %.1f s; they take %d MiB"
+        mib = (free_bytes - self._free_bytes()) >> 20
+        seconds = time.perf_counter() - began_s
+        _LOGGER.info(text, len(self._graphs), max(decodes, default=0), max(others, default=0), seconds, mib)
+
+    def place(self, arrays: StepArrays) -> PlacedStep | None:
+        bucket = next((each for each in self._buckets if each in self._graphs and each.fits(arrays)), None)
+        if bucket is None or arrays.num_keys > self._most_keys or arrays.positions.ndim > 1:
+            return None
+        self._write(bucket, arrays)
+        graph, num_tokens = self._graphs[bucket], len(arrays.input_ids)
+        return PlacedStep(
+            input_ids=graph.input_ids[:num_tokens],
+            positions=graph.positions[:num_tokens],
+            attention=graph.attention,
+            replay=partial(graph.compute, num_tokens),
         )
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        batch, rows = inputs.attention, len(inputs.input_ids)
-        size = next((size for size in self._sizes if size >= rows), rows)
-        if size not in self._graphs or batch.max_query_len > 1 or batch.num_keys > self._most_keys:
-            return None
-        graph = self._graphs[size]
-        self._fill(inputs, rows, size)
-        graph.replay()
-        return graph.hidden[:rows]
+        """Return None: a step that no graph has taken is eager."""
 
-    def _fill(self, inputs: StepInputs, rows: int, size: int) -> None:
-        batch = inputs.attention
-        self._tokens[0, :rows].copy_(inputs.input_ids)
-        self._tokens[1, :rows].copy_(inputs.positions)
-        self._slots[:rows].copy_(batch.slots)
-        self._slots[rows:size].fill_(-1)
-        self._lengths[:rows].copy_(batch.seq_lens)
-        self._lengths[rows:size].zero_()
-        self._tables[:rows, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+    def _write(self, bucket: Bucket, arrays: StepArrays) -> None:
+        """Copy a step to the tensors in place, padded to the bucket's sizes."""
+        num_seqs, num_tokens, width = len(arrays.seq_lens), len(arrays.input_ids), arrays.block_tables.shape[1]
+        numbers = torch.zeros(sum(bucket.sizes) + arrays.block_tables.size, dtype=torch.int32)
+        parts = numbers.split_with_sizes([*bucket.sizes, arrays.block_tables.size])
+        starts, lengths, input_ids, positions, slots, seq_slots, tables = (part.numpy() for part in parts)
+        starts[:num_seqs] = arrays.query_start[:-1]  # each further sequence has one token, but the last has all others
+        starts[num_seqs:] = np.arange(num_tokens, num_tokens + len(starts) - num_seqs).clip(max=bucket.num_tokens)
+        starts[-1] = bucket.num_tokens
+        lengths[:num_seqs] = arrays.seq_lens
+        input_ids[:num_tokens], positions[:num_tokens] = arrays.input_ids, arrays.positions
+        slots[:num_tokens], slots[num_tokens:] = arrays.slots, -1
+        seq_slots[: len(arrays.seq_slots)] = arrays.seq_slots
+        tables[:] = arrays.block_tables.ravel()
+        on_device = self._numbers[: len(numbers)]
+        self._overwrite(on_device, numbers)
+        self._tables[:num_seqs, :width].copy_(on_device[sum(bucket.sizes) :].view(num_seqs, width))
 
-    def _step(self, size: int, backend: AttentionBackend) -> Callable[[], Tensor]:
-        """Return the computation of the step that the tensors in place hold."""
-        ids, positions = self._tokens[:, :size]
+    def _captured(self, bucket: Bucket, backend: AttentionBackend, fill_in: FillIn) -> Graph:
+        """Capture the computation of the step that the tensors in place hold."""
+        parts = self._numbers[: sum(bucket.sizes)].split_with_sizes(bucket.sizes)
+        starts, lengths, input_ids, positions, slots, seq_slots = parts
         batch = AttentionBatch(
-            query_start=self._starts[: size + 1],
-            seq_lens=self._lengths[:size],
-            block_tables=self._tables[:size],
-            slots=self._slots[:size],
-            max_query_len=1,
+            query_start=starts,
+            seq_lens=lengths,
+            block_tables=self._tables[: bucket.num_seqs],
+            slots=slots,
+            max_query_len=bucket.max_query_len,
             max_seq_len=self._max_model_len,
             num_keys=self._most_keys,
         )
 
         def compute() -> Tensor:
             backend.begin_step(batch)
-            return self._forward(ids, positions, ForwardContext(batch=batch, backend=backend))
+            context = ForwardContext(batch=batch, backend=backend)
+            return self._forward(fill_in(input_ids, seq_slots), positions, context)
 
-        return compute
+        self._write(bucket, _EMPTY)
+        return Graph(*self._capture(compute), input_ids, positions, batch)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_engine.devices.step_inputs import Forward, StepInputs
+from octavo_engine.devices.step_inputs import FillIn, Forward, PlacedStep, StepArrays, StepInputs
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.ops.recording import Pool, Recording, record
 from octavo_engine.wire.plan import StepPlan
@@ -52,8 +52,11 @@ class RecordedSteps:
         self._numbers = self._inputs.numpy()
         self.pool = Pool()
 
-    def capture_all(self, backend: AttentionBackend) -> None:
+    def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
         """Do nothing: a recording needs a step."""
+
+    def place(self, arrays: StepArrays) -> PlacedStep | None:
+        """Return None: a recording reads the host's own numbers."""
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
         rows = len(inputs.input_ids)

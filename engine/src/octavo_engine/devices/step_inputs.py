@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,49 @@ from octavo_engine.wire.plan import SeqStep
 Ints = npt.NDArray[np.int64]
 
 
+class StepArrays(NamedTuple):
+    """The numbers of a step, on the host.
+
+    `seq_slots`: the slot of each token's sequence, if the newest tokens of some are only on the device; else empty.
+    """
+
+    input_ids: Ints
+    positions: Ints  # [rows], or [3, rows]
+    slots: Ints
+    seq_slots: Ints
+    query_start: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+    block_tables: npt.NDArray[np.int32]
+
+    @property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.query_start).max())
+
+    @property
+    def num_keys(self) -> int:
+        return int(self.seq_lens.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedStep:
+    """The numbers of a step on the device. `replay`: computes its hidden rows, by a graph that has these tensors."""
+
+    input_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+    replay: Callable[[], Tensor] | None = None
+
+
+#: Moves a step to the tensors of a graph that computes it; returns None if there is none.
+Place = Callable[[StepArrays], PlacedStep | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
     `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows`, `num_drafts` (the last ones
-    of these rows) and `start` (the tokens with KV before them) have an entry for each.
+    of these rows) and `start` (the tokens with KV before them) have an entry for each. `replay`: of `PlacedStep`.
     """
 
     input_ids: Tensor  # or rows of embeddings
@@ -30,6 +67,7 @@ class StepInputs:
     num_rows: Ints
     num_drafts: Ints
     start: Ints
+    replay: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +81,10 @@ class StepLimits:
 
 #: A model's forward pass: token ids, positions and context to hidden rows.
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
+
+
+#: Replaces unknown input ids by the newest tokens of the slots of their sequences.
+FillIn = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tower(Protocol):
@@ -86,14 +128,19 @@ class RunnableModel(Protocol):
 
 
 class StepGraphs(Protocol):
-    def capture_all(self, backend: AttentionBackend) -> None:
+    """Graphs are renewed with the model and with the memory of the KV cache, and follow changes of threads."""
+
+    def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
         """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
+        ...
+
+    def place(self, arrays: StepArrays) -> PlacedStep | None:
+        """Move a step to the tensors of a graph that computes it; return None if the step needs tensors of its own."""
         ...
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
         """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
 
-        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs. It is
-        renewed with the model and with the memory of the KV cache, and follows changes of threads.
+        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs.
         """
         ...

@@ -5,6 +5,7 @@ The inputs of the forward pass are computed with numpy, without a Python loop of
 starts are gathered into columns.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo_engine.devices.step_inputs import Ints, StepInputs, StepLimits
+from octavo_engine.devices.step_inputs import Ints, Place, PlacedStep, StepArrays, StepInputs, StepLimits
 from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.attention import AttentionBatch
 from octavo_engine.sampling.sampler import SamplingColumns
@@ -106,6 +107,9 @@ class PersistentBatch:
             return plan
         return replace(plan, seqs=sorted(plan.seqs, key=self._adapter))
 
+    def has_adapters(self, plan: StepPlan) -> bool:
+        return any(self._adapter(step) for step in plan.seqs)
+
     def adapter_rows(self, inputs: StepInputs) -> dict[str, slice]:
         """Return the rows of each adapter, in a step whose plan is sorted."""
         rows, ends = {}, inputs.first_row + inputs.num_rows
@@ -118,8 +122,11 @@ class PersistentBatch:
     def _adapter(self, step: SeqStep) -> str:
         return self.seqs[step.seq_id].adapter
 
-    def inputs(self, plan: StepPlan) -> StepInputs | None:
-        """Build the step's inputs, drafts included; return None if the plan computes no tokens."""
+    def inputs(self, plan: StepPlan, place: Place | None = None) -> StepInputs | None:
+        """Build the step's inputs, drafts included; return None if the plan computes no tokens.
+
+        `place`: moves them to a graph that takes the step. Otherwise they are new tensors.
+        """
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
             return None
@@ -141,35 +148,26 @@ class PersistentBatch:
         longest = int(lengths.max())
         token_ids = self._token_ids[seq_slot, places].astype(np.int64)
         has_unknown = self.newest is not None and bool((token_ids == UNKNOWN).any())
-        input_ids, query_start_on_device, seq_lens, block_tables, write_slots, positions, row_seqs = self._place(
-            token_ids,
-            query_start.astype(np.int32),
-            lengths.astype(np.int32),
-            self._tables[slots, : -(-longest // self.block_size)],
-            self._tables[seq_slot, parts] * np.int64(self.block_size) + offsets,
-            self._positions(steps, places, slots, start, first_row, num_rows),
-            seq_slot if has_unknown else seq_slot[:0],
+        arrays = StepArrays(
+            input_ids=token_ids,
+            positions=self._positions(steps, places, slots, start, first_row, num_rows),
+            slots=self._tables[seq_slot, parts] * np.int64(self.block_size) + offsets,
+            seq_slots=seq_slot if has_unknown else seq_slot[:0],
+            query_start=query_start.astype(np.int32),
+            seq_lens=lengths.astype(np.int32),
+            block_tables=self._tables[slots, : -(-longest // self.block_size)],
         )
-        if self.newest is not None and has_unknown:
-            input_ids = self.newest.fill_in(input_ids, row_seqs)
-        attention = AttentionBatch(
-            query_start=query_start_on_device,
-            seq_lens=seq_lens,
-            block_tables=block_tables,
-            slots=write_slots,
-            max_query_len=int(num_rows.max()),
-            max_seq_len=longest,
-            num_keys=int(lengths.sum()),
-        )
+        placed = (None if place is None else place(arrays)) or self._place(arrays)
         return StepInputs(
-            input_ids=input_ids,
-            positions=positions,
-            attention=attention,
+            input_ids=placed.input_ids,
+            positions=placed.positions,
+            attention=placed.attention,
             steps=steps,
             first_row=first_row,
             num_rows=num_rows,
             num_drafts=num_drafts,
             start=start,
+            replay=placed.replay,
         )
 
     def _positions(
@@ -202,7 +200,27 @@ class PersistentBatch:
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:
         return np.array([self.seqs[i].slot for i in seq_ids], dtype=np.int64)
 
-    def _place(self, *arrays: npt.NDArray[np.signedinteger[Any]]) -> list[Tensor]:
+    def fill_in(self, input_ids: Tensor, seq_slots: Tensor) -> Tensor:
+        """Return input ids with the newest tokens of these slots in place of unknown ones."""
+        return input_ids if self.newest is None else self.newest.fill_in(input_ids, seq_slots)
+
+    def _place(self, arrays: StepArrays) -> PlacedStep:
+        """Move the arrays to new tensors."""
+        input_ids, positions, slots, seq_slots, query_start, seq_lens, block_tables = self._tensors(arrays)
+        attention = AttentionBatch(
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slots=slots,
+            max_query_len=arrays.max_query_len,
+            max_seq_len=int(arrays.seq_lens.max()),
+            num_keys=arrays.num_keys,
+        )
+        if len(seq_slots):
+            input_ids = self.fill_in(input_ids, seq_slots)
+        return PlacedStep(input_ids=input_ids, positions=positions, attention=attention)
+
+    def _tensors(self, arrays: Sequence[npt.NDArray[np.signedinteger[Any]]]) -> list[Tensor]:
         """Return the arrays on the device, where all are int32."""
         if self.copy is None:
             return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]

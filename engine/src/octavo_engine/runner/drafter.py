@@ -174,7 +174,7 @@ class Drafter:
     def _compute(self, steps: list[SeqStep], drafting: dict[SeqId, SeqStep]) -> dict[SeqId, int]:
         """Compute tokens; return the likeliest next token of each sequence that samples."""
         started = time.perf_counter()
-        inputs = self._batch.inputs(StepPlan(step_id=0, seqs=steps))
+        inputs = self._batch.inputs(StepPlan(step_id=0, seqs=steps), self.model.place)
         assert inputs is not None, "every step computes a token"
         is_drafting = np.array([step.seq_id in drafting for step in steps])
         is_short = inputs.attention.max_query_len <= 1 + MAX_DRAFT_TOKENS  # as in the target model's steps

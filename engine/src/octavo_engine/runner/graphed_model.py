@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_engine.devices.device import Device
-from octavo_engine.devices.step_inputs import RunnableModel, StepInputs, StepLimits, Tower
+from octavo_engine.devices.step_inputs import (
+    FillIn,
+    PlacedStep,
+    RunnableModel,
+    StepArrays,
+    StepInputs,
+    StepLimits,
+    Tower,
+)
 from octavo_engine.models.model import Model
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext
 from octavo_engine.runner.image_encoder import ImageEncoder
@@ -42,13 +50,19 @@ class GraphedModel:
         has_graphs = self.model is not None and not self._is_eager
         self._graphs = self._device.step_graphs(self._loaded, self._limits) if has_graphs else None
 
-    def capture_graphs(self, backend: AttentionBackend) -> None:
+    def capture_graphs(self, backend: AttentionBackend, fill_in: FillIn) -> None:
         """Capture the graphs of steps, if there are any; their memory and time are then no request's."""
         if self._graphs is not None:
-            self._graphs.capture_all(backend)
+            self._graphs.capture_all(backend, fill_in)
+
+    def place(self, arrays: StepArrays) -> PlacedStep | None:
+        """Move a step to the tensors of a graph, which must then compute it; return None if no graph can."""
+        return None if self._graphs is None else self._graphs.place(arrays)
 
     def forward(self, inputs: StepInputs, backend: AttentionBackend, *, may_replay: bool) -> Tensor:
         """Compute the hidden rows of a step. `may_replay`: a graph may compute them."""
+        if inputs.replay is not None:
+            return inputs.replay()
         context = ForwardContext(batch=inputs.attention, backend=backend)
         hidden = self._graphs.run(inputs, context) if self._graphs is not None and may_replay else None
         if hidden is None:

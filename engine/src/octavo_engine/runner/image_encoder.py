@@ -81,6 +81,10 @@ class ImageEncoder:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    def has_rows(self, plan: StepPlan, seqs: Mapping[SeqId, SeqState]) -> bool:
+        """Return True if a step computes tokens of an image."""
+        return any(_computes(step, image) for step in plan.seqs for image in seqs[step.seq_id].images)
+
     def embed(
         self, inputs: StepInputs, seqs: Mapping[SeqId, SeqState], embed: Callable[[Tensor], Tensor]
     ) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo_engine.devices.cuda_device import is_out_of_memory
+from octavo_engine.devices.cuda_calls import is_out_of_memory
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import size
 from octavo_engine.grammar.compiler import GrammarCompiler

@@ -160,10 +160,10 @@ class Runner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture the graphs of decode steps. The weights and the KV cache must be allocated."""
-        self.model.capture_graphs(self._backend)
+        """Capture the graphs of steps. The weights and the KV cache must be allocated."""
+        self.model.capture_graphs(self._backend, self._batch.fill_in)
         if self._drafter is not None:
-            self._drafter.model.capture_graphs(self._drafter.cache.backend)
+            self._drafter.model.capture_graphs(self._drafter.cache.backend, self._batch.fill_in)
 
     def _current_costs(self) -> StepCosts:
         costs = self._costs.current()
@@ -195,7 +195,7 @@ class Runner:
         errors = {} if self._images is None else self._images.encode(plan, self._batch.seqs, self.model.tower)
         timer = self._device.timer()
         plan = share_drafts(self._group, self._stages, plan, self._begin_masks(drafted))
-        inputs = self._batch.inputs(plan)
+        inputs = self._batch.inputs(plan, self.model.place if self._is_plain(plan) else None)
         if inputs is None:
             return list
         rows = self._rows_to_choose(plan, inputs)
@@ -224,6 +224,12 @@ class Runner:
             return list(results.values())
 
         return collect
+
+    def _is_plain(self, plan: StepPlan) -> bool:
+        """Return True if the forward pass reads nothing but tokens, positions and the KV cache."""
+        if self._adapters is not None and self._batch.has_adapters(plan):
+            return False
+        return self._images is None or not self._images.has_rows(plan, self._batch.seqs)
 
     def _forward(self, plan: StepPlan, inputs: StepInputs) -> Tensor:
         if self._images is not None:

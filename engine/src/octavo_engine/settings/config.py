@@ -157,7 +157,7 @@ class EngineConfig(Declared):
         60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
     )
     enforce_eager: bool = setting(
-        False, "Decode steps that always run the model's Python code, instead of a recording or CUDA graph."
+        False, "Steps that always run the model's Python code, instead of a recording or CUDA graph."
     )
     cudagraph_capture_sizes: tuple[int, ...] = setting(
         (),
