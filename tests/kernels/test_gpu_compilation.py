@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from octavo_engine.devices.cuda_graphs import GraphedSteps, prompt_buckets
 from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.layers.moe import MoE
@@ -91,8 +93,7 @@ class MetaDevice(CpuDevice):
         return lambda values: values.cpu
 
 
-def start_decodes(steps: MetaSteps, copy: Copy, **params: Any) -> Callable[[], object]:
-    """Start a prompt and two decode steps of three sequences; return the function that waits for the prompts."""
+def make_runner(steps: MetaSteps, copy: Copy, device: MetaDevice, *, enforce_eager: bool) -> Runner:
     batch = PersistentBatch(
         max_num_seqs=4,
         max_model_len=64,
@@ -103,7 +104,12 @@ def start_decodes(steps: MetaSteps, copy: Copy, **params: Any) -> Callable[[], o
         starts_ahead=True,
     )
     grammars = GrammarMasks(GrammarCompiler(no_vocabulary), vocab_size=batch.vocab_size)
-    runner = Runner(steps.model, steps.backend, batch, grammars, MetaDevice(), enforce_eager=True)
+    return Runner(steps.model, steps.backend, batch, grammars, device, enforce_eager=enforce_eager)
+
+
+def start_decodes(steps: MetaSteps, copy: Copy, **params: Any) -> Callable[[], object]:
+    """Start a prompt and two decode steps of three sequences; return the function that waits for the prompts."""
+    runner = make_runner(steps, copy, MetaDevice(), enforce_eager=True)
     prompts = [new(i, 3, 4, 5, temperature=0.5 * i, top_p=0.9, **params) for i in range(3)]
     plan = StepPlan(step_id=1, new_seqs=prompts, seqs=[step(i, 0, 3, block_ids=[[i]]) for i in range(3)])
     with torch.inference_mode():
@@ -138,6 +144,59 @@ def test_a_decode_step_makes_three_copies_to_the_device(steps: MetaSteps) -> Non
 def to_meta(values: Tensor) -> Tensor:
     assert values.is_cpu, "a copy of a tensor that is on the device"
     return values.to("meta")
+
+
+class CountedDevice(MetaDevice):
+    """A device on `meta` with graphs, which lists the calls that the host makes for a step."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def fetch(self) -> Fetch:
+        return lambda values: self._calls.append("fetch") or values.cpu  # type: ignore[func-returns-value]
+
+    def step_graphs(self, model: RunnableModel, limits: StepLimits) -> Any:
+        def capture(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+            return lambda: self._calls.append("replay"), work()
+
+        return GraphedSteps(
+            *(model.forward, limits, prompt_buckets(limits.max_num_seqs, 64), capture, self.torch_device),
+            overwrite=lambda target, values: self._calls.append("copy"),
+            free_bytes=lambda: 0,
+        )
+
+
+@pytest.mark.usefixtures("_draws_on_meta")
+def test_the_host_makes_twelve_calls_for_a_step_with_prompts(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies, operators of torch, kernels and replays; an eager step launches hundreds for a model of many layers."""
+    calls: list[str] = []
+    monkeypatch.setattr(Launches, "current", calls)
+    for module in (decode_attention, elementwise, paged_attention, sampling, write_kv, write_qkv):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            launch = lambda *arguments, kernel=name, **options: calls.append(kernel)  # noqa: E731
+            monkeypatch.setattr(module, name, defaultdict[object, Any](lambda launch=launch: launch))
+
+    def copy(values: Tensor) -> Tensor:
+        with monkeypatch.context() as uncounted:
+            uncounted.setattr(Launches, "current", None)
+            moved = to_meta(values)
+        calls.append("copy")
+        return moved
+
+    runner = make_runner(steps, copy, CountedDevice(calls), enforce_eager=False)
+    with torch.inference_mode():
+        runner.capture_graphs()
+        runner._start(StepPlan(step_id=1, new_seqs=[new(0, 3, 4, 5)], seqs=[step(0, 0, 3, block_ids=[[0]])]))
+        calls.clear()
+        with Launches():
+            prompt = StepPlan(
+                step_id=2, new_seqs=[new(1, *range(9))], seqs=[step(0, 3, 1), step(1, 0, 9, block_ids=[[1]])]
+            )
+            runner._start(prompt)
+    calls.remove("aten::zeros")  # memory of the host
+    assert calls.count("replay") == 1
+    assert len(calls) == 12, " ".join(calls)
 
 
 #: Edits of logits; the last is a penalty.
