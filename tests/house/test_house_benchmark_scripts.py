@@ -25,6 +25,7 @@ SMALLEST = {
     "lora.py": "--model {tiny} --adapters 1 --requests 1 --rounds 1",
     "speculation.py": "--model {tiny} --prompts 1 --max-tokens 4 --runs 1",
     "scheduler_step.py": "--running 2 --steps 4",
+    "gpu_eager_host.py": "--repetitions 1",
     "gpu_host_time.py": "--rows 2 --vocab 64 --context 32 --steps 2",
     "sampling.py": "--rows 1 --vocab 64 --steps 1",
     "router_prompts.py": "--count 2",
