@@ -247,9 +247,9 @@ class RateLimits:
                 values = {"limit": limit, "remaining": left, "reset": f"{ceil(wait_s)}s"}
                 headers |= {f"x-ratelimit-{name}-{what}": str(value) for name, value in values.items()}
                 if num >= limit:
-                    refusals.append((wait_s, f"used {num} {what} in the last minute; its limit is {limit} ({field})"))
+                    refusals.append((wait_s, f"used {num} {what} in the last minute; the limit is {limit} ({field})"))
         if limits.concurrent_requests is not None and not self._has_place(tenant, limits.concurrent_requests, used):
-            most = f"its limit is {limits.concurrent_requests} (concurrentRequests)"
+            most = f"the limit is {limits.concurrent_requests} (concurrentRequests)"
             refusals.append((BUSY_RETRY_S, f"{has} {used.own + used.others} requests in progress; {most}"))
         if refusals:
             wait_s, why = max(refusals)
