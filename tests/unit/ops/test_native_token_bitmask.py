@@ -22,18 +22,11 @@ def test_tokens_without_a_bit_cannot_be_chosen(keep) -> None:
     logits = torch.arange(3 * 70.0).view(3, 70)
     before = logits.clone()
     words = words_of({0, 31, 32, 69}, set(), vocab=70)
-    assert keep(logits, torch.tensor([2, 0]), words).tolist() == [True, False]
+    keep(logits, torch.tensor([2, 0]), words)
     assert torch.isfinite(logits[2]).nonzero()[:, 0].tolist() == [0, 31, 32, 69]
     assert logits[2][[0, 31, 32, 69]].equal(before[2][[0, 31, 32, 69]])
     assert (logits[0] == NEVER).all()
     assert logits[1].equal(before[1])
-
-
-@pytest.mark.parametrize("keep", [apply_token_bitmask, apply_token_bitmask_reference])
-def test_tokens_of_minus_infinity_do_not_count_as_left(keep) -> None:
-    logits = torch.zeros(1, 40)
-    logits[0, :35] = NEVER
-    assert keep(logits, torch.tensor([0]), words_of({3, 34}, vocab=40)).tolist() == [False]
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000, 49152])
@@ -46,13 +39,14 @@ def test_kernel_and_torch_agree(vocab: int, num_threads: int) -> None:
     words[1], words[2] = 0, -1
     wide = torch.randn(7, vocab + 3, generator=chance)
     ours, theirs = wide.clone()[:, :vocab], wide.clone()[:, :vocab]
-    assert apply_token_bitmask(ours, rows, words).equal(apply_token_bitmask_reference(theirs, rows, words))
+    apply_token_bitmask(ours, rows, words)
+    apply_token_bitmask_reference(theirs, rows, words)
     assert ours.equal(theirs)
 
 
 def test_other_types_use_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.zeros(1, 64, dtype=torch.bfloat16)
-    assert apply_token_bitmask(logits, torch.tensor([0]), words_of({63}, vocab=64)).tolist() == [True]
+    apply_token_bitmask(logits, torch.tensor([0]), words_of({63}, vocab=64))
     assert torch.isfinite(logits[0]).nonzero()[:, 0].tolist() == [63]
 
 
