@@ -3,17 +3,12 @@
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import pytest
-import torch
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.devices.cuda_graphs import Bucket
-from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
-from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.wire.records import ImageSpan
-from octavo_testing.decode_pairs import GraphedDevice, Pair, make_long_tiny
+from octavo_testing.decode_pairs import Pair, make_long_tiny
 from octavo_testing.tiny_models import make_tiny
 from octavo_testing.tiny_vision import make_tiny_vision
-from octavo_testing.triton_device import triton_kernels
+from octavo_testing.triton_device import TritonGraphs, triton_kernels
 
 PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (25, 16, 3)]
 
@@ -29,15 +24,6 @@ def generate(folder: Path, attention: AbstractContextManager[None]) -> list[list
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
         llm.shutdown()
     return [output.outputs[0].token_ids for output in outputs]
-
-
-class TritonGraphs(GraphedDevice):
-    """A CPU with the graphs of a GPU and its kernels, in the interpreter."""
-
-    buckets = (Bucket(1, 1), Bucket(20, 4, 20))
-
-    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
-        return CudaBackend(specs, block_size, dtype, self.torch_device, num_programs=5)
 
 
 def test_a_graph_rotates_tokens_after_an_image_by_their_positions(tmp_path: Path) -> None:
@@ -60,22 +46,6 @@ def test_graphs_of_prompts_and_drafts_equal_eager_steps(tmp_path: Path) -> None:
     folder = make_long_tiny("qwen3", tmp_path, max_model_len=90)
     with triton_kernels():
         Pair.open(folder, device=TritonGraphs, dtype="float32", max_num_seqs=3).mix_randomly(3, seed=2, most=3)
-
-
-@pytest.mark.slow
-def test_a_graph_of_a_model_with_experts_equals_eager_steps(tmp_path: Path) -> None:
-    """Three rows take the graph of four, so that a padding row has experts, too."""
-    folder = make_tiny("olmoe", tmp_path)
-    with triton_kernels():
-        pair = Pair.open(folder, device=TritonGraphs, dtype="float32", max_num_seqs=4)
-        for seq in range(3):
-            pair.add(seq, list(range(5 + seq, 9 + 2 * seq)))
-        before = pair.recorded.model.forwards
-        pair.decode([0, 1, 2])
-        pair.decode([1])
-        assert pair.recorded.device.graphed is not None
-        assert pair.recorded.device.graphed._graphs
-        assert pair.recorded.model.forwards == before + 2, "the stand-in's replays run the code"
 
 
 def test_an_engine_gives_the_same_tokens(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from unittest.mock import patch
 
 import torch
 import triton.runtime.interpreter as interpreter
+from octavo_engine.devices.cuda_graphs import Bucket
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.ops import triton_devices
-from octavo_engine.ops.attention import LayerKVSpec
+from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+
+from octavo_testing.decode_pairs import GraphedDevice
 
 
 @contextmanager
@@ -37,3 +40,12 @@ def one_launch_at_a_time() -> Iterator[None]:
 
     with patch.object(interpreter.GridExecutor, "__call__", call):
         yield
+
+
+class TritonGraphs(GraphedDevice):
+    """A CPU with the graphs of a GPU and its kernels, in the interpreter."""
+
+    buckets = (Bucket(1, 1), Bucket(20, 4, 20))
+
+    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        return CudaBackend(specs, block_size, dtype, self.torch_device, num_programs=5)
