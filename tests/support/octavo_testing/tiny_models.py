@@ -163,7 +163,7 @@ TINY: dict[str, Tiny] = {
     ),
 }
 
-#: Models that only transformers' implementation runs; the last two have experts.
+#: Models that only transformers' implementation runs; the last three have experts.
 FAMILIES: dict[str, Tiny] = {
     "granite": Tiny(model_type="granite", config={"attention_multiplier": 0.3, "logits_scaling": 0.7}),
     "olmo3": Tiny(model_type="olmo3", config={"sliding_window": 19}),
@@ -189,6 +189,19 @@ FAMILIES: dict[str, Tiny] = {
     "modernbert_decoder": Tiny(model_type="modernbert-decoder", config={"local_attention": 38}),
     "granitemoe": Tiny(
         model_type="granitemoe", config={"num_local_experts": 8, "attention_multiplier": 0.3, "logits_scaling": 0.7}
+    ),
+    "glm4_moe": Tiny(
+        model_type="glm4_moe",
+        config={
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
     ),
     "deepseek_v3": Tiny(
         model_type="deepseek_v3",
