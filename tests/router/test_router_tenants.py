@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from octavo_server import api_keys
+from octavo_server.http.responses import SSEResponse
 from octavo_testing.fleets import until
 from octavo_testing.raw_http import JSON_TYPE, RawConnection, request_bytes
 from octavo_testing.routing import routing
@@ -210,3 +211,41 @@ async def test_a_request_has_ended_when_the_next_one_of_its_connection_begins(fi
     ):
         await connection.send(request * 5)
         assert [answer.status for answer in await connection.read_answers(5)] == [200] * 5
+
+
+ENDS = {
+    "/v1/completions": b'"finish_reason":"stop"',
+    "/v1/chat/completions": b'"finish_reason":"stop"',
+    "/v1/responses": b"event: response.completed",
+    "/v1/messages": b"event: message_stop",
+}
+
+
+@pytest.mark.parametrize("path", ENDS)
+async def test_a_stream_leaves_its_places_before_it_sends_its_end(files, path, monkeypatch):
+    """A client may send its next request as soon as it has the end, on another connection."""
+    (files / "tenants.yaml").write_text("tenants: {alice: {concurrentRequests: 1}}")
+    bodies = {**BODIES, "/v1/completions": {"prompt": ["a", "b"], "n": 2}}
+    bodies["/v1/messages"] = {**BODIES["/v1/chat/completions"], "max_tokens": 99}
+    bodies["/v1/responses"] = {"input": "hi"}
+    run, sent = SSEResponse.__call__, []
+    async with entry("server", files, ScriptedClient(write_byte_model(files))) as served:
+        context = served.server._context
+
+        async def watch(response, scope, receive, send):
+            send_body = scope["state"]["send_body"]
+
+            async def record(message):
+                held = context.rate_limits.usage("alice").own, context.admission.num_seqs
+                sent.append((ENDS[path] in message["body"], held))
+                await send_body(message)
+
+            scope["state"]["send_body"] = record
+            await run(response, scope, receive, send)
+
+        monkeypatch.setattr(SSEResponse, "__call__", watch)
+        body = {"model": MODEL, "stream": True, **bodies[path]}
+        assert (await served.http.post(path, json=body, headers=bearer("sk-a"))).status_code == 200
+    num_seqs = 4 if path == "/v1/completions" else 1
+    assert sent[0] == (False, (1, num_seqs))
+    assert sent[-1] == (True, (0, 0))

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
@@ -75,6 +75,7 @@ class Generation:
     max_output_tokens: int | None = None
     length_penalty: float | None = None  # of a beam search, else None
     log_output: "Callable[[int, RequestOutput], None] | None" = None  # called with the prompt's index
+    num_ended: int = field(default=0, init=False)  # prompts whose last output has come
 
     @property
     def tenant(self) -> str:
@@ -152,6 +153,8 @@ class Generation:
                         if self.log_output is not None:
                             self.log_output(index, output)
                         _raise_if_failed(output)
+                        if output.finished:
+                            self._end_prompt(admitted)
                         yield GenerationDelta(index, output)
         except (InvalidRequest, Overloaded):
             track.refuse()
@@ -173,6 +176,13 @@ class Generation:
                 retry_after_s=self.admission.retry_after_s(),
             )
         admitted.start()
+
+    def _end_prompt(self, admitted: AdmittedPrompt) -> None:
+        """Free the places of a prompt before its last output is sent, as its client may then send the next request."""
+        admitted.leave()
+        self.num_ended += 1
+        if self.num_ended == len(self.prompts):
+            self.usage.end("")
 
     def _fitted(self, prompt: PromptInput) -> ResolvedParams:
         """The parameters with `max_tokens` cut to the context. Raises ContextLengthExceeded if the prompt fills it."""
