@@ -47,6 +47,7 @@ def stack() -> Iterator[ExitStack]:
 
 def connect(port: int, secret: bytes, events: Events, stack: ExitStack, *, listens: bool = False) -> ControlConnection:
     connection = ControlConnection(secret, "127.0.0.1", port, events, listens=listens)
+    connection.start()
     stack.callback(connection.close)
     return connection
 

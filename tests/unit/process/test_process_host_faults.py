@@ -48,6 +48,8 @@ class SilentConnection:
     def send(self, message: bytes, peer: bytes = b"") -> None:
         self.sent.append((peer, messages.decode_to_host(message)))
 
+    def start(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -157,6 +159,28 @@ def test_a_name_with_addresses_of_both_kinds_is_the_same_address_on_all_hosts(
     monkeypatch.delenv("VLLM_HOST_IP", raising=False)
     assert remote_hosts._first_address(replace(CONFIG, master_addr="name")) == "::1"
     assert own_address("name", 1) == "::1"
+
+
+class EagerConnection(SilentConnection):
+    """A connection to a first host on the same machine, which is there as soon as it may be."""
+
+    def __init__(self, *args: Any, **options: object) -> None:
+        super().__init__()
+        self._receiver = args[3]
+
+    def send(self, message: bytes, peer: bytes = b"") -> None:
+        self.hello = messages.decode_from_host(message)
+
+    def start(self) -> None:
+        self._receiver.connected()
+
+
+def test_a_host_that_is_connected_at_once_says_hello(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headless, "ControlConnection", EagerConnection)
+    host = HeadlessHost(replace(CONFIG, node_rank=1))
+    assert host._connection.hello.node_rank == 1  # type: ignore[attr-defined]
+    host.end()
+    host.run()
 
 
 def test_failed_handshakes_have_both_causes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ class SilentConnection:
     def send(self, message: bytes, peer: bytes = b"") -> None:
         self.sent.append((peer, message))
 
+    def start(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -219,6 +221,8 @@ def test_a_host_whose_connection_has_a_fault_gets_to_know_it() -> None:
         ControlConnection(SECRET.encode(), "127.0.0.1", port, receiver, listens=listens)
         for receiver, listens in zip(receivers, (True, False), strict=True)
     )
+    first.start()
+    other.start()
     try:
         assert receivers[1].events.get(timeout=60) == "connected"
         other.send(b"a message")
@@ -313,6 +317,7 @@ def test_a_stranger_cannot_make_the_first_host_hold_much() -> None:
     """One that has not proved the secret announces a frame of 1 GiB: its connection is closed at once."""
     port = free_port()
     first = ControlConnection(SECRET.encode(), "127.0.0.1", port, BadReceiver(), listens=True)
+    first.start()
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as stranger:  # half of the time for handshakes

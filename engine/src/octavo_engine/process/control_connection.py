@@ -53,10 +53,7 @@ class Receiver(Protocol):
     def received(self, peer: bytes, message: bytes) -> None: ...
 
     def lost(self, peer: bytes) -> None:
-        """Note that a host that has sent messages has closed its connection, or gave no sign of life.
-
-        With an empty peer: that the connection has failed.
-        """
+        """Note that a host that has sent messages has ended or is silent; empty `peer`: the connection has failed."""
 
     def refused(self) -> None:
         """Note that `MOST_FAILURES` handshakes in a row have failed, or on the first host, one of another process."""
@@ -79,7 +76,7 @@ def describe_address(host: str, port: int) -> str:
 
 
 class ControlConnection:
-    """A socket that belongs to a thread, which calls `receiver`. Any thread may send. Call `close` in every state."""
+    """A socket that belongs to a thread, which calls `receiver`. Any thread may send. Call `start`, at last `close`."""
 
     def __init__(self, secret: bytes, host: str, port: int, receiver: Receiver, *, listens: bool) -> None:
         """Listen on the address of this host, or connect to that of the first one. Raises StartupError."""
@@ -105,6 +102,9 @@ class ControlConnection:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise StartupError(_describe_failure(address, error)) from error
+
+    def start(self) -> None:
+        """Begin to call the receiver, which must hold the connection by now."""
         self._thread.start()
 
     def send(self, message: bytes, peer: bytes = b"") -> None:

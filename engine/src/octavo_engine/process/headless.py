@@ -54,6 +54,7 @@ class HeadlessHost:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ranks: dict[int, RankProcess] = {}
         self._connection = ControlConnection(secret, config.master_addr, config.master_port, self, listens=False)
+        self._connection.start()
 
     def run(self) -> None:
         """Run the ranks of this host until the first host stops the engine. Raises StartupError for any other end."""

@@ -101,6 +101,7 @@ class RemoteHosts:
         self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
         secret, address = read_secret(os.environ), _first_address(config)
         self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
+        self._connection.start()
         self.address = own_address(address, config.master_port)
 
     def wait(self) -> None:
