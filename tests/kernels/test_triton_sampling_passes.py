@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from octavo_engine.models.registry import build_model
@@ -50,7 +51,7 @@ def test_tokens_do_not_depend_on_the_passes(name: str, kind: str, monkeypatch: p
     logits[1] = NEVER
     logits[2, 7] = float("inf")
     logits[3] = torch.full((VOCAB,), NEVER).index_fill_(0, torch.tensor([0]), 1.0)
-    params = torch.from_numpy(draw_params(15, VOCAB, seed=11, **FILTERS[name]).packed())
+    params = torch.from_numpy(draw_params(15, VOCAB, seed=11, **FILTERS[name]).view(np.int32).reshape(-1, 8))
     tokens = sampling.sample(logits, params).tolist()
     monkeypatch.setattr(sampling, "_MOST", 16)
     assert sampling.sample(logits, params).tolist() == tokens
@@ -93,6 +94,6 @@ def test_two_passes_serve_a_models_own_logits(model_logits: Tensor, monkeypatch:
     assert (len(parts), len(model_logits)) == (len(DEFAULTS), 500)
     for rows, filters in zip(parts, DEFAULTS, strict=True):
         params = draw_params(*rows.shape, **filters)
-        assert (sampling.sample(rows, torch.from_numpy(params.packed())) >= 0).all()
+        assert (sampling.sample(rows, torch.from_numpy(params.view(np.int32).reshape(-1, 8))) >= 0).all()
     print(f"{len(bisected)} of 500 rows took more than two passes")
     assert len(bisected) <= 5

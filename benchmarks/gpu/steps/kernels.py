@@ -172,7 +172,7 @@ def sampling(step: Step, name: str, rows: int, vocab: int, filters: str) -> None
     from octavo_testing import draw_cases
 
     def kernel(logits: Tensor, params: Any) -> Tensor:
-        return sample(logits.to(step.device), torch.from_numpy(params.packed()).to(step.device)).cpu()
+        return sample(logits.to(step.device), torch.from_numpy(params.view("i4").reshape(-1, 8)).to(step.device)).cpu()
 
     logits = draw_cases.random_logits(rows, vocab)
     params = draw_cases.draw_params(rows, vocab, **draw_cases.FILTERS[filters])

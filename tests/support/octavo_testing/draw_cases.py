@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from octavo_engine.ops.sampling import DrawParams, sample_natively
-from octavo_engine.sampling.draws import choose_tokens_reference, draw_keys, gumbel_noise, kept_tokens
+from octavo_engine.ops.sampling import DrawParams, make_draw, sample_natively
+from octavo_engine.sampling.draws import choose_tokens_reference, draw_keys, gumbel_noise, kept_tokens, seed_keys
 from torch import Tensor
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
@@ -49,16 +50,14 @@ def draw_params(
     min_p: float = 0.0,
     seed: int = 0,
     position: int = 9,
+    keys: npt.NDArray[np.uint64] | None = None,
 ) -> DrawParams:
     """Return equal parameters for all rows; row i has the seed `seed` + i."""
     seeds = np.arange(seed, seed + rows, dtype=np.uint64)
-    return DrawParams(
-        temperature=np.full(rows, temperature, dtype=np.float32),
-        top_k=np.full(rows, vocab if top_k == "V" else top_k, dtype=np.int64),
-        top_p=np.full(rows, top_p, dtype=np.float64),
-        min_p=np.full(rows, min_p, dtype=np.float32),
-        keys=draw_keys(seeds, np.full(rows, position)),
-    )
+    number = vocab if isinstance(top_k, str) else top_k
+    params = np.repeat(make_draw(temperature=temperature, top_k=number, top_p=top_p, min_p=min_p), rows)
+    params["key"] = draw_keys(seed_keys(seeds), np.full(rows, position)) if keys is None else keys
+    return params
 
 
 def native_tokens(logits: Tensor, params: DrawParams) -> Tensor:
@@ -75,10 +74,10 @@ def near_ties(
     rows = (native != choose_tokens_reference(logits, params)).nonzero()[:, 0].numpy()
     if not len(rows):
         return 0
-    differing, params = logits[torch.from_numpy(rows)], params.take(rows)
-    assert (params.temperature > 0).all()
-    scaled = (differing - differing.amax(-1, keepdim=True)) / torch.from_numpy(params.temperature)[:, None]
-    noise = gumbel_noise(params.keys, logits.shape[1], logits.device)
+    differing, params = logits[torch.from_numpy(rows)], params[rows]
+    assert (params["temperature"] > 0).all()
+    scaled = (differing - differing.amax(-1, keepdim=True)) / torch.from_numpy(params["temperature"])[:, None]
+    noise = gumbel_noise(params["key"], logits.shape[1], logits.device)
     best = (scaled + noise).masked_fill(~kept_tokens(differing, params), NEVER).topk(2).values
     assert (best[:, 0] - best[:, 1] <= 4 * torch.finfo(torch.float32).eps * noise.abs().amax(-1)).all()
     return len(rows)

@@ -10,7 +10,7 @@ import torch
 from octavo_engine.ops.gather import gather_rows
 from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library
 from octavo_engine.ops.recording import Pool, Recording, record, recordable
-from octavo_engine.ops.sampling import DrawParams, sample_natively
+from octavo_engine.ops.rope import rotate_
 from torch import Tensor
 
 
@@ -98,21 +98,13 @@ def test_native_calls_are_replayed_with_all_their_arguments(count: int) -> None:
 
 @NATIVE
 def test_calls_with_the_most_arguments_are_replayed() -> None:
-    logits, rows = torch.arange(12.0).view(2, 6), np.zeros(2)
-    params = DrawParams(
-        temperature=rows.astype(np.float32),
-        top_k=rows.astype(np.int64),
-        top_p=rows,
-        min_p=rows.astype(np.float32),
-        keys=rows.astype(np.uint64),
-    )
-    with record(Pool(), logits) as recording:
-        tokens = sample_natively(logits, params)
-    assert tokens is not None
-    assert tokens.tolist() == [5, 5]
-    logits[1, 2] = 100.0
+    assert max(map(len, KERNEL_ARGUMENTS.values())) == len(KERNEL_ARGUMENTS["octavo_rotate"])
+    x, cos, sin = torch.arange(8.0).view(2, 1, 4), torch.full((2, 1, 4), -1.0), torch.zeros(2, 1, 4)
+    with record(Pool(), x, cos, sin) as recording:
+        rotate_(x, cos, sin)
+    assert x.flatten().tolist() == [-i for i in range(8)]
     recording.replay()
-    assert tokens.tolist() == [5, 2]
+    assert x.flatten().tolist() == [*range(8)]
 
 
 @NATIVE

@@ -7,6 +7,7 @@ import pytest
 import torch
 from octavo_engine.devices.step_inputs import StepInputs
 from octavo_engine.runner.batch import PersistentBatch
+from octavo_engine.sampling.draws import seed_keys
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.records import ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
@@ -135,9 +136,10 @@ def test_parameters_go_to_their_columns(batch: PersistentBatch) -> None:
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.8, min_p=0.1, logprobs=2, presence_penalty=1.0)
     batch.add(NewSeq(seq_id=30, token_ids=[1, 2], num_prompt_tokens=1, params=params, seed=-5))
     slot, columns = batch.seqs[30].slot, batch.columns
-    assert columns.temperature[slot] == np.float32(0.5)
-    assert (columns.top_k[slot], columns.top_p[slot], columns.min_p[slot]) == (7, 0.8, np.float32(0.1))
-    assert columns.seed[slot] == 2**64 - 5
+    draw = columns.draws[slot]
+    assert (draw["temperature"], draw["inverse_temperature"], draw["top_k"], draw["top_p"]) == (0.5, 2.0, 7, 0.8)
+    assert draw["least_scaled"] == np.float32(np.log(np.float64(np.float32(0.1))))
+    assert draw["key"] == seed_keys(np.array([2**64 - 5], dtype=np.uint64))[0]
     assert columns.edits_logits[slot]
     assert columns.wants_logprobs[slot]
     assert batch.seqs[30].output(2).tolist() == [2]

@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from octavo_engine.sampling.draws import (
     draw_keys,
     gumbel_noise,
     kept_tokens,
+    seed_keys,
     token_weights,
 )
 from octavo_testing.draw_cases import chi_square_excess, draw_params, random_logits, same_kept_tokens
@@ -39,7 +39,7 @@ def test_the_page_has_vectors_of_each_kind() -> None:
 @pytest.mark.parametrize(("given", "value"), published("key"))
 def test_published_keys(given: str, value: str) -> None:
     seed, position = map(int, re.findall(r"\d+", given))
-    (key,) = draw_keys(np.array([seed], dtype=np.uint64), np.array([position]))
+    (key,) = draw_keys(seed_keys(np.array([seed], dtype=np.uint64)), np.array([position]))
     assert f"`{key:016x}`" == value
 
 
@@ -113,13 +113,13 @@ def test_draws_of_neighbouring_seeds_follow_the_distribution(fields: dict[str, A
 
 def test_draws_of_neighbouring_positions_follow_the_distribution() -> None:
     draws = 20_000
-    keys = draw_keys(np.full(draws, 3, dtype=np.uint64), np.arange(draws))
-    tokens = choose_tokens(small_logits().expand(draws, -1), replace(draw_params(draws, 40), keys=keys))
+    keys = draw_keys(seed_keys(np.full(draws, 3, dtype=np.uint64)), np.arange(draws))
+    tokens = choose_tokens(small_logits().expand(draws, -1), draw_params(draws, 40, keys=keys))
     assert chi_square_excess(tokens, small_logits()) < 4
 
 
 def test_noise_of_neighbouring_tokens_is_independent() -> None:
-    noise = gumbel_noise(draw_params(200, 1).keys, 5000, CPU).double()
+    noise = gumbel_noise(draw_params(200, 1)["key"], 5000, CPU).double()
     assert abs(float(noise.mean()) - 0.5772) < 0.01
     assert abs(float(noise.var()) - math.pi**2 / 6) < 0.02
     centred = noise - noise.mean()

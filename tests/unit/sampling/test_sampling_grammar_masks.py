@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.sampling.grammar_masks import GrammarMasks
-from octavo_engine.wire.plan import NewSeq, SeqStep
+from octavo_engine.wire.plan import NewSeq
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 from octavo_testing.grammars import BOUNDS, COMPILER, EOS, VOCAB_SIZE
@@ -52,8 +52,7 @@ def allowed(masks: GrammarMasks, *seq_ids: int) -> list[set[int] | str | None]:
 
 def allowed_after_drafts(masks: GrammarMasks, *wanted: tuple[int, int]) -> list[set[int] | str | None]:
     """Return the tokens like `allowed`, per sequence and number of its drafts before the row."""
-    steps = [SeqStep(seq_id=i, start=0, num_tokens=1, sample=True) for i, _ in wanted]
-    rows = masks.rows(steps, np.array([num for _, num in wanted]))
+    rows = masks.rows([seq_id for seq_id, _ in wanted], np.array([num for _, num in wanted]))
     found: list[set[int] | str | None] = [None] * len(wanted)
     if rows is not None:
         logits = torch.zeros(len(wanted), VOCAB_SIZE)

@@ -36,7 +36,7 @@ def test_tokens_of_rank_0_are_those_of_all_ranks() -> None:
     seqs: Any = [Seq(4), Seq(9), Seq(5)]
     rows = SampleRows(seqs=seqs, slots=none, positions=none, num_drafts=none)
     chosen = ChosenTokens(
-        seqs=seqs,
+        rows=rows,
         on_device=tokens,
         on_host=lambda: tokens,
         errors={1: NO_TOKEN_LEFT},

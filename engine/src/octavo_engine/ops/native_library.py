@@ -42,7 +42,7 @@ KERNEL_ARGUMENTS = {
     "octavo_norm": (_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _INT, _INT),
     "octavo_rotate": (_POINTER, *(_LONG,) * 4, _POINTER, _POINTER, _LONG, _LONG, _INT, _INT),
     "octavo_apply_token_bitmask": (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _INT),
-    "octavo_sample": (_POINTER, _LONG, _LONG, _LONG, *(_POINTER,) * 6, _INT),
+    "octavo_sample": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _INT),
     "octavo_ranks": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _LONG, _POINTER, _INT),
     "octavo_gate": (_POINTER, _LONG, _LONG, _LONG, _POINTER, _INT, _INT, _INT),
     "octavo_gather": (_POINTER, *(_LONG,) * 4, _POINTER, _LONG, _FLOAT, _POINTER, _INT, _INT),

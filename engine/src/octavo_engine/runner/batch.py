@@ -18,7 +18,7 @@ from torch import Tensor
 from octavo_engine.devices.step_inputs import Ints, Place, PlacedStep, StepArrays, StepInputs, StepLimits
 from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.ops.attention import AttentionBatch
-from octavo_engine.sampling.sampler import SamplingColumns
+from octavo_engine.sampling.sampler import SampleRows, SamplingColumns
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.settings.records import MAX_GPU_LOGITS, MAX_LOGITS
 from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep, StepPlan
@@ -93,13 +93,11 @@ class PersistentBatch:
         """Store the tokens at these positions of the sequences in these slots."""
         self._token_ids[slots, positions] = token_ids
 
-    def expect(self, steps: list[SeqStep], tokens: Tensor) -> None:
-        """Keep the tokens that the device samples for these steps, in their order, until the host knows them."""
-        if self.newest is None:
-            return
-        slots = self.slots_of([step.seq_id for step in steps])
-        self.newest.store(slots, tokens)
-        self.append(slots, np.array([step.start + step.num_tokens for step in steps]), UNKNOWN)
+    def expect(self, rows: SampleRows, tokens: Tensor) -> None:
+        """Keep the tokens that the device samples for these rows until the host knows them."""
+        if self.newest is not None:
+            self.newest.store(rows.slots, tokens)
+            self.append(rows.slots, rows.positions, UNKNOWN)
 
     def sort_by_adapter(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the sequences of each adapter beside each other, after those without one."""

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count, repeat
+from itertools import compress
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,7 +33,7 @@ from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.pooling import Pooler
-from octavo_engine.sampling.accepted_drafts import ChoiceRows, accept_drafts, rows_to_choose
+from octavo_engine.sampling.accepted_drafts import accept_drafts, rows_to_choose
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.logit_edits import PenaltyCounts
@@ -198,12 +197,12 @@ class Runner:
         inputs = self._batch.inputs(plan, self.model.place if self._is_plain(plan) else None)
         if inputs is None:
             return list
-        rows = self._rows_to_choose(plan, inputs)
-        hidden = self._stages.return_rows(self._forward(plan, inputs), partial(self._final_rows, inputs, rows.sources))
+        rows, sources = self._rows_to_choose(plan, inputs)
+        hidden = self._stages.return_rows(self._forward(plan, inputs), partial(self._final_rows, inputs, sources))
         if not self._stages.is_first:
             return list
         if self._pooler is None:
-            wait_for_results = self._sample(plan, rows, hidden)
+            wait_for_results = self._sample(plan, rows, sources, hidden)
         else:
             self._group.wait()
             pooled = self._pooler.pool(inputs, hidden, self._batch.seqs)
@@ -274,10 +273,10 @@ class Runner:
             if self._drafter is not None:
                 self._drafter.cache.copy_blocks(plan.copies)
 
-    def _rows_to_choose(self, plan: StepPlan, inputs: StepInputs) -> ChoiceRows:
+    def _rows_to_choose(self, plan: StepPlan, inputs: StepInputs) -> tuple[SampleRows, Ints]:
         last = inputs.first_row + inputs.num_rows - inputs.num_drafts - 1
         last_row = {step.seq_id: row for step, row in zip(inputs.steps, last.tolist(), strict=True)}
-        return rows_to_choose([step for step in plan.seqs if step.sample], last_row)
+        return rows_to_choose([step for step in plan.seqs if step.sample], last_row, self._batch.seqs)
 
     def _final_rows(self, inputs: StepInputs, sampled: Ints) -> Ints:
         """Return the rows, in rising order, whose hidden values the first stage uses. `sampled`: those of choices."""
@@ -289,44 +288,36 @@ class Runner:
             is_used[first : first + step.num_prompt_logprobs] = True
         return np.flatnonzero(is_used)
 
-    def _sample(self, plan: StepPlan, rows: ChoiceRows, hidden: Tensor) -> Callable[[], dict[SeqId, SeqResult]]:
+    def _sample(
+        self, plan: StepPlan, rows: SampleRows, sources: Ints, hidden: Tensor
+    ) -> Callable[[], dict[SeqId, SeqResult]]:
         """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
-        sampling = [step for step in plan.seqs if step.sample]
         chosen = list[ChosenTokens]()
         vocab_rows = self._batch.logit_rows
-        for at in range(0, len(rows.steps), vocab_rows):
+        for at in range(0, len(sources), vocab_rows):
             part = rows.part(at, at + vocab_rows)
-            logits = self._logits(hidden, part.sources)
-            grammar = self._grammars.rows(part.steps, part.num_drafts)
-            chosen.append(self._sampler.sample(logits, self._sample_rows(part), grammar))
-            self._batch.expect(part.steps, chosen[-1].on_device)
-        return partial(self._append_tokens, sampling, [self._batch.seqs[s.seq_id] for s in sampling], chosen)
+            logits = self._logits(hidden, sources[at : at + vocab_rows])
+            grammar = self._grammars.rows([seq.seq_id for seq in part.seqs], part.num_drafts)
+            chosen.append(self._sampler.sample(logits, part, grammar))
+            self._batch.expect(part, chosen[-1].on_device)
+        return partial(self._append_tokens, [step for step in plan.seqs if step.sample], chosen)
 
-    def _append_tokens(
-        self, sampling: list[SeqStep], seqs: list[SeqState], chosen: list[ChosenTokens]
-    ) -> dict[SeqId, SeqResult]:
-        """Wait for the tokens of a step; append them to its sequences, of which a later step may have dropped some."""
-        results = accept_drafts(sampling, [result for part in chosen for result in part.results()])
-        appended, shaped = list[tuple[int, int, int]](), dict[SeqId, npt.NDArray[np.int32]]()
-        for step, seq in zip(sampling, seqs, strict=True):
-            token_ids = results[step.seq_id].token_ids
-            if token_ids and self._batch.seqs.get(step.seq_id) is seq:
-                end = step.start + step.num_tokens
-                appended += zip(repeat(seq.slot), count(end), token_ids)
-                if step.seq_id in self._grammars:
-                    shaped[step.seq_id] = seq.output(end + len(token_ids))
-        self._batch.append(*np.array(appended, dtype=np.int64).reshape(-1, 3).T)
-        self._grammars.begin_next(shaped)
-        return results
+    def _append_tokens(self, sampling: list[SeqStep], chosen: list[ChosenTokens]) -> dict[SeqId, SeqResult]:
+        """Wait for the tokens of a step; append them to its sequences, of which a later step may have dropped some.
 
-    def _sample_rows(self, rows: ChoiceRows) -> SampleRows:
-        seq_ids = [step.seq_id for step in rows.steps]
-        return SampleRows(
-            seqs=[self._batch.seqs[i] for i in seq_ids],
-            slots=self._batch.slots_of(seq_ids),
-            positions=rows.positions,
-            num_drafts=rows.num_drafts,
-        )
+        The tokens of rejected drafts lie beyond the end of their sequence.
+        """
+        results, shaped = list[SeqResult](), dict[SeqId, SeqState]()
+        for part in chosen:
+            rows, is_held = part.rows, np.array([self._batch.seqs.get(seq.seq_id) is seq for seq in part.rows.seqs])
+            results += part.results()
+            self._batch.append(rows.slots[is_held], rows.positions[is_held], part.on_host().numpy()[is_held])
+            shaped |= {seq.seq_id: seq for seq in compress(rows.seqs, is_held) if seq.seq_id in self._grammars}
+        accepted = accept_drafts(sampling, results)
+        continuing = [step for step in sampling if step.seq_id in shaped and accepted[step.seq_id].token_ids]
+        ends = {s.seq_id: s.start + s.num_tokens + len(accepted[s.seq_id].token_ids) for s in continuing}
+        self._grammars.begin_next({seq_id: shaped[seq_id].output(end) for seq_id, end in ends.items()})
+        return accepted
 
     def _logits(self, hidden: Tensor, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
         """Compute the logits of `rows`; forks of one row get a row each, as sampling overwrites logits."""

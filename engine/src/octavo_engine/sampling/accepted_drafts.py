@@ -5,49 +5,34 @@ steps without drafts, at every temperature.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo_engine.sampling.sampler import SampleRows
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep
 
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRows:
-    """Row i chooses the token at `positions[i]` of the sequence of `steps[i]`, from the hidden row `sources[i]`.
-
-    The last `num_drafts[i]` tokens before that position are drafts.
-    """
-
-    steps: list[SeqStep]
-    sources: Ints
-    positions: Ints
-    num_drafts: Ints
-
-    def part(self, begin: int, end: int) -> "ChoiceRows":
-        return ChoiceRows(
-            steps=self.steps[begin:end],
-            sources=self.sources[begin:end],
-            positions=self.positions[begin:end],
-            num_drafts=self.num_drafts[begin:end],
-        )
-
-
-def rows_to_choose(sampling: list[SeqStep], last_row: Mapping[SeqId, int]) -> ChoiceRows:
-    """Return the rows of these steps, in order. `last_row`: of each sequence, without its drafts."""
+def rows_to_choose(
+    sampling: list[SeqStep], last_row: Mapping[SeqId, int], held: Mapping[SeqId, SeqState]
+) -> tuple[SampleRows, Ints]:
+    """Return the rows of these steps, in order, and the hidden row of each. `last_row`: of each sequence, without its
+    drafts. `held`: all sequences."""
     first = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
     start = [s.start + s.num_tokens for s in sampling]
     counts = np.array([1 + len(s.draft_token_ids) for s in sampling], dtype=np.int64)
     offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return ChoiceRows(
-        steps=[s for s in sampling for _ in (0, *s.draft_token_ids)] if len(offset) > len(sampling) else sampling,
-        sources=np.repeat(np.array(first, dtype=np.int64), counts) + offset,
+    seqs = [held[s.seq_id] for s in sampling for _ in (0, *s.draft_token_ids)]
+    rows = SampleRows(
+        seqs=seqs,
+        slots=np.array([seq.slot for seq in seqs], dtype=np.int64),
         positions=np.repeat(np.array(start, dtype=np.int64), counts) + offset,
         num_drafts=offset,
     )
+    return rows, np.repeat(np.array(first, dtype=np.int64), counts) + offset
 
 
 def accept_drafts(sampling: list[SeqStep], rows: list[SeqResult]) -> dict[SeqId, SeqResult]:

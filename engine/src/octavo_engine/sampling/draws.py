@@ -6,8 +6,6 @@ and are its reference. All keep the same tokens exactly, because the masses of t
 depends only on the row.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,7 +35,7 @@ def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy:
     if runs_triton(logits):
         from octavo_engine.ops.triton import sampling  # Triton is missing on most machines without a GPU
 
-        return sampling.sample(logits, copy(torch.from_numpy(params.packed())))
+        return sampling.sample(logits, copy(torch.from_numpy(params.view(np.int32).reshape(-1, 8))))
     tokens = sample_natively(logits, params)
     return choose_tokens_reference(logits, params) if tokens is None else tokens
 
@@ -45,27 +43,27 @@ def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy:
 def choose_tokens_reference(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Int[Tensor, " rows"]:
     finite = logits.amax(-1).isfinite()
     tokens = logits.argmax(-1)  # the lowest id of equal logits
-    random = np.flatnonzero(params.temperature > 0)
+    random = np.flatnonzero(params["temperature"] > 0)
     size = max(1, _VALUES_AT_A_TIME // logits.shape[1])
     for part in (random[start : start + size] for start in range(0, len(random), size)):
         rows = _on(part, logits.device)
-        tokens[rows] = _draw(logits[rows], params.take(part))
+        tokens[rows] = _draw(logits[rows], params[part])
     return tokens.masked_fill_(~finite, -1)
 
 
 def kept_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Bool[Tensor, "rows vocab"]:
     """Return the tokens that min-p, top-k and top-p keep."""
-    kept = _scaled(logits, logits.amax(-1), params) >= _on(params.least_scaled(), logits.device)[:, None]
-    some = np.flatnonzero((params.top_k > 0) | (params.top_p < 1.0))
+    kept = _scaled(logits, logits.amax(-1), params) >= _on(params["least_scaled"], logits.device)[:, None]
+    some = np.flatnonzero((params["top_k"] > 0) | (params["top_p"] < 1.0))
     if len(some):
         rows = _on(some, logits.device)
-        kept[rows] &= logits[rows] >= _cut(logits[rows], params.take(some))[:, None]
+        kept[rows] &= logits[rows] >= _cut(logits[rows], params[some])[:, None]
     return kept
 
 
 def gumbel_noise(keys: npt.NDArray[np.uint64], vocab: int, device: torch.device) -> Float[Tensor, "rows vocab"]:
     """Return -ln(-ln(u)), rounded to fp32, with u of the 32 bits that the key and the token's id give."""
-    low, high = _on(keys.view(np.int32).reshape(-1, 2), device)[:, :, None].unbind(1)
+    low, high = _on(np.ascontiguousarray(keys).view(np.int32).reshape(-1, 2), device)[:, :, None].unbind(1)
     bits = torch.arange(vocab, dtype=torch.int32, device=device).mul_(_signed(0x9E3779B9)) + low
     bits.bitwise_xor_(_shifted(bits, 16)).mul_(0x7FEB352D)
     bits.bitwise_xor_(_shifted(bits, 15)).bitwise_xor_(high).mul_(_signed(0x846CA68B))
@@ -92,19 +90,21 @@ def token_weights(scaled: Tensor) -> Float[Tensor, "rows values"]:
 def _draw(logits: Tensor, params: DrawParams) -> Int[Tensor, " rows"]:
     sums = _scaled(logits, logits.amax(-1), params)
     sums.masked_fill_(~kept_tokens(logits, params), _NEVER)
-    return sums.add_(gumbel_noise(params.keys, logits.shape[1], logits.device)).argmax(-1)
+    return sums.add_(gumbel_noise(params["key"], logits.shape[1], logits.device)).argmax(-1)
 
 
 def _scaled(logits: Tensor, best: Float[Tensor, " rows"], params: DrawParams) -> Tensor:
     """Return the logits less the row's best, divided by the temperature (0, greedy: not divided)."""
-    return (logits - best[:, None]).mul_(_on(params.inverse_temperature(), logits.device)[:, None])
+    scale = np.where(params["temperature"] > 0, params["inverse_temperature"], np.float32(1))
+    return (logits - best[:, None]).mul_(_on(scale, logits.device)[:, None])
 
 
 def _cut(logits: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
     """Return the least logit that top-k and top-p keep. Only rows that reach further than 64 logits are sorted."""
     rows, vocab = logits.shape
-    params = replace(params, top_k=np.where(params.top_k < vocab, params.top_k, 0))
-    top_k = _on(np.where(params.top_k > 0, params.top_k, vocab), logits.device)
+    params = params.copy()
+    params["top_k"][params["top_k"] >= vocab] = 0
+    top_k = _on(np.where(params["top_k"] > 0, params["top_k"], vocab), logits.device)
     best, cut = logits.amax(-1), torch.empty(rows, device=logits.device)
     total = _total(logits, best, params)
     pending = np.arange(rows)
@@ -112,7 +112,7 @@ def _cut(logits: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
         at = _on(pending, logits.device)
         values, k = _largest(logits[at], size), top_k[at, None]
         least = values.gather(1, k.clamp(max=size) - 1)
-        cut[at], length = _top_p_cut(values, least, best[at], total[at], params.take(pending))
+        cut[at], length = _top_p_cut(values, least, best[at], total[at], params[pending])
         decided = torch.where(k[:, 0] < vocab, values[:, -1] < least[:, 0], length < size)
         pending = pending[~decided.cpu().numpy()]
         if not len(pending):
@@ -125,10 +125,10 @@ def _top_p_cut(
 ) -> tuple[Float[Tensor, " rows"], Int[Tensor, " rows"]]:
     """Return the least kept value of sorted values, and how many are kept. `total`: mass of rows without top-k."""
     scaled, device = _scaled(values, best, params), values.device
-    inside = (values >= least) & (scaled >= _on(params.least_scaled(), device)[:, None])
+    inside = (values >= least) & (scaled >= _on(params["least_scaled"], device)[:, None])
     weights = token_weights(scaled).masked_fill_(~inside, 0.0)
-    mass = torch.where(_on(params.top_k > 0, device), weights.sum(-1), total)
-    top_p = _on(params.top_p, device)
+    mass = torch.where(_on(params["top_k"] > 0, device), weights.sum(-1), total)
+    top_p = _on(params["top_p"], device)
     before = weights.cumsum(-1) - weights
     kept = inside & ((before < (top_p * mass)[:, None]) | (top_p >= 1.0)[:, None])
     length = kept.sum(-1).clamp_(min=1)
@@ -138,11 +138,11 @@ def _top_p_cut(
 def _total(logits: Tensor, best: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
     """Return the mass of the tokens that min-p keeps; 0 for rows with top-k, whose mass is that of the top k."""
     total = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
-    some = np.flatnonzero(params.top_k == 0)
+    some = np.flatnonzero(params["top_k"] == 0)
     if len(some):
-        rows, params = _on(some, logits.device), params.take(some)
+        rows, params = _on(some, logits.device), params[some]
         scaled = _scaled(logits[rows], best[rows], params)
-        excluded = scaled < _on(params.least_scaled(), logits.device)[:, None]
+        excluded = scaled < _on(params["least_scaled"], logits.device)[:, None]
         total[rows] = token_weights(scaled).masked_fill_(excluded, 0.0).sum(-1)
     return total
 
@@ -169,9 +169,14 @@ def _signed(bits: int) -> int:
     return bits - (1 << 32) if bits >> 31 else bits
 
 
-def draw_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return a key of 64 bits for each seed and position."""
-    return _mix(_mix(seeds ^ _DOMAIN) + (positions + 1).astype(np.uint64) * _WEYL)
+def seed_keys(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the part of the keys that depends on the seed alone."""
+    return _mix(seeds ^ _DOMAIN)
+
+
+def draw_keys(of_seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return a key of 64 bits for each position. `of_seeds`: the `seed_keys`."""
+    return _mix(of_seeds + (positions + 1).astype(np.uint64) * _WEYL)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -183,6 +188,6 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def processed_logits(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Float[Tensor, "rows vocab"]:
     """Apply temperature (0: none, greedy), min-p, top-k and top-p; excluded tokens get minus infinity."""
-    temperature = torch.from_numpy(params.temperature).to(logits.device)[:, None]
+    temperature = _on(params["temperature"], logits.device)[:, None]
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)
     return scaled.masked_fill_(~kept_tokens(logits, params), float("-inf"))

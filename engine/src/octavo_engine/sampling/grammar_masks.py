@@ -23,7 +23,7 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.state import GrammarState, MaskWorker, Words
 from octavo_engine.ops.token_bitmask import WORD_BITS, apply_token_bitmask
-from octavo_engine.wire.plan import NewSeq, SeqId, SeqStep
+from octavo_engine.wire.plan import NewSeq, SeqId
 
 AnyGrammarState = GrammarState | PostReasoningState
 Output = npt.NDArray[np.int32]  # the tokens that a sequence has generated
@@ -156,8 +156,8 @@ class GrammarMasks:
             self._ahead = self._start(continuing, {})
             time.sleep(0)  # release the GIL, so that the thread enters the library's call, which runs without it
 
-    def rows(self, steps: list[SeqStep], num_drafts: npt.NDArray[np.int64]) -> GrammarRows | None:
-        """Return the masks for logits with a row for each of `steps`, or None; blocks until they are computed.
+    def rows(self, seq_ids: list[SeqId], num_drafts: npt.NDArray[np.int64]) -> GrammarRows | None:
+        """Return the masks for logits with a row for each sequence, or None; blocks until they are computed.
 
         `num_drafts`: of each row, how many drafts of its sequence precede it.
         """
@@ -166,10 +166,10 @@ class GrammarMasks:
         for masks in self._step:
             masks.finish()
         masks_of = {seq_id: masks for masks in self._step for seq_id in masks.places}
-        rows = [row for row, step in enumerate(steps) if step.seq_id in masks_of]
+        rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in masks_of]
         if not rows:
             return None
-        seq_ids = [steps[row].seq_id for row in rows]
+        seq_ids = [seq_ids[row] for row in rows]
         at = [masks_of[i].places[i].row + num_drafts[row] for row, i in zip(rows, seq_ids, strict=True)]
         words = np.stack([masks_of[i].words[each] for i, each in zip(seq_ids, at, strict=True)])
         errors = {row: masks_of[i].errors[i] for row, i in zip(rows, seq_ids, strict=True) if i in masks_of[i].errors}

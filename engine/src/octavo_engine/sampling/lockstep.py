@@ -32,7 +32,7 @@ class LockstepSampler:
             return chosen
         tokens = self._group.broadcast(torch.empty(len(rows.seqs), dtype=torch.int64))
         return ChosenTokens(
-            seqs=rows.seqs, on_device=tokens, on_host=lambda: tokens, errors={}, masked={}, wanting=[], logprobs=list
+            rows=rows, on_device=tokens, on_host=lambda: tokens, errors={}, masked={}, wanting=[], logprobs=list
         )
 
 

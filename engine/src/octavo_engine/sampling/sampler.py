@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.devices.transfers import Copy, Fetch, fetch_now, keep
-from octavo_engine.ops.sampling import DrawParams
-from octavo_engine.sampling.draws import choose_tokens, draw_keys, processed_logits
+from octavo_engine.ops.sampling import DRAW, make_draw
+from octavo_engine.sampling.draws import choose_tokens, draw_keys, processed_logits, seed_keys
 from octavo_engine.sampling.grammar_masks import GrammarRows
 from octavo_engine.sampling.logit_edits import PenaltyCounts, apply_penalties
 from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
@@ -40,21 +40,16 @@ class SamplingColumns:
     """Sampling parameters of all sequences, one array per field, indexed by slot."""
 
     def __init__(self, num_slots: int) -> None:
-        self.temperature = np.ones(num_slots, dtype=np.float32)
-        self.top_k = np.zeros(num_slots, dtype=np.int64)
-        self.top_p = np.ones(num_slots, dtype=np.float64)
-        self.min_p = np.zeros(num_slots, dtype=np.float32)
-        self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.draws = np.zeros(num_slots, dtype=DRAW)  # with the keys of the seeds
         self.edits_logits = np.zeros(num_slots, dtype=np.bool_)
         self.wants_logprobs = np.zeros(num_slots, dtype=np.bool_)
 
     def set(self, seq: SeqState, seed: int) -> None:
         slot, params = seq.slot, seq.params
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
-        self.seed[slot] = seed & (2**64 - 1)
+        (key,) = seed_keys(np.array([seed & (2**64 - 1)], dtype=np.uint64))
+        self.draws[slot] = make_draw(
+            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, key=key
+        )
         self.edits_logits[slot] = seq.counts is not None or seq.masks is not None
         self.wants_logprobs[slot] = params.wants_logprobs
 
@@ -71,6 +66,12 @@ class SampleRows:
     positions: npt.NDArray[np.int64]
     num_drafts: npt.NDArray[np.int64]
 
+    def part(self, begin: int, end: int) -> "SampleRows":
+        at = slice(begin, end)
+        return SampleRows(
+            seqs=self.seqs[at], slots=self.slots[at], positions=self.positions[at], num_drafts=self.num_drafts[at]
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
@@ -79,7 +80,7 @@ class ChosenTokens:
     `masked`: the errors of rows that their masks may have left without a token. `wanting`: the rows of `logprobs`.
     """
 
-    seqs: list[SeqState]
+    rows: SampleRows
     on_device: Int[Tensor, " rows"]
     on_host: Callable[[], Tensor]
     errors: dict[int, ErrorInfo]
@@ -92,11 +93,10 @@ class ChosenTokens:
         tokens = self.on_host().tolist()
         empty = {row: self.masked.get(row, NOT_FINITE) for row, token in enumerate(tokens) if token == NO_TOKEN}
         errors = empty | self.errors | {row: NOT_FINITE for row, token in enumerate(tokens) if token == _BROKEN}
-        results = [
-            SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(self.seqs, tokens, strict=True)
-        ]
+        seqs = self.rows.seqs
+        results = [SeqResult(seq_id=seq.seq_id, token_ids=[token]) for seq, token in zip(seqs, tokens, strict=True)]
         for row, error in errors.items():
-            results[row] = SeqResult(seq_id=self.seqs[row].seq_id, token_ids=[], error=error)
+            results[row] = SeqResult(seq_id=seqs[row].seq_id, token_ids=[], error=error)
         for row, entry in zip(self.wanting, self.logprobs(), strict=True):
             results[row].logprobs = None if row in errors else [entry]
         return results
@@ -126,7 +126,8 @@ class Sampler:
         self, logits: Float[Tensor, "rows vocab"], rows: SampleRows, grammar: GrammarRows | None = None
     ) -> ChosenTokens:
         """Choose a token per row. Overwrites the logits."""
-        params = self._draw_params(rows.slots, rows.positions)
+        params = self._columns.draws[rows.slots]
+        params["key"] = draw_keys(params["key"], rows.positions)
         edits = grammar is not None or self._columns.edits_logits[rows.slots].any()
         is_finite = logits.amax(-1).isfinite() if edits else None  # before a mask hides a NaN
         errors = dict[int, ErrorInfo]()
@@ -140,12 +141,12 @@ class Sampler:
             masked |= dict.fromkeys(grammar.rows, NO_TOKEN_IN_GRAMMAR)
         errors = failed | errors
         if reported is not None and self._mode.startswith("processed"):
-            reported = processed_logits(self._take(logits, wanting), params.take(wanting))
+            reported = processed_logits(self._take(logits, wanting), params[wanting])
         chosen = choose_tokens(logits, params, self._copy)
         if is_finite is not None:
             chosen.masked_fill_(~is_finite, _BROKEN)
         return ChosenTokens(
-            seqs=rows.seqs,
+            rows=rows,
             on_device=chosen,
             on_host=self._fetch(chosen),
             errors=errors,
@@ -180,16 +181,6 @@ class Sampler:
         if entries and self._counts is not None:
             self._counts.apply(logits, entries)
         return masked, errors
-
-    def _draw_params(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> DrawParams:
-        columns = self._columns
-        return DrawParams(
-            temperature=columns.temperature[slots],
-            top_k=columns.top_k[slots],
-            top_p=columns.top_p[slots],
-            min_p=columns.min_p[slots],
-            keys=draw_keys(columns.seed[slots], positions),
-        )
 
     def _logprobs(
         self,

@@ -99,11 +99,12 @@ inline Vec gumbel_bound(BitVec bits) {
 }
 
 struct Parameters {
-  float temperature;
-  int64_t top_k;
-  double top_p;
-  float least_scaled;  // min-p as a scaled logit
   uint64_t key;
+  double top_p;
+  float inverse_temperature;
+  float least_scaled;  // min-p as a scaled logit
+  int32_t top_k;       // 0 is off
+  float temperature;   // 0 for greedy
 };
 
 // Buffers of one thread.
@@ -115,7 +116,7 @@ struct Buffers {
 class Row {
  public:
   Row(const float* logits, int64_t vocab, const Parameters& p, Buffers& buffers)
-      : x_(logits), vocab_(vocab), p_(p), buffers_(buffers), scale_(1.0f / p.temperature) {}
+      : x_(logits), vocab_(vocab), p_(p), buffers_(buffers), scale_(p.inverse_temperature) {}
 
   int64_t choose() {
     if (!scan()) return -1;
@@ -281,18 +282,14 @@ class Row {
 extern "C" {
 
 // logits: fp32 [rows, vocab], rows `stride` apart. tokens: int64 [rows]; -1 for a row with NaN or without a finite
-// maximum. temperature: fp32, 0 for greedy; top_k: 0 is off; least_scaled: ln(min_p).
-void octavo_sample(const float* logits, int64_t stride, int64_t vocab, int64_t rows, const float* temperature,
-                   const int64_t* top_k, const double* top_p, const float* least_scaled, const uint64_t* keys,
+// maximum.
+void octavo_sample(const float* logits, int64_t stride, int64_t vocab, int64_t rows, const Parameters* parameters,
                    int64_t* tokens, int32_t num_threads) {
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && rows > 1)
   {
     Buffers buffers;
 #pragma omp for schedule(dynamic)
-    for (int64_t r = 0; r < rows; r++) {
-      Parameters parameters{temperature[r], top_k[r], top_p[r], least_scaled[r], keys[r]};
-      tokens[r] = Row(logits + r * stride, vocab, parameters, buffers).choose();
-    }
+    for (int64_t r = 0; r < rows; r++) tokens[r] = Row(logits + r * stride, vocab, parameters[r], buffers).choose();
   }
 }
 

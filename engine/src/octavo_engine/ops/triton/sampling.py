@@ -31,7 +31,7 @@ _LAST_ID = tl.constexpr(2147483647)
 
 
 def sample(logits: Float[Tensor, "rows vocab"], params: Int[Tensor, "rows 8"]) -> Int[Tensor, " rows"]:
-    """Return a token per row, -1 for a row with NaN or without a finite maximum. `params`: `DrawParams.packed`."""
+    """Return a token per row, -1 for a row with NaN or without a finite maximum. `params`: `DRAW`s."""
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
@@ -303,7 +303,7 @@ def top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB: tl.constexpr, TI
 def sample_kernel(
     tokens_ptr,  # [rows] int64
     logits_ptr,  # [rows, VOCAB] fp32; rows of `stride`
-    params_ptr,  # [rows, 8] int32: of `DrawParams.packed`
+    params_ptr,  # [rows, 8] int32: `DRAW`s
     copies_ptr,  # [rows, MOST] fp32: the largest logits of a row
     ids_ptr,  # [rows, MOST] int32: their tokens
     stride,
