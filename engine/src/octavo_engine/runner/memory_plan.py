@@ -14,6 +14,7 @@ import torch
 
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cpu_threads import plan_threads
+from octavo_engine.devices.cuda_device import graph_buckets
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo, size
 from octavo_engine.layers.linear import Linear
@@ -39,7 +40,7 @@ from octavo_engine.runner.kv_cache_size import (
 from octavo_engine.runner.lora_terms import adapters_bytes
 from octavo_engine.runner.stage_split import divide_layers
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, num_ranks, ranks_per_host
+from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -201,7 +202,9 @@ def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
     A CPU computes one expert at a time.
     """
     values = max((each.values_per_row for each in model.modules() if isinstance(each, Experts)), default=0)
-    rows = 0 if device.name == "cpu" else batched_tokens(config, device.name) + most_seqs(config)
+    if device.name == "cpu":
+        return 0
+    rows = batched_tokens(config, device.name) + max((each.num_tokens for each in graph_buckets(config)), default=0)
     return rows * values * model.build.dtype.itemsize
 
 
