@@ -33,7 +33,7 @@ class TileShape:
 
 
 def tile_shape(spec: AttentionSpec, dtype: torch.dtype, *, has_wgmma: bool = False) -> TileShape:
-    """Choose sizes for which no GPU since sm_80 spills registers; they were never tuned on a GPU.
+    """Choose sizes for which sm_80 and sm_90 spill no registers; they were never tuned on a GPU.
 
     `has_wgmma`: products of 64 rows by four warps from shared memory, of which sm_90 has 227 KiB: 128 rows then read K
     and V half as often, and take two groups of four warps, for every shape of heads.
