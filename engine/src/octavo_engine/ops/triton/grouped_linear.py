@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _DEPTH_BYTES = 128  # of a row of a tile, which is loaded by copies of 16 bytes
-_FP32_WARPS = 8  # with 4, tiles of 64 rows spill on sm_90
+_FP32_WARPS = 8  # of tiles of 64 rows, which spill with 4 on sm_90; tiles of 16 have too few values for 16-byte copies
 _SUM_COLUMNS = 1024
 _NO_START = tl.constexpr(1 << 30)
 
@@ -75,7 +75,7 @@ def grouped_linear(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=_DEPTH_BYTES // x.dtype.itemsize,
-        num_warps=tile.num_warps if x.dtype.itemsize == 2 else _FP32_WARPS,
+        num_warps=_FP32_WARPS if x.dtype.itemsize == 4 and tile.rows >= 64 else tile.num_warps,
         num_stages=3,
     )
     return out
