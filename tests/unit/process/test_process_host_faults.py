@@ -246,6 +246,31 @@ def test_a_host_that_is_late_is_waited_for_by_name(
         thread.join()
 
 
+def test_a_long_wait_for_other_hosts_is_a_warning(monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    """A script without log settings shows nothing below warnings."""
+    monkeypatch.setattr(remote_hosts, "ControlConnection", SilentConnection)
+    monkeypatch.setattr(remote_hosts, "_REMINDER_S", 0.01)
+    hosts = RemoteHosts(replace(CONFIG, nnodes=3, tensor_parallel_size=3))
+    hello = messages.HostHello(1, "10.0.0.2", common_settings(hosts._config))
+    logger = logging.getLogger("octavo_engine.process")
+    lines = Lines("host 2 of 3", after=2)
+    lines.setLevel(logging.WARNING)
+    logger.addHandler(lines)
+    stack.callback(logger.removeHandler, lines)
+
+    def wait() -> None:
+        with pytest.raises(StartupError):
+            hosts.wait()
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    hosts.received(b"1", messages.encode(hello))
+    seen = lines.seen.wait(TIMEOUT_S)
+    hosts.lost(b"")
+    waits.join()
+    assert seen
+
+
 @pytest.mark.parametrize(
     "message",
     [messages.Reported(1, None), messages.Drain(), messages.Found({}), messages.HostFailed("x")],
@@ -265,6 +290,18 @@ def test_messages_of_a_host_that_has_not_joined_change_nothing(
         silent_hosts.start_rank(1, lambda rank, report: reports.append(report))
     silent_hosts.received(b"earlier", messages.encode(message))
     assert (reports, signals) == ([], [])
+
+
+def test_a_report_for_a_rank_that_was_not_started_changes_nothing(silent_hosts: RemoteHosts) -> None:
+    """An error here would end the thread of the connection."""
+    silent_hosts.received(b"1", messages.encode(HELLO))
+    for rank in (-1, 0, 1, 2, 2**62):
+        silent_hosts.received(b"1", messages.encode(messages.Reported(rank, None)))
+    silent_hosts.wait()
+    reports: list[Any] = []
+    silent_hosts.start_rank(1, lambda rank, report: reports.append(report))
+    silent_hosts.received(b"1", messages.encode(messages.Reported(1, messages.RankReady(1))))
+    assert reports == [messages.RankReady(1)]
 
 
 def test_a_host_reports_for_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,14 +105,19 @@ class RemoteHosts:
         self.address = own_address(address, config.master_port)
 
     def wait(self) -> None:
-        """Wait until all hosts have joined. Raises StartupError if the connection fails."""
+        """Wait until all hosts have joined. Raises StartupError if the connection fails.
+
+        A long wait is a warning, so that a script without log settings shows it, too.
+        """
+        level = logging.INFO
         with self._lock:
             while missing := sorted(set(range(1, self._config.nnodes)) - self._hellos.keys()):
                 if self._is_broken:
                     raise StartupError("the connection to other hosts has failed; the log has the cause.")
                 names = ", ".join(f"host {node_rank}" for node_rank in missing)
-                _LOGGER.info("waiting for %s of %d to connect to %s", names, self._config.nnodes, self._own_name())
-                self._lock.wait(_REMINDER_S)
+                what = names, self._config.nnodes, self._own_name()
+                _LOGGER.log(level, "waiting for %s of %d to connect to %s", *what)
+                level = logging.INFO if self._lock.wait(_REMINDER_S) else logging.WARNING
             self._has_started = True
 
     def check_files(self, files: ModelFiles, adapters: Mapping[str, Path]) -> None:
