@@ -233,6 +233,8 @@ def test_a_corrupt_layer_is_named_in_one_line(
         ({"shape": [160, 64]}, r"has shape \(160, 64\), the model needs \(64, 160\)"),
         ({"nested_blocksize": None}, "nested_blocksize is None"),
         ({"nested_offset": None}, "nested_offset is None"),
+        ({"nested_offset": True}, "nested_offset is True"),
+        ({"nested_offset": 10**400}, "nested_offset is 10*0 instead of a number of fp32"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -244,6 +246,26 @@ def test_a_corrupt_state_is_named_in_one_line(tmp_path: Path, state: bytes | dic
     with pytest.raises(StartupError, match=f"tensor '{LAYER}.*{message}") as failure:
         loaded(files)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("size", [10240, 10241, 2**40, 2**62, 2**70])
+def test_a_block_that_is_larger_than_its_layer_takes_no_more_memory(size: int, tmp_path: Path) -> None:
+    """Each number is valid: a layer that is smaller than a block has one scale."""
+    state = f"{LAYER}.weight.quant_state.bitsandbytes__nf4"
+    stored = load_file(FOLDER / "bnb_nf4" / "model.safetensors")
+    given = json.loads(bytes(stored[state].tolist()))
+    raw = json.dumps(given | {"blocksize": size, "nested_blocksize": size}).encode()
+    absmax = torch.tensor([7], dtype=torch.uint8)
+    tensors: Tensors = {state: torch.tensor(list(raw), dtype=torch.uint8), f"{LAYER}.weight.absmax": absmax}
+    found = dict(iter_weights(changed(tmp_path, "bnb_nf4", tensors)))[f"{LAYER}.weight"]
+    scale = stored[f"{LAYER}.weight.nested_quant_map"][7] * stored[f"{LAYER}.weight.nested_absmax"]
+    assert float(found.max()) == pytest.approx(float(scale + given["nested_offset"]))
+    one: Tensors = {key: x[:1, :1] for key, x in load_file(FOLDER / "fp8_block" / "model.safetensors").items()
+        if key.endswith("weight_scale")}  # fmt: skip
+    settings = {"quant_method": "fp8", "weight_block_size": [size, size]}
+    found = dict(iter_weights(saved(tmp_path / "fp8", "fp8_block", one, settings, replace=True)))
+    codes = load_file(FOLDER / "fp8_block" / "model.safetensors")[f"{LAYER}.weight"].float()
+    assert torch.equal(found[f"{LAYER}.weight"], codes * one[f"{LAYER}.weight_scale"])  # type: ignore[operator]
 
 
 def test_an_unknown_kind_of_state_is_named(tmp_path: Path) -> None:
@@ -271,6 +293,14 @@ def test_eight_bits_without_scales_are_refused(tmp_path: Path, name: str, key: s
         ({"weight_block_size": [128, 0]}, "is invalid: it must be two positive numbers"),
         ({"weight_block_size": [128]}, "is invalid"),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head' is invalid"),
+        ({"quant_method": ["fp8"]}, r"method \['fp8'\] \(quantization_config\) is not supported"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": ["-:a"]}, r"dynamic=\['-:a'\] is invalid"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": 5}, "dynamic=5 is invalid: it must be an object of patterns"),
+        ({"quant_method": "compressed-tensors", "config_groups": 7}, "config_groups of 7 are not supported"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {}}}, "format": ["x"]},
+            r"format=\['x'\] is not supported",
+        ),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit=False and load_in_8bit=False are not supported"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit=True and"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int3"}, "'int3' is not supp"),

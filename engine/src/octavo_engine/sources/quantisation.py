@@ -27,9 +27,10 @@ def read_compressed_config(settings: QuantizationSettings) -> QuantisedConfig:
     group = next(iter(groups.values())) if isinstance(groups, dict) and len(groups) == 1 else None
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         remedy = "use a checkpoint whose layers have equal settings"
-        raise settings.refuse(f"config_groups of {list(groups)} are not supported", remedy)
+        names = list(groups) if isinstance(groups, dict) else repr(groups)
+        raise settings.refuse(f"config_groups of {names} are not supported", remedy)
     layout = group.get("format") or layout
-    if layout not in _LAYOUTS:
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise settings.refuse(f"format={layout!r} is not supported", f"use one of {', '.join(_LAYOUTS)}")
     for key in ("transform_config", "sparsity_config"):
         if settings.get(key):
@@ -84,7 +85,7 @@ def read_quantisation(files: ModelFiles) -> QuantisedConfig | None:
     if not config:
         return None
     method = config.get("quant_method", "unknown") if isinstance(config, dict) else config
-    if not isinstance(config, dict) or method not in METHODS:
+    if not isinstance(config, dict) or not isinstance(method, str) or method not in METHODS:
         raise StartupError(
             f"{files.name}: quantisation method {method!r} (quantization_config) is not supported by this version: "
             f"use an unquantised or a GGUF checkpoint, or one of the methods {', '.join(METHODS)}."

@@ -88,7 +88,10 @@ def read_gptq_config(settings: QuantizationSettings) -> QuantisedConfig:
     if version not in ("gptq", "gptq_v2"):
         remedy = "use one in the format gptq or gptq_v2"
         raise settings.refuse(f"checkpoint_format={version!r} is not supported", remedy)
-    if changes := [pattern for pattern in settings.get("dynamic") or {} if not pattern.startswith("-:")]:
+    dynamic = settings.get("dynamic") or {}
+    if not isinstance(dynamic, dict):
+        raise settings.refuse(f"dynamic={dynamic!r} is invalid", "it must be an object of patterns")
+    if changes := [pattern for pattern in dynamic if not pattern.startswith("-:")]:
         remedy = "use a checkpoint whose layers have equal settings"
         raise settings.refuse(f"dynamic={changes[0]!r} is not supported", remedy)
     return QuantisedConfig(

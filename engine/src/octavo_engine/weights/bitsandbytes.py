@@ -15,6 +15,7 @@ from octavo_engine.weights.layer_format import BadPartError, LayerFormat, LayerT
 _PAIR = torch.int64
 #: The library divides by 127, rounded as here.
 _PER_CODE = 7.874015718698502e-3
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def make_four_bit_format(codes: str) -> LayerFormat:
@@ -42,8 +43,9 @@ def make_four_bit_format(codes: str) -> LayerFormat:
             numbers = pairs.index_select(0, octets.int()).view(torch.float32)
             return numbers[: last - first].view(-1, size)
 
-        run = math.gcd(size, state.block_size)  # inputs of a row that are never in two blocks
-        scales = _scales(state, parts, count).repeat_interleave(state.block_size // run)[: count // run]
+        block_size = min(state.block_size, count)
+        run = math.gcd(size, block_size)  # inputs of a row that are never in two blocks
+        scales = _scales(state, parts, count).repeat_interleave(block_size // run)[: count // run]
         return LayerTensors(unpack=unpack, scales=scales.view(out, -1), shape=state.shape, group_size=run)
 
     return LayerFormat(
@@ -90,8 +92,8 @@ class _State:
 
     def number(self, key: str) -> float:
         value = self.values.get(key)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadPartError(self.name, f"{key} is {value!r} instead of a number")
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST:
+            raise BadPartError(self.name, f"{key} is {value!r} instead of a number of fp32")
         return float(value)
 
 
@@ -107,7 +109,8 @@ def _scales(state: _State, parts: Mapping[str, Tensor], num_weights: int) -> Ten
     nested_size, nested = state.size("nested_blocksize"), parts["weight.nested_absmax"].flatten()
     _check_count("weight.nested_absmax", nested, len(absmax), nested_size)
     numbers = parts["weight.nested_quant_map"].index_select(0, absmax.int())
-    return numbers * nested.repeat_interleave(nested_size)[: len(absmax)] + state.number("nested_offset")
+    by_scale = nested.repeat_interleave(min(nested_size, len(absmax)))[: len(absmax)]
+    return numbers * by_scale + state.number("nested_offset")
 
 
 def _check_count(part: str, values: Tensor, num_values: int, block_size: int) -> None:

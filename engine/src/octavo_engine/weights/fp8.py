@@ -52,7 +52,7 @@ FP8_FORMATS = tuple(make_fp8_format(name) for name in ("weight_scale", "weight_s
 def _scales_of_outputs(config: QuantisedConfig, scales: Tensor, out: int) -> Tensor:
     """Return the scales in fp32, [outputs, groups]."""
     if config.block_outputs is not None:
-        return scales.float().repeat_interleave(config.block_outputs, 0)[:out]
+        return scales.float().repeat_interleave(min(config.block_outputs, out), 0)[:out]
     return scales.float().reshape(-1, 1).expand(out, 1)
 
 

@@ -77,7 +77,7 @@ class QuantisedLayer:
 
     @property
     def group_size(self) -> int:
-        return self.config.group_size or self.shape[1]
+        return min(self.config.group_size or self.shape[1], self.shape[1])
 
     @property
     def num_groups(self) -> int:
