@@ -21,6 +21,7 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
+from octavo_engine.ops.triton.sizes import next_power_of_2
 
 SHORT_PART = tl.constexpr(128)  # keys
 LONG_PART = tl.constexpr(512)
@@ -94,7 +95,7 @@ def decode_attention(
     num_seqs, table_width = batch.block_tables.shape
     assert q.stride(1) == dim
     assert q.stride(2) == 1
-    dim_row = max(MIN_DOT, triton.next_power_of_2(dim))
+    dim_row = max(MIN_DOT, next_power_of_2(dim))
     sums = torch.empty((parts.most, heads, dim), dtype=torch.float32, device=q.device)
     maxima, totals = (torch.empty((parts.most, heads), dtype=torch.float32, device=q.device) for _ in range(2))
     kernel = decode_parts_kernel[(num_programs,)](
@@ -102,7 +103,7 @@ def decode_attention(
         *(num_seqs, table_width, q.stride(0), spec.scale),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
-        GROUP_ROWS=max(MIN_DOT, triton.next_power_of_2(heads // kv_heads)),
+        GROUP_ROWS=max(MIN_DOT, next_power_of_2(heads // kv_heads)),
         DIM=dim,
         DIM_ROW=dim_row,
         BLOCK=block_size,

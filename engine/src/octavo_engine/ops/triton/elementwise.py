@@ -8,6 +8,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
+
 _SILU = tl.constexpr(0)  # the numbers of `Activation.native`; 1 is the tanh form of gelu
 _GATE_COLUMNS = 1024
 _PENALTY_COLUMNS = 2048
@@ -25,7 +27,7 @@ def rms_norm(
     """
     size = x.shape[-1]
     out = torch.empty_like(x)
-    row: int = triton.next_power_of_2(size)
+    row = next_power_of_2(size)
     rms_norm_kernel[(x.numel() // size,)](
         *(out, x, x if update is None else update, gain, gain.numel() // size, floor_squared),
         SIZE=size,
@@ -40,7 +42,7 @@ def gate(gate_up: Float[Tensor, "rows two_n"], activation: int) -> Float[Tensor,
     """Return the activation of the first half of each row times its second half. Rows may be strided."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    gate_kernel[(rows, triton.cdiv(size, _GATE_COLUMNS))](
+    gate_kernel[(rows, cdiv(size, _GATE_COLUMNS))](
         *(out, gate_up, gate_up.stride(0)), SIZE=size, COLUMNS=_GATE_COLUMNS, ACTIVATION=activation
     )
     return out
@@ -55,7 +57,7 @@ def penalise(
     """Count a token of each penalised row, then change its logits in place, as `PenaltyCounts` defines it."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1
-    penalise_kernel[(len(params), triton.cdiv(vocab, _PENALTY_COLUMNS))](
+    penalise_kernel[(len(params), cdiv(vocab, _PENALTY_COLUMNS))](
         *(logits, counts, params, newest, logits.stride(0)),
         VOCAB=vocab,
         COLUMNS=_PENALTY_COLUMNS,

@@ -14,6 +14,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
+
 _DEPTH_BYTES = 128  # of a row of a tile, which is loaded by copies of 16 bytes
 _FP32_WARPS = 8  # of tiles of 64 rows, which spill with 4 on sm_90; tiles of 16 have too few values for 16-byte copies
 _SUM_COLUMNS = 1024
@@ -64,10 +66,10 @@ def grouped_linear(
     assert weight.is_contiguous()
     out = torch.empty((num_choices, out_features), dtype=x.dtype, device=x.device)
     num_tiles = num_choices // tile.rows + num_experts
-    grouped_linear_kernel[(num_tiles * triton.cdiv(out_features, tile.columns),)](
+    grouped_linear_kernel[(num_tiles * cdiv(out_features, tile.columns),)](
         *(out, x, weight, rows.slots, rows.starts),
         EXPERTS=num_experts,
-        IDS=max(2, triton.next_power_of_2(num_experts)),
+        IDS=max(2, next_power_of_2(num_experts)),
         TOP_K=rows.top_k,
         OUT=out_features,
         IN=in_features,
@@ -90,11 +92,11 @@ def add_experts(
     """Return the sum of each row's choices by weight, in the order of the experts, after `start`."""
     (num_rows, top_k), size = numbers.shape, y.shape[1]
     out = torch.empty((num_rows, size), dtype=y.dtype, device=y.device)
-    add_experts_kernel[(num_rows, triton.cdiv(size, _SUM_COLUMNS))](
+    add_experts_kernel[(num_rows, cdiv(size, _SUM_COLUMNS))](
         *(out, y, numbers.contiguous(), weights.contiguous(), out if start is None else start),
         SIZE=size,
         TOP_K=top_k,
-        CHOICES=max(2, triton.next_power_of_2(top_k)),
+        CHOICES=max(2, next_power_of_2(top_k)),
         COLUMNS=_SUM_COLUMNS,
         HAS_START=start is not None,
     )

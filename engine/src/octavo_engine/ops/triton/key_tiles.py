@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_engine.ops.triton.sizes import next_power_of_2
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16  # the least size of each dimension of a product
 #: Bytes of a tile of K. The pipeline's tiles of K and V fit into the 99 KiB of shared memory of sm_86 and sm_89.
@@ -18,7 +20,7 @@ _KEY_TILE_BYTES = 16 << 10
 
 def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     """Return how many keys a tile of K has."""
-    row_bytes: int = triton.next_power_of_2(head_dim) * dtype.itemsize
+    row_bytes = next_power_of_2(head_dim) * dtype.itemsize
     return max(MIN_DOT, min(64, _KEY_TILE_BYTES // row_bytes))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
+from octavo_engine.ops.triton.sizes import next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ def tile_shape(spec: AttentionSpec, dtype: torch.dtype, *, has_wgmma: bool = Fal
     `has_wgmma`: products of 64 rows by four warps from shared memory, of which sm_90 has 227 KiB: 128 rows then read K
     and V half as often, and take two groups of four warps, for every shape of heads.
     """
-    group_rows: int = triton.next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
-    row_bytes: int = triton.next_power_of_2(spec.kv.head_dim) * dtype.itemsize
+    group_rows = next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
+    row_bytes = next_power_of_2(spec.kv.head_dim) * dtype.itemsize
     keys = tile_keys(spec.kv.head_dim, dtype)
     is_wide = dtype.itemsize > 2  # products of fp32 run outside the tensor cores, and hold more registers
     if has_wgmma and not is_wide and group_rows <= 128:
@@ -84,7 +85,7 @@ def paged_attention(
         GROUP_ROWS=tile.group_rows,
         QUERIES=tile.queries,
         DIM=dim,
-        DIM_ROW=max(MIN_DOT, triton.next_power_of_2(dim)),
+        DIM_ROW=max(MIN_DOT, next_power_of_2(dim)),
         BLOCK=block_size,
         KEYS=tile.keys,
         WINDOW=spec.kv.window or 0,

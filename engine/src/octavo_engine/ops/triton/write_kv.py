@@ -7,6 +7,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.triton.sizes import next_power_of_2
+
 
 def write_kv(
     cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
@@ -29,7 +31,7 @@ def write_kv(
         KV_HEADS=kv_heads,
         BLOCK=block_size,
         DIM=dim,
-        ROW=triton.next_power_of_2(kv_heads * dim),
+        ROW=next_power_of_2(kv_heads * dim),
     )
 
 

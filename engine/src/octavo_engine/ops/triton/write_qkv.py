@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo_engine.ops.norm import RMSWeight
 from octavo_engine.ops.rope import Rotation
+from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
 _TILE_VALUES = 1024  # of the heads of one program
 
@@ -32,9 +33,9 @@ def write_qkv(
     if rotation is not None:
         assert rotation.cos.stride() == rotation.sin.stride()
     q = torch.empty((tokens, heads - kv_heads, dim), dtype=qk.dtype, device=qk.device)
-    dim_row: int = triton.next_power_of_2(dim)
+    dim_row = next_power_of_2(dim)
     tile_heads = max(1, _TILE_VALUES // dim_row)
-    write_qkv_kernel[(tokens, triton.cdiv(heads + kv_heads, tile_heads))](
+    write_qkv_kernel[(tokens, cdiv(heads + kv_heads, tile_heads))](
         *(q, cache, qk, v, slots),
         qk if norm is None else norm.gain,
         *((qk, qk) if rotation is None else (rotation.cos, rotation.sin)),
