@@ -300,10 +300,10 @@ class CudaDevice:
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
         if model.waits_for_device:
-            _LOGGER.info("decode steps run without CUDA graphs: this model reads values from the GPU in each layer")
+            _LOGGER.info("steps run without CUDA graphs: this model reads values from the GPU in each layer")
             return None
         if self.num_ranks > 1:
-            _LOGGER.info("decode steps run without CUDA graphs: they are not supported with several ranks yet")
+            _LOGGER.info("steps run without CUDA graphs: they are not supported with several ranks yet")
             return None
         sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
         return GraphedSteps(

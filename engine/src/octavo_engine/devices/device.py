@@ -88,7 +88,7 @@ class Device(Protocol):
         ...
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:
-        """Return graphs of decode steps of one model; None if there are none for it on this device."""
+        """Return graphs of the steps of one model; None if there are none for it on this device."""
         ...
 
     def fetch(self) -> Fetch:
