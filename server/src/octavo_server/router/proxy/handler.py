@@ -145,7 +145,7 @@ class ProxyHandler:
         request.observer.record_first_byte(cached_tokens(response), status=response.status)
         headers = client_headers(response, lease.decision, has_routing=self.settings.routing_headers)
         headers += [(name.encode(), value.encode()) for name, value in request.admitted.headers.items()]
-        await relay(response, headers, downstream)
+        await relay(response, headers, downstream, request.admitted.end)
 
     async def _serve(self, downstream: Downstream, observer: RequestObserver, receive: Receive) -> None:
         await self.lifecycle.check_accepting(receive)

@@ -4,6 +4,7 @@ An event stream is relayed frame by frame. Any other response is sent when it is
 still serve the request until then; a response that outgrows its buffer is relayed as it arrives.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from octavo_server.router.proxy.sse import SSEFramer
@@ -37,25 +38,33 @@ def client_headers(response: "UpstreamResponse", decision: "Decision", *, has_ro
     return headers
 
 
-async def relay(response: "UpstreamResponse", headers: Headers, downstream: "Downstream") -> None:
-    """Send the whole response to the client. Raises ReplicaLost or ReplicaTimeout if the upstream response fails."""
+async def relay(
+    response: "UpstreamResponse", headers: Headers, downstream: "Downstream", on_end: Callable[[], None]
+) -> None:
+    """Send the whole response to the client. Raises ReplicaLost or ReplicaTimeout if the upstream response fails.
+
+    `on_end`: called before the last bytes or the last event, as the client may then send its next request.
+    """
     if response.is_stream and not value_of(response.headers, b"content-encoding"):
         downstream.framer = SSEFramer(downstream.dialect)
     whole = response.take_chunks() if response.is_complete else None
     await downstream.start(response.status, headers)
     if whole is not None:
+        on_end()
         await downstream.finish(whole)
     else:
-        await _relay_chunks(response, downstream)
+        await _relay_chunks(response, downstream, on_end)
 
 
-async def _relay_chunks(response: "UpstreamResponse", downstream: "Downstream") -> None:
+async def _relay_chunks(response: "UpstreamResponse", downstream: "Downstream", on_end: Callable[[], None]) -> None:
     framer = downstream.framer
     while True:
         data = await response.next_chunk()
         is_complete = response.is_complete
         if framer is not None:
             data = framer.feed(data)
+        if is_complete or (framer is not None and framer.has_ended):
+            on_end()
         if is_complete:
             await downstream.finish(data if framer is None else data + framer.rest())
             return
