@@ -15,6 +15,7 @@ from octavo_engine.weights.layer_format import BadPartError, LayerFormat, LayerT
 _PAIR = torch.int64
 #: The library divides by 127, rounded as here.
 _PER_CODE = 7.874015718698502e-3
+_MOST_STATE_BYTES = 1 << 20
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -70,8 +71,10 @@ class _State:
 
     def __init__(self, name: str, tensor: Tensor, codes: str) -> None:
         self.name = name
+        if tensor.nbytes > _MOST_STATE_BYTES:
+            raise BadPartError(name, f"it has {tensor.nbytes} bytes, the limit is {_MOST_STATE_BYTES}")
         try:
-            self.values: Any = json.loads(bytes(tensor.tolist()))
+            self.values: Any = json.loads(bytes(tensor.flatten().tolist()))
         except (ValueError, RecursionError) as error:
             raise BadPartError(name, "it is not JSON") from error
         if not isinstance(self.values, dict):

@@ -7,7 +7,6 @@ groups mix inputs (act-order), the inputs are sorted by group, and the layer gat
 
 import logging
 import math
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -141,7 +140,7 @@ def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
 def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
     """Warn if the list of layers that are not quantised names none of the checkpoint's, and log other activations."""
     known = [*names, "lm_head."]  # a tied head has no tensor
-    if config.ignored and not any(_names(part, name) for part in config.ignored for name in known):
+    if config.ignored and not any(part.startswith("re:") or part in name for part in config.ignored for name in known):
         _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
     if config.activation_bits is not None:
         _LOGGER.info(
@@ -150,12 +149,6 @@ def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
         )
     if config.quantised_cache:
         _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here")
-
-
-def _names(pattern: str, name: str) -> bool:
-    """Return True if a pattern, a part of a name or "re:" with an expression, names a tensor's layer."""
-    layer = name.rpartition(".")[0]
-    return bool(re.match(pattern[3:], layer)) if pattern.startswith("re:") else pattern in layer
 
 
 def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor]) -> QuantisedLayer:
