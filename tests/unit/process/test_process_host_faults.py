@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,6 +291,28 @@ def test_messages_of_a_host_that_has_not_joined_change_nothing(
         silent_hosts.start_rank(1, lambda rank, report: reports.append(report))
     silent_hosts.received(b"earlier", messages.encode(message))
     assert (reports, signals) == ([], [])
+
+
+def test_a_long_wait_for_the_files_of_a_host_is_a_warning(
+    silent_hosts: RemoteHosts, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    """A host may download the model for an hour, which only its own log showed."""
+    monkeypatch.setattr(remote_hosts, "_REMINDER_S", 0.01)
+    monkeypatch.setattr(remote_hosts, "named_fingerprints", lambda *args: {"weights": "same"})
+    monkeypatch.setattr(remote_hosts, "fetched_revision", lambda root: "")
+    silent_hosts.received(b"1", messages.encode(HELLO))
+    silent_hosts.wait()
+    lines, logger = Lines("host 1 (10.0.0.2)", after=2), logging.getLogger("octavo_engine.process")
+    lines.setLevel(logging.WARNING)
+    logger.addHandler(lines)
+    stack.callback(logger.removeHandler, lines)
+    files: Any = SimpleNamespace(root=None)
+    waits = threading.Thread(target=lambda: silent_hosts.check_files(files, {}))
+    waits.start()
+    seen = lines.seen.wait(TIMEOUT_S)
+    silent_hosts.received(b"1", messages.encode(messages.Found({"weights": "same"})))
+    waits.join()
+    assert seen
 
 
 def test_a_report_for_a_rank_that_was_not_started_changes_nothing(silent_hosts: RemoteHosts) -> None:

@@ -26,7 +26,7 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
-#: Time between two log lines about hosts that have not joined yet.
+#: Time between two log lines about hosts that are waited for.
 _REMINDER_S = 10.0
 #: Settings that all hosts must have alike, as each of them decides something by them.
 _COMMON = (
@@ -130,10 +130,12 @@ class RemoteHosts:
         sources = {name: (locations[name], fetched_revision(folder)) for name, folder in adapters.items()}
         self._send_all(messages.FindFiles(self._config.model, fetched_revision(files.root), sources))
         with self._lock:
-            while len(self._found) < len(self._hellos):
+            while missing := sorted(self._hellos.keys() - self._found.keys()):
                 for node_rank, reason in self._lost.items():
                     raise StartupError(f"{_describe(self._hellos[node_rank][1])}: {reason}")
-                self._lock.wait()
+                if not self._lock.wait(_REMINDER_S):
+                    names = ", ".join(_describe(self._hellos[node_rank][1]) for node_rank in missing)
+                    _LOGGER.warning("waiting for %s to find or download the model's files", names)
         for node_rank, found in sorted(self._found.items()):
             for name, fingerprint in own.items():
                 if (theirs := found.get(name, "")) != fingerprint:
