@@ -19,6 +19,7 @@ from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
 from octavo_engine.process.headless import HeadlessHost
 from octavo_engine.process.messages import Failed
+from octavo_engine.process.rank_processes import RankProcesses
 from octavo_engine.process.remote_hosts import RemoteHosts, common_settings, own_address
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
@@ -325,6 +326,18 @@ def test_a_report_for_a_rank_that_was_not_started_changes_nothing(silent_hosts: 
     silent_hosts.start_rank(1, lambda rank, report: reports.append(report))
     silent_hosts.received(b"1", messages.encode(messages.Reported(1, messages.RankReady(1))))
     assert reports == [messages.RankReady(1)]
+
+
+def test_other_hosts_learn_the_cause_at_once(silent_hosts: RemoteHosts) -> None:
+    """The core may wait in gloo: then its process ends without a call of `stop`."""
+    silent_hosts.received(b"1", messages.encode(HELLO))
+    silent_hosts.wait()
+    ranks = RankProcesses(2, 60, silent_hosts)
+    silent_hosts.start_rank(1, ranks._take)
+    silent_hosts.received(b"1", messages.encode(messages.Reported(1, Failed("its process was killed by signal 9."))))
+    cause = messages.Goodbye("rank 1 on host 1 (10.0.0.2) failed: its process was killed by signal 9.")
+    assert silent_hosts._connection.sent[-1] == (b"1", cause)  # type: ignore[attr-defined]
+    ranks.stop()
 
 
 def test_a_host_reports_for_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:

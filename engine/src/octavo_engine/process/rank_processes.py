@@ -283,7 +283,10 @@ class RankProcesses:
         if not self._is_stopping and self._failed is None:
             self._failed = rank, failed
             self._entries.put(None)
-            self._on_lost(self._describe(rank, failed))
+            error = self._describe(rank, failed)
+            if self._hosts is not None:
+                self._hosts.announce_end(str(error))
+            self._on_lost(error)
             self._abort()
 
     def _describe_late(self, ranks: Set[int]) -> str:

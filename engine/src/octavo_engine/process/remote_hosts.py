@@ -172,6 +172,10 @@ class RemoteHosts:
     def announce_serving(self) -> None:
         self._send_all(messages.Serving())
 
+    def announce_end(self, reason: str) -> None:
+        """Send the hosts the error that ends the engine, on any thread: a core that is stuck ends without `stop`."""
+        self._send_all(messages.Goodbye(reason))
+
     def stop(self, reason: str | None) -> None:
         """End the hosts. `reason`: the error that ends the engine. A second call does nothing."""
         if self._is_stopping:
