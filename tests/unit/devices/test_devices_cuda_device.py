@@ -278,7 +278,7 @@ def test_the_largest_step_grows_with_tokens_and_rows(folder: Path) -> None:
 
 
 def test_the_plan_has_the_memory_of_all_graphs(folder: Path) -> None:
-    """The tensors of `GraphedSteps`, the hidden rows of each graph, and the largest step once more."""
+    """It counts the tensors of `GraphedSteps`, the hidden rows of each graph, and the largest step a second time."""
     model = load_model_config(resolve_model(str(folder)))
     limits = StepLimits(max_num_seqs=300, max_model_len=64, table_width=5)
     buckets = [*decode_buckets(capture_sizes(300)), *prompt_buckets(300, 4096)]

@@ -211,7 +211,7 @@ workers = st.builds(
 
 @given(found=st.lists(st.lists(workers, max_size=3), min_size=3, max_size=3), replicas=st.integers(0, 4))
 def test_workers_are_no_replicas_and_get_no_requests(found: list[list[Pod]], replicas: int) -> None:
-    """Whatever workers do, leaders alone are counted, admitted and drained."""
+    """Only leaders are counted, admitted and drained; no trouble of a worker changes that."""
     service, report = _service(replicas), RouterReport(pod="r", admitted={f"llm-{i}": "e1" for i in range(3)})
     engines = tuple(_pod(f"llm-{i}", ordinal=i, is_ready=True, has_node=True, is_admitted=i > 0) for i in range(3))
     made = EngineDeployment(name=f"llm-{WANTED}", uid="u", kind=GROUP_SET, revision=WANTED, replicas=3, created="1")

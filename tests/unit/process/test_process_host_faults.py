@@ -152,7 +152,7 @@ def test_another_host_takes_no_place(has_started: bool, silent_hosts: RemoteHost
 def test_a_name_with_addresses_of_both_kinds_is_the_same_address_on_all_hosts(
     order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ZeroMQ, which resolves the name on the other hosts, takes the first one of IPv6, whatever this system prefers."""
+    """ZeroMQ resolves the name on the other hosts, and takes its first IPv6 address; this system may prefer IPv4."""
     found = {
         4: (socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", 1)),
         6: (socket.AF_INET6, socket.SOCK_DGRAM, 0, "", ("::1", 1, 0, 0)),

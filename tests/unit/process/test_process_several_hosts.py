@@ -101,7 +101,7 @@ FINGERPRINT = named_fingerprints(CONFIG, model_files(), {})
 
 @pytest.mark.usefixtures("silent")
 def test_the_first_host_names_another_hosts_adapter_with_both_fingerprints(tmp_path: Path) -> None:
-    """The other host gets the location as it is set, not the folder of the first host."""
+    """The first host sends the location that was given to it, and not the folder where it found the adapter."""
     own = write_adapter(tmp_path, llama_pairs())
     hosts = RemoteHosts(
         replace(CONFIG, lora_modules=(LoRAModule(name="a", path="hf://org/a"), LoRAModule(name="b", path="hf://org/b")))

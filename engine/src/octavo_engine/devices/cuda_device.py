@@ -18,14 +18,7 @@ from torch import Tensor
 
 from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cuda_calls import EventTimer, GraphCapture, PinnedCopy, PinnedFetch, is_out_of_memory
-from octavo_engine.devices.cuda_graphs import (
-    MOST_KEYS,
-    Bucket,
-    GraphedSteps,
-    capture_sizes,
-    decode_buckets,
-    prompt_buckets,
-)
+from octavo_engine.devices.cuda_graphs import MOST_KEYS, Bucket, GraphedSteps, step_buckets
 from octavo_engine.devices.dtype import layer_shapes
 from octavo_engine.devices.memory import (
     ENGINES_PER_GPU_VARIABLE,
@@ -205,9 +198,7 @@ def graph_buckets(config: EngineConfig) -> list[Bucket]:
     """Return the sizes of the steps that are captured as CUDA graphs."""
     if config.enforce_eager or num_ranks(config) > 1:
         return []
-    most = most_seqs(config)
-    decodes = decode_buckets(config.cudagraph_capture_sizes or capture_sizes(most))
-    return [*decodes, *prompt_buckets(most, batched_tokens(config, "cuda"))]
+    return step_buckets(config.cudagraph_capture_sizes, most_seqs(config), batched_tokens(config, "cuda"))
 
 
 def is_cuda_failure(error: Exception) -> bool:
@@ -305,10 +296,9 @@ class CudaDevice:
         if self.num_ranks > 1:
             _LOGGER.info("steps run without CUDA graphs: they are not supported with several ranks yet")
             return None
-        sizes = self.capture_sizes or capture_sizes(limits.max_num_seqs)
+        buckets = step_buckets(self.capture_sizes, limits.max_num_seqs, self._most_tokens)
         return GraphedSteps(
-            *(model.forward, limits, [*decode_buckets(sizes), *prompt_buckets(limits.max_num_seqs, self._most_tokens)]),
-            *(GraphCapture(), self.torch_device),
+            *(model.forward, limits, buckets, GraphCapture(), self.torch_device),
             overwrite=self._input_copy.overwrite,
             free_bytes=lambda: torch.cuda.mem_get_info(self.torch_device)[0],
         )

@@ -79,6 +79,12 @@ def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucke
     ]
 
 
+def step_buckets(sizes: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
+    """Return the sizes of all graphs, which the memory plan counts. `sizes`: of decodes; empty: `capture_sizes`."""
+    decodes = decode_buckets(sizes or capture_sizes(max_num_seqs))
+    return [*decodes, *prompt_buckets(max_num_seqs, max_num_batched_tokens)]
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """`hidden`: what a replay overwrites. `input_ids`, `positions`, `attention`: the tensors that it reads."""
