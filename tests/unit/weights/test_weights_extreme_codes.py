@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
+from octavo_engine.ops.group_tensor import GroupTensor, expand_groups
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
@@ -69,7 +70,7 @@ def parts_of(case: Case, codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[s
     return parts if case.symmetric else parts | {"weight_zero_point": zero_points}
 
 
-def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool) -> Tensor:
+def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool, as_groups: bool = False) -> Tensor:
     method = {"pack-quantized": "compressed-tensors", "int-quantized": "compressed-tensors"}.get(
         case.layout, case.layout
     )
@@ -91,6 +92,11 @@ def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool) -> Tensor:
     layers = quantised_layers(config, headers)
     as_blocks = as_blocks and layers["l.weight"].type is not None  # 8 bits with zero points have none
     tensors = [(f"l.{name}", part.contiguous()) for name, part in parts.items()]
+    if as_groups and layers["l.weight"].group_format is not None:  # 8 bits with zero points have none
+        ((_, grouped),) = iter_quantised(layers, tensors, dtype=None, blocks=(), groups={"l.weight"})
+        assert isinstance(grouped, GroupTensor)
+        values = expand_groups(grouped, torch.float32)
+        return values if grouped.order is None else values[:, grouped.order.argsort()]
     ((_, found),) = iter_quantised(layers, tensors, dtype=torch.float32, blocks={"l.weight"} if as_blocks else ())
     assert isinstance(found, QuantisedTensor) == as_blocks
     if not isinstance(found, QuantisedTensor):
@@ -116,11 +122,12 @@ def expected(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> Te
     return scales.float()[:, groups] * (codes - zeros[:, groups])
 
 
-@pytest.mark.parametrize("as_blocks", [False, True], ids=["expanded", "blocks"])
+@pytest.mark.parametrize("form", ["expanded", "blocks", "groups"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_extreme_codes_are_the_unpacked_weights(case: Case, as_blocks: bool) -> None:
+def test_extreme_codes_are_the_unpacked_weights(case: Case, form: str) -> None:
     codes, zeros, scales = extremes(case)
-    found = read(case, parts_of(case, codes, zeros, scales), as_blocks=as_blocks)
+    parts = parts_of(case, codes, zeros, scales)
+    found = read(case, parts, as_blocks=form == "blocks", as_groups=form == "groups")
     assert torch.equal(found, expected(codes, zeros, scales, torch.arange(SIZE) // GROUP))
 
 

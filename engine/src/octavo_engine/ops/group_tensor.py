@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from octavo_engine.ops.native_quantised import QuantisedFormat
+
 #: int4: 0 to 15. int8: signed. e4m3: an FP8 number. table4: the number of one of 16 values.
 Codes = Literal["int4", "int8", "e4m3", "table4"]
 #: What is taken from integers, or added to their products with the scale.
@@ -41,6 +43,10 @@ class GroupFormat:
     @property
     def codes_per_byte(self) -> int:
         return 1 if self.codes in ("int8", "e4m3") else 2
+
+
+#: Formats in which weights stay as they are in memory: blocks, which a CPU multiplies, and groups, which a GPU does.
+WeightFormat = QuantisedFormat | GroupFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,17 +37,20 @@ def make_four_bit_format(codes: str) -> LayerFormat:
         if not table.isfinite().all():
             raise BadPartError("weight.quant_map", f"a number of the table is {table[~table.isfinite()][0].item()}")
         pairs = torch.stack((table.repeat_interleave(16), table.repeat(16)), -1).view(_PAIR).flatten()
+        run = state.run
+        scales = _scales(state, parts, count).repeat_interleave(min(state.block_size, count) // run)[: count // run]
+        return LayerTensors(
+            unpack=_by_rows(packed, size, lambda octets: pairs.index_select(0, octets.int()).view(torch.float32)),
+            codes=_by_rows(packed, size, lambda octets: torch.stack((octets >> 4, octets & 15), -1)),
+            table=table,
+            scales=scales.view(out, -1),
+            shape=state.shape,
+            group_size=run,
+        )
 
-        def unpack(outputs: slice) -> Tensor:
-            first, last = outputs.start * size, outputs.stop * size
-            octets = packed[first // 2 : (last + 1) // 2]  # the slice begins at an even output
-            numbers = pairs.index_select(0, octets.int()).view(torch.float32)
-            return numbers[: last - first].view(-1, size)
-
-        block_size = min(state.block_size, count)
-        run = math.gcd(size, block_size)  # inputs of a row that are never in two blocks
-        scales = _scales(state, parts, count).repeat_interleave(block_size // run)[: count // run]
-        return LayerTensors(unpack=unpack, scales=scales.view(out, -1), shape=state.shape, group_size=run)
+    def layer_shape(tensor: Tensor) -> tuple[tuple[int, int], int]:
+        state = _State(state_name, tensor, codes)
+        return state.shape, state.run
 
     return LayerFormat(
         codes=codes,
@@ -63,7 +66,20 @@ def make_four_bit_format(codes: str) -> LayerFormat:
         optional=frozenset({"weight.nested_absmax", "weight.nested_quant_map"}),
         shapes=shapes,
         read=read,
+        shaped_by=state_name,
+        layer_shape=layer_shape,
     )
+
+
+def _by_rows(packed: Tensor, size: int, unpack: Callable[[Tensor], Tensor]) -> Callable[[slice], Tensor]:
+    """Return a function that unpacks a slice of outputs, which begins at an even one."""
+
+    def unpack_rows(outputs: slice) -> Tensor:
+        first, last = outputs.start * size, outputs.stop * size
+        values = unpack(packed[first // 2 : (last + 1) // 2])
+        return values.flatten()[: last - first].view(-1, size)
+
+    return unpack_rows
 
 
 class _State:
@@ -86,6 +102,11 @@ class _State:
         if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
             raise BadPartError(name, f"shape is {shape!r} instead of two positive numbers")
         self.shape = (shape[0], shape[1])
+
+    @property
+    def run(self) -> int:
+        """The number of inputs that are never in two blocks, and that divide a row."""
+        return math.gcd(self.shape[1], min(self.block_size, math.prod(self.shape)))
 
     def size(self, key: str) -> int:
         value = self.values.get(key)

@@ -8,8 +8,8 @@ from torch import Tensor
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.weights.layer_format import FLOATS, BadPartError, LayerFormat, LayerTensors, Shape, num_groups
 
-#: The number whose code means NaN; the largest number is 448.
-_NAN = 480
+#: The bits without the sign of the code that means NaN.
+_NAN = 0x7F
 
 
 def make_fp8_format(scales: str) -> LayerFormat:
@@ -31,7 +31,8 @@ def make_fp8_format(scales: str) -> LayerFormat:
         for part in parts.keys() - {"weight"}:
             _check_scales(part, parts[part])
         return LayerTensors(
-            unpack=lambda outputs: _numbers(weight[outputs], outputs.start),
+            unpack=lambda outputs: _numbers(_checked(weight[outputs], outputs.start)),
+            codes=lambda outputs: _checked(weight[outputs], outputs.start),
             scales=_scales_of_outputs(config, parts[scales], len(weight)),
         )
 
@@ -62,12 +63,15 @@ def _check_scales(part: str, scales: Tensor) -> None:
         raise BadPartError(part, f"a scale is {bad[0].item()}, but it must be a positive number")
 
 
-def _numbers(codes: Tensor, first_output: int) -> Tensor:
+def _checked(codes: Tensor, first_output: int) -> Tensor:
+    is_nan = codes.bitwise_and(_NAN) == _NAN
+    if is_nan.any():
+        output = first_output + int(is_nan.any(1).nonzero()[0])
+        raise BadPartError("weight", f"output {output} has a weight that is not a number (NaN)")
+    return codes
+
+
+def _numbers(codes: Tensor) -> Tensor:
     """Return e4m3 codes as fp32. Their bits are those of fp16 numbers that are 256 times smaller; all are exact."""
     bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)  # without a second sign
-    numbers = bits.view(torch.float16).float().mul_(256)
-    low, high = numbers.aminmax()
-    if max(-low, high) == _NAN:
-        output = first_output + int((numbers.abs() == _NAN).any(1).nonzero()[0])
-        raise BadPartError("weight", f"output {output} has a weight that is not a number (NaN)")
-    return numbers
+    return bits.view(torch.float16).float().mul_(256)

@@ -9,11 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo_engine.ops.group_tensor import GroupTensor
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.weights.gguf_names import Placement, place_tensor
-from octavo_engine.weights.gguf_tensors import interleaved_rows, read_gguf_blocks, read_gguf_tensor
+from octavo_engine.weights.gguf_tensors import (
+    interleaved_rows,
+    read_gguf_blocks,
+    read_gguf_groups,
+    read_gguf_tensor,
+)
 from octavo_engine.wire.errors import StartupError
 
 _STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
@@ -25,10 +31,12 @@ def iter_gguf(
     *,
     dtype: torch.dtype | None,
     blocks: Container[str] = (),
+    groups: Container[str] = (),
     skipped: Container[str] = (),
     advance: Callable[[int], None],
-) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
-    """Yield (name, tensor). `blocks`: names of the tensors that are not expanded. `skipped`: modules without theirs."""
+) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
+    """Yield (name, tensor). `blocks`, `groups`: names of the tensors that are not expanded. `skipped`: modules without
+    theirs."""
     for path, placed in _placed_tensors(files):
         with path.open("rb") as file:
             for info, where in placed:
@@ -36,8 +44,9 @@ def iter_gguf(
                     advance(info.num_bytes)
                     continue
                 rows = interleaved_rows(info.shape[0], where.heads) if where.heads else None
-                if where.hf_name in blocks:  # of these, no value is changed, and all are stored as [out, in]
-                    yield where.hf_name, read_gguf_blocks(path, file, info, rows=rows, advance=advance)
+                if where.hf_name in blocks or where.hf_name in groups:  # which are [out, in], with values as they are
+                    read = read_gguf_blocks if where.hf_name in blocks else read_gguf_groups
+                    yield where.hf_name, read(path, file, info, rows=rows, advance=advance)
                     continue
                 tensor = read_gguf_tensor(path, file, info, dtype=dtype, rows=rows, advance=advance)
                 if where.subtract:

@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGUFTensor
@@ -24,6 +25,12 @@ from octavo_engine.wire.errors import StartupError
 
 SLICE_BYTES = 1 << 19
 
+#: Types whose blocks are codes after an fp16 scale, and after an fp16 minimum where there is one.
+GROUP_FORMATS = {
+    "Q4_0": GroupFormat(name="Q4_0", codes="int4", group_size=32),
+    "Q4_1": GroupFormat(name="Q4_1", codes="int4", group_size=32, offsets="minimums"),
+    "Q8_0": GroupFormat(name="Q8_0", codes="int8", group_size=32),
+}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
@@ -63,6 +70,33 @@ def read_gguf_blocks(
     for target, raw in _row_slices(path, file, info, num_rows, rows, advance):
         out[target] = torch.from_numpy(raw)
     return QuantisedTensor(QUANTISED_FORMATS[info.type.name], out.view(*info.shape[:-1], -1))
+
+
+def read_gguf_groups(
+    path: Path,
+    file: BinaryIO,
+    info: GGUFTensor,
+    *,
+    rows: Tensor | None = None,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> GroupTensor:
+    """Read a tensor [out, in] of one of `GROUP_FORMATS`, else as `read_gguf_blocks`.
+
+    Raises StartupError for numbers that are not finite.
+    """
+    kept = GROUP_FORMATS[info.type.name]
+    blocks = read_gguf_blocks(path, file, info, rows=rows, advance=advance).rows.view(-1, info.type.block_bytes)
+    num_floats = 1 if kept.offsets == "none" else 2
+    floats = blocks[:, : 2 * num_floats].contiguous().view(torch.float16).view(info.shape[0], -1, num_floats)
+    if not floats.isfinite().all():
+        row = int((~floats.isfinite()).flatten(1).any(1).nonzero()[0])
+        raise StartupError(
+            f"{path}: tensor {info.name!r}: row {row} has an infinite or NaN scale or minimum in a {kept.name} block: "
+            "the file is corrupt; download or convert it again."
+        )
+    scales, *minimums = (each.t().contiguous() for each in floats.unbind(-1))
+    codes = blocks[:, 2 * num_floats :].reshape(info.shape[0], -1)
+    return GroupTensor(format=kept, codes=codes, scales=scales, offsets=minimums[0] if minimums else None)
 
 
 def _row_slices(

@@ -26,13 +26,16 @@ class LayerTensors:
     """The tensors of a layer. A weight is (number - zero) * scale * factor.
 
     `unpack`: returns the numbers of a slice of outputs, [outputs, inputs], in a new tensor: integers as int16, others
-    as fp32. The slice begins at a multiple of eight. `scales`, `zeros`: [outputs, groups]; zeros are int16. `groups`:
-    the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its tensors have
-    them.
+    as fp32. The slice begins at a multiple of eight. `codes`: returns the codes of such a slice in uint8, if they are
+    no integers; `table` has the numbers of those of 4 bits. `scales`, `zeros`: [outputs, groups]; zeros are int16.
+    `groups`: the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its
+    tensors have them.
     """
 
     unpack: Callable[[slice], Tensor]
     scales: Tensor
+    codes: Callable[[slice], Tensor] | None = None
+    table: Tensor | None = None
     zeros: Tensor | None = None
     groups: Tensor | None = None
     factor: float = 1.0
@@ -47,7 +50,8 @@ class LayerFormat:
 
     `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric.
     `shapes`: returns the weight's shape [out, in], and the shapes of the parts that follow from it and from those that
-    are given. `read`: raises BadPartError.
+    are given. `read`: raises BadPartError. `layer_shape`: reads the weight's shape and group size from the part
+    `shaped_by`, if the header has neither; raises BadPartError, too.
     """
 
     codes: str = "int"
@@ -58,6 +62,8 @@ class LayerFormat:
     optional: frozenset[str] = frozenset()
     shapes: Callable[[QuantisedConfig, Mapping[str, Shape]], tuple[tuple[int, int], dict[str, Shape]]]
     read: Callable[[QuantisedConfig, Mapping[str, Tensor]], LayerTensors]
+    shaped_by: str | None = None
+    layer_shape: Callable[[Tensor], tuple[tuple[int, int], int]] | None = None
 
     def split(self, name: str) -> tuple[str, str] | None:
         """Return the layer and the part that a tensor's name has; None for a tensor that is not a part."""

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGMLType
 from octavo_engine.sources.model_config import nested_config
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.weight_choice import read_weight_map
 from octavo_engine.weights.gguf_file import gguf_tensors, iter_gguf
+from octavo_engine.weights.gguf_tensors import GROUP_FORMATS
 from octavo_engine.weights.quantised_layers import (
     QuantisedLayer,
     iter_quantised,
@@ -64,9 +66,10 @@ def iter_weights(
     *,
     dtype: torch.dtype | None = None,
     blocks: Container[str],
+    groups: Container[str] = (),
     skipped: Container[str] = (),
     progress: Progress | None = None,
-) -> Iterator[tuple[str, Tensor | QuantisedTensor]]: ...
+) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]: ...
 
 
 def iter_weights(
@@ -74,22 +77,23 @@ def iter_weights(
     *,
     dtype: torch.dtype | None = None,
     blocks: Container[str] = (),
+    groups: Container[str] = (),
     skipped: Container[str] = (),
     progress: Progress | None = None,
-) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
+) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
     """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
-    keep their dtype. `blocks`: names of quantised tensors that are yielded as `QuantisedTensor`. `skipped`: names of
-    modules whose tensors are not read.
+    keep their dtype. `blocks`, `groups`: names of quantised tensors that are yielded as `QuantisedTensor` and as
+    `GroupTensor`. `skipped`: names of modules whose tensors are not read.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
     try:
         advance = _advance(files, progress)
         if files.load_format == "gguf":
-            yield from iter_gguf(files, dtype=dtype, blocks=blocks, skipped=skipped, advance=advance)
+            yield from iter_gguf(files, dtype=dtype, blocks=blocks, groups=groups, skipped=skipped, advance=advance)
         else:
             layers, tensors = read_quantised_layers(files), _iter_hugging_face(files, advance, skipped)
-            yield from iter_quantised(layers, tensors, dtype=dtype, blocks=blocks) if layers else tensors
+            yield from iter_quantised(layers, tensors, dtype=dtype, blocks=blocks, groups=groups) if layers else tensors
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
 
@@ -233,6 +237,13 @@ class StoredTensor(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+
+def group_format(info: StoredTensor) -> GroupFormat | None:
+    """Return the format in groups in which a tensor may stay in memory; None if it has none."""
+    if isinstance(info, QuantisedLayer):
+        return info.group_format
+    return None if info.type is None else GROUP_FORMATS.get(info.type.name)
 
 
 def stored_tensors(files: ModelFiles, *, is_own: bool = True) -> Mapping[str, StoredTensor]:

@@ -1,8 +1,9 @@
-"""Reads the layers of quantised checkpoints: as blocks of GGUF's types without any rounding, or expanded.
+"""Reads the layers of quantised checkpoints: as groups or blocks without any rounding, or expanded.
 
-An integer weight is scale * (code - zero), so 4 bits with a zero point of 8 are Q4_0's blocks, other zero points give
-signed numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The scale of a group is repeated in its blocks. If
-groups mix inputs (act-order), the inputs are sorted by group, and the layer gathers them in this order.
+Groups keep codes and scales as they are. Blocks of GGUF's types hold integers, scale * (code - zero): 4 bits with a
+zero point of 8 are Q4_0's, other zero points give signed numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The
+scale of a group is repeated in its blocks. If groups mix inputs (act-order), the inputs are sorted by group, and the
+layer gathers them in this order.
 """
 
 import logging
@@ -19,6 +20,7 @@ import torch
 from jaxtyping import Float16, Int8, UInt8
 from torch import Tensor
 
+from octavo_engine.ops.group_tensor import CODE_BLOCK, Codes, GroupFormat, GroupTensor, pack_nibbles
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedFormat, QuantisedTensor
 from octavo_engine.ops.single_thread import single_thread
 from octavo_engine.sources.gguf_header import GGML_TYPES, GGMLType
@@ -30,7 +32,7 @@ from octavo_engine.weights.compressed_tensors import INT_QUANTIZED, PACK_QUANTIZ
 from octavo_engine.weights.fp8 import FP8_FORMATS
 from octavo_engine.weights.fresh_memory import fresh_tensor
 from octavo_engine.weights.gptq import GPTQ
-from octavo_engine.weights.layer_format import FLOATS, BadPartError, LayerFormat, num_groups
+from octavo_engine.weights.layer_format import FLOATS, BadPartError, LayerFormat
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,6 +49,10 @@ FORMATS: dict[str, tuple[LayerFormat, ...]] = {
 #: Bits, and whether all zero points are equal -> the type of the blocks that hold such weights.
 _TYPES = {(4, True): GGML_TYPES[2], (4, False): GGML_TYPES[6], (8, True): GGML_TYPES[8]}
 _BLOCK = 32
+#: Names of a format's codes -> codes of groups. Integers have them by their bits.
+_GROUP_CODES: dict[str, Codes] = {"e4m3": "e4m3", "nf4": "table4", "fp4": "table4", "int8": "int8"}
+_INTEGERS: dict[tuple[int, bool], Codes] = {(4, True): "int4", (4, False): "int4", (8, True): "int8"}
+_SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 #: Weights that are unpacked at a time, so that they stay in a core's cache; AWQ packs eight outputs.
 _SLICE, _OUTPUTS = 2**18, 8
 #: Types of tensors that a model can have without scales.
@@ -61,8 +67,9 @@ _ONE_AT_A_TIME = Lock()
 class QuantisedLayer:
     """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name.
 
-    `has_exact_scales`: returns True if blocks can hold the scales, which are fp16 numbers in blocks. `is_expanded`: its
-    model is one that transformers runs.
+    `scale_type`: the type of its scales in the file. `has_exact_scales`: returns True if blocks can hold the scales,
+    which are fp16 numbers in blocks. `read_shape`: returns shape and group size where only a tensor has them.
+    `is_expanded`: its model is one that transformers runs.
     """
 
     name: str
@@ -71,7 +78,9 @@ class QuantisedLayer:
     shape: tuple[int, int]
     parts: frozenset[str]
     num_bytes: int
+    scale_type: str = "F32"
     has_exact_scales: Callable[[], bool] = lambda: True
+    read_shape: Callable[[], tuple[tuple[int, int], int]] | None = None
     is_expanded: bool = False
 
     @property
@@ -79,15 +88,27 @@ class QuantisedLayer:
         return min(self.config.group_size or self.shape[1], self.shape[1])
 
     @property
-    def num_groups(self) -> int:
-        return num_groups(self.config, self.shape[1])
-
-    @property
     def type(self) -> GGMLType | None:
         block_type = _TYPES.get((self.config.bits, self.config.symmetric))
         if block_type is None or self.is_expanded or self.format.codes != "int" or self.group_size % _BLOCK:
             return None
         return block_type if self.has_exact_scales() else None
+
+    @property
+    def group_format(self) -> GroupFormat | None:
+        """The format of `_Unpacked.grouped`; None if a row is not whole groups of a multiple of 32."""
+        integers, config = self.format.codes == "int", self.config
+        codes = _INTEGERS.get((config.bits, config.symmetric)) if integers else _GROUP_CODES[self.format.codes]
+        (_, size), group_size = (self.shape, self.group_size) if self.read_shape is None else self.read_shape()
+        if self.is_expanded or codes is None or group_size % CODE_BLOCK or size % group_size:
+            return None
+        return GroupFormat(
+            name=codes if integers else self.format.codes,
+            codes=codes,
+            group_size=group_size,
+            scale_dtype=_SCALE_DTYPES.get(self.scale_type, torch.float32) if integers else torch.float32,
+            offsets="zeros" if integers and not config.symmetric else "none",
+        )
 
     @property
     def format_name(self) -> str:
@@ -122,10 +143,20 @@ def quantised_layers(
     if read is None:
         return found
     for name, layer in found.items():
-        scales = f"{layer.name}.{layer.format.scales}"
-        if layer.format.codes == "int" and headers[scales].dtype != "F16":
+        if layer.format.codes == "int" and layer.scale_type != "F16":
+            scales = f"{layer.name}.{layer.format.scales}"
             found[name] = replace(layer, has_exact_scales=cache(partial(_are_exact, read, scales)))
+        elif layer.format.layer_shape is not None:
+            found[name] = replace(layer, read_shape=cache(partial(_read_shape, read, layer)))
     return found
+
+
+def _read_shape(read: Callable[[str], Tensor], layer: QuantisedLayer) -> tuple[tuple[int, int], int]:
+    assert layer.format.layer_shape is not None
+    try:
+        return layer.format.layer_shape(read(f"{layer.name}.{layer.format.shaped_by}"))
+    except BadPartError:  # which ends the start when the layer is loaded
+        return layer.shape, layer.group_size
 
 
 def _are_exact(read: Callable[[str], Tensor], name: str) -> bool:
@@ -179,6 +210,7 @@ def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor]) -
         shape=(out, size),
         parts=frozenset(parts),
         num_bytes=sum(tensor.num_bytes for tensor in parts.values()),
+        scale_type=parts[layer.scales].dtype,
     )
 
 
@@ -188,8 +220,9 @@ def iter_quantised(
     *,
     dtype: torch.dtype | None,
     blocks: Container[str],
-) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
-    """Yield each layer's weight once all of its parts were read, as blocks if its name is in `blocks`."""
+    groups: Container[str] = (),
+) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
+    """Yield each layer's weight once all of its parts were read; in blocks or groups if its name is among these."""
     names = _part_names(layers)
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
@@ -203,7 +236,10 @@ def iter_quantised(
         if parts.keys() == layers[name].parts:
             del waiting[name]
             unpacked = _Unpacked(layers[name], parts)
-            yield name, unpacked.blocks() if name in blocks else unpacked.expanded(dtype or torch.float32)
+            if name in groups:
+                yield name, unpacked.grouped()
+            else:
+                yield name, unpacked.blocks() if name in blocks else unpacked.expanded(dtype or torch.float32)
             del unpacked
         del parts, tensor  # before the next one is read
 
@@ -267,7 +303,7 @@ class _Unpacked:
         assert layer.type is not None, "only a layer with a type is asked for its blocks"
         assert self.zeros is not None, "integers have zero points"
         block_format = QUANTISED_FORMATS[layer.type.name]
-        order = self._order()
+        order = self._order(_BLOCK)
         groups = (self.groups if order is None else self.groups[order])[::_BLOCK]
         self._check_zeros(self.zeros)
         scales = self.scales.half()
@@ -280,6 +316,33 @@ class _Unpacked:
                 signed = codes.reshape(len(codes), -1, _BLOCK) - self.zeros[part, groups].unsqueeze(-1)
                 rows[part] = signed_blocks(signed.to(torch.int8), scales[part, groups], block_format)
         return QuantisedTensor(block_format, rows, order)
+
+    def grouped(self) -> GroupTensor:
+        kept = self.layer.group_format
+        assert kept is not None, "only a layer with such a format is asked for its groups"
+        order = self._order(kept.group_size)
+        groups = (self.groups if order is None else self.groups[order])[:: kept.group_size]
+        if self.zeros is not None:
+            self._check_zeros(self.zeros)
+        out, size = self.shape
+        rows = fresh_tensor((out, size // kept.codes_per_byte), torch.uint8)
+        with single_thread(), self._named_errors():
+            for part in self._slices():
+                codes = (self.tensors.codes or self.tensors.unpack)(part)
+                codes = codes if order is None else codes[:, order]
+                if kept.codes == "int8":
+                    codes = (codes if self.zeros is None else codes - (1 << 7)).to(torch.int8).view(torch.uint8)
+                rows[part] = codes if kept.codes_per_byte == 1 else pack_nibbles(codes.to(torch.uint8))
+        scales = self.scales if self.tensors.factor == 1.0 else self.scales.float() * self.tensors.factor
+        zeros = self.zeros if kept.offsets == "zeros" else None
+        return GroupTensor(
+            format=kept,
+            codes=rows,
+            scales=scales[:, groups].t().to(kept.scale_dtype).contiguous(),
+            offsets=None if zeros is None else zeros[:, groups].t().to(torch.uint8).contiguous(),
+            table=self.tensors.table,
+            order=order,
+        )
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
         out = fresh_tensor(self.shape, dtype)
@@ -304,13 +367,14 @@ class _Unpacked:
         count = max(_SLICE // size // _OUTPUTS, 1) * _OUTPUTS
         return (slice(first, min(first + count, out)) for first in range(0, out, count))
 
-    def _order(self) -> Tensor | None:
-        """Return the order of the inputs by group; None if it is that of the checkpoint."""
+    def _order(self, unit: int) -> Tensor | None:
+        """Return the order of the inputs by group; None if it is that of the checkpoint. `unit`: inputs with equal
+        scales in memory."""
         order = None if bool((self.groups.diff() >= 0).all()) else self.groups.argsort(stable=True)
-        counts = self.groups.bincount(minlength=self.layer.num_groups)
-        if bool((counts % _BLOCK != 0).any()):
-            group = int((counts % _BLOCK != 0).nonzero()[0])
-            what = f"group {group} has {int(counts[group])} inputs, which are no multiple of {_BLOCK}"
+        counts = self.groups.bincount()
+        if bool((counts % unit != 0).any()):
+            group = int((counts % unit != 0).nonzero()[0])
+            what = f"group {group} has {int(counts[group])} inputs, which are no multiple of {unit}"
             raise self._error(self.format.groups, what, "use --dtype float32, which expands the weights")
         return order
 
