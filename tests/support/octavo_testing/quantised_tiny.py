@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def _fp8(weight: Tensor, block: tuple[int, int], name: str, *, of_tensor: bool =
     return {"weight": codes, name: scales.flatten() if of_tensor else scales}, codes.float() * each
 
 
-def fp8_block(weight: Tensor) -> Packed:
-    return _fp8(weight, BLOCK, "weight_scale_inv")
+def fp8_block(weight: Tensor, block: tuple[int, int]) -> Packed:
+    return _fp8(weight, block, "weight_scale_inv")
 
 
 def fp8_tensor(weight: Tensor) -> Packed:
@@ -76,9 +77,9 @@ def int8(weight: Tensor) -> Packed:
     return parts, codes.float() * absmax[:, None] * 7.874015718698502e-3
 
 
-def _four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _four_bits(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return codes [out, in], zero points and scales [out, groups], and the unpacked weight."""
-    groups = weight.view(len(weight), -1, GROUP)
+    groups = weight.view(len(weight), -1, group)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     scales = ((high - low) / 15).half().float()
     zeros = (-low / scales).round().clamp(1, 15)
@@ -87,21 +88,21 @@ def _four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return codes.flatten(1).int(), zeros.int(), scales, unpacked.flatten(1)
 
 
-def gptq(weight: Tensor) -> Packed:
-    codes, zeros, scales, unpacked = _four_bits(weight)
+def gptq(weight: Tensor, group: int) -> Packed:
+    codes, zeros, scales, unpacked = _four_bits(weight, group)
     parts = {"qweight": pack_ints(codes, 4).t(), "qzeros": pack_ints(zeros.t(), 4, less_each=1)}
     return parts | {"scales": scales.t().half()}, unpacked
 
 
-def awq(weight: Tensor) -> Packed:
-    codes, zeros, scales, unpacked = _four_bits(weight)
+def awq(weight: Tensor, group: int) -> Packed:
+    codes, zeros, scales, unpacked = _four_bits(weight, group)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     columns = [pack_ints(x.t().reshape(x.shape[1], -1, 8)[..., order].flatten(1), 4) for x in (codes, zeros)]
     return {"qweight": columns[0], "qzeros": columns[1], "scales": scales.t().half()}, unpacked
 
 
-def ct_packed(weight: Tensor) -> Packed:
-    codes, zeros, scales, unpacked = _four_bits(weight)
+def ct_packed(weight: Tensor, group: int) -> Packed:
+    codes, zeros, scales, unpacked = _four_bits(weight, group)
     parts = {"weight_packed": pack_ints(codes, 4), "weight_zero_point": pack_ints(zeros.t(), 4).t()}
     return parts | {"weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}, unpacked
 
@@ -110,27 +111,39 @@ def _compressed(layout: str, weights: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": {"weights": weights}}}
 
 
-_ZERO_POINTS = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP}
-#: Name -> function that packs a layer, `quantization_config`.
-METHODS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]] = {
-    "fp8_block": (fp8_block, {"quant_method": "fp8", "weight_block_size": list(BLOCK)}),
-    "fp8_tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
-    "ct_fp8_channel": (
-        ct_fp8_channel,
-        _compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
-    ),
-    "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
-    "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
-    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False}),
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}),
-    "ct_packed": (ct_packed, _compressed("pack-quantized", _ZERO_POINTS)),
-}
+def _methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]]:
+    """Return for each name the function that packs a layer, and `quantization_config`."""
+    zero_points = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": group}
+    return {
+        "fp8_block": (partial(fp8_block, block=block), {"quant_method": "fp8", "weight_block_size": list(block)}),
+        "fp8_tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
+        "ct_fp8_channel": (
+            ct_fp8_channel,
+            _compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+        ),
+        "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+        "int8": (int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+        "gptq": (partial(gptq, group=group), {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": False}),
+        "awq": (
+            partial(awq, group=group),
+            {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"},
+        ),
+        "ct_packed": (partial(ct_packed, group=group), _compressed("pack-quantized", zero_points)),
+    }
 
 
-def make_quantised(family: str, method: str, folder: Path) -> tuple[Path, Path]:
-    """Write a tiny model whose projections are quantised, and one with its unpacked weights; return both folders."""
+METHODS = _methods(GROUP, BLOCK)
+
+
+def make_quantised(
+    family: str, method: str, folder: Path, *, group: int = GROUP, block: tuple[int, int] = BLOCK
+) -> tuple[Path, Path]:
+    """Write a tiny model whose projections are quantised, and one with its unpacked weights; return both folders.
+
+    `group`: the inputs that share a scale; `block`: the outputs and inputs that do.
+    """
     plain = make_tiny(family, folder)
-    pack, settings = METHODS[method]
+    pack, settings = _methods(group, block)[method]
     packed: dict[str, Tensor] = {}
     unpacked: dict[str, Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from octavo_engine.devices import device
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.models.model import Model
 from octavo_engine.runner import weight_formats
@@ -136,7 +137,7 @@ def test_nothing_is_logged_if_nothing_is_expanded(tmp_path: Path, caplog: pytest
 
 def test_without_kernels_all_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path)
-    monkeypatch.setattr(weight_formats, "kernels_expand_blocks", lambda dtype: False)
+    monkeypatch.setattr(device, "kernels_expand_blocks", lambda dtype: False)
     assert not planned(files, dtype="bfloat16").block_formats
 
 

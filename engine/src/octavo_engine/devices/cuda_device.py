@@ -31,6 +31,7 @@ from octavo_engine.devices.memory import (
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Copy, Fetch, Timer
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
+from octavo_engine.ops.group_tensor import GroupFormat, WeightFormat
 from octavo_engine.settings.config import (
     EngineConfig,
     batched_tokens,
@@ -230,6 +231,9 @@ class CudaDevice:
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype:
         return torch.float16 if model.dtype == "float16" else torch.bfloat16
+
+    def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
+        return isinstance(weight_format, GroupFormat) and dtype.itemsize == 2
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack

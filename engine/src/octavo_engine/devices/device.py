@@ -37,7 +37,9 @@ from octavo_engine.devices.transfers import Copy, Fetch, HostTimer, Timer, fetch
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_backend import cpu_backend
 from octavo_engine.ops.cpu_cache import lazy_zeros
+from octavo_engine.ops.group_tensor import WeightFormat
 from octavo_engine.ops.native_library import native_library
+from octavo_engine.ops.native_quantised import QuantisedFormat, kernels_expand_blocks
 from octavo_engine.settings.config import EngineConfig, describe_local_ranks, describe_ranks, ranks_per_host
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
@@ -60,6 +62,10 @@ class Device(Protocol):
         ...
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
+
+    def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
+        """Return True if kernels of this device multiply weights in a format by activations of a type."""
+        ...
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend: ...
 
@@ -142,6 +148,9 @@ class CpuDevice:
 
     def default_dtype(self, model: ModelConfig) -> torch.dtype:
         return choose_cpu_dtype(model)
+
+    def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
+        return isinstance(weight_format, QuantisedFormat) and kernels_expand_blocks(dtype)
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         return cpu_backend(specs, block_size, dtype)

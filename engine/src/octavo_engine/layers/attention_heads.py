@@ -6,7 +6,7 @@ With more ranks than KV heads, several ranks hold a copy of one KV head.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo_engine.layers.layer import BuildContext
+from octavo_engine.layers.layer import BuildContext, inputs_of_cut
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.wire.errors import StartupError
@@ -42,15 +42,16 @@ def rank_heads(out: str, num_heads: int, num_kv_heads: int, dim: int, build: Bui
     Raises StartupError if the heads of a rank cut blocks of this tensor. `check_heads` checks the number of ranks.
     """
     group, block_format = build.group, build.linear_format(out, num_heads * dim)
-    if block_format is not None and _cuts(group.size, num_heads, num_kv_heads, dim, block_format.num_values):
+    block = 1 if block_format is None else inputs_of_cut(block_format, num_heads * dim)
+    if block_format is not None and _cuts(group.size, num_heads, num_kv_heads, dim, block):
         works = [
             str(size)
             for size in _sizes(num_heads, num_kv_heads)
-            if not _cuts(size, num_heads, num_kv_heads, dim, block_format.num_values)
+            if not _cuts(size, num_heads, num_kv_heads, dim, block)
         ]
         raise StartupError(
             f"tensor '{out}': its {num_heads * dim} inputs are in {block_format.name} blocks of "
-            f"{block_format.num_values}, which --tensor-parallel-size {group.size} would cut: use one of "
+            f"{block}, which --tensor-parallel-size {group.size} would cut: use one of "
             f"{', '.join(works)}, or a checkpoint in another format."
         )
     return _share(group, num_heads, num_kv_heads, dim)

@@ -12,12 +12,19 @@ from octavo_engine.layers.quantised_method import load_blocks
 from octavo_engine.layers.shard import vocabulary_shares
 from octavo_engine.ops.gather import TablePart, gather_rows
 from octavo_engine.ops.native_linear import NativeWeight
-from octavo_engine.ops.native_quantised import QuantisedTensor, QuantisedWeight, gather_blocks, native_quantised
+from octavo_engine.ops.native_quantised import (
+    QuantisedFormat,
+    QuantisedTensor,
+    QuantisedWeight,
+    gather_blocks,
+    native_quantised,
+)
 from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up.
+    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up; in groups,
+    a table is expanded when it is read.
 
     Each rank has the rows of its part of the head; a row that it does not have is zero until it is added up.
     """
@@ -29,7 +36,9 @@ class Embedding(Layer):
         self.part = None if build.group.size == 1 else TablePart(self.rows.start, rows)
         block_format, held = build.block_format(f"{name}.weight", size), len(self.rows)
         self.weight: Tensor | QuantisedWeight = (
-            build.empty(held, size) if block_format is None else QuantisedWeight(block_format, held, size, build.device)
+            QuantisedWeight(block_format, held, size, build.device)
+            if isinstance(block_format, QuantisedFormat)
+            else build.empty(held, size)
         )
         self.blocks: NativeWeight | None = None
         self.scale = torch.tensor(scale, dtype=build.dtype).item()  # rounded as transformers rounds it

@@ -7,13 +7,13 @@ much as a small kernel and lose the types.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octavo_engine.ops.native_quantised import QuantisedFormat
+from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, WeightFormat
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages
 
@@ -23,27 +23,31 @@ class BuildContext:
     """The type and the device of a model's tensors, and the longest sequence that the model must support.
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
-    which linear layers quantise other tensors as they load them. `group`: the ranks among which layers are split.
+    which linear layers quantise other tensors as they load them; in groups of 32 where its groups do not divide the
+    inputs. `group`: the ranks among which layers are split.
     `stages`: those that have the other layers.
     """
 
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    block_formats: Mapping[str, QuantisedFormat] = field(default_factory=dict)
-    quantise_to: QuantisedFormat | None = None
+    block_formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    quantise_to: WeightFormat | None = None
     group: Group = field(default_factory=Group)
     stages: Stages = field(default_factory=Stages)
 
-    def block_format(self, name: str, in_features: int) -> QuantisedFormat | None:
+    def block_format(self, name: str, in_features: int) -> WeightFormat | None:
         """Return the format in which a tensor [out, in] stays; None if it is expanded."""
         return _if_whole_blocks(self.block_formats.get(name), in_features)
 
-    def quantised_format(self, in_features: int) -> QuantisedFormat | None:
+    def quantised_format(self, in_features: int) -> WeightFormat | None:
         """Return the format to which a linear layer's tensor is quantised; None if it is not."""
-        return _if_whole_blocks(self.quantise_to, in_features)
+        quantise_to = self.quantise_to
+        if isinstance(quantise_to, GroupFormat) and in_features % quantise_to.group_size:
+            quantise_to = replace(quantise_to, group_size=CODE_BLOCK)
+        return _if_whole_blocks(quantise_to, in_features)
 
-    def linear_format(self, name: str, in_features: int) -> QuantisedFormat | None:
+    def linear_format(self, name: str, in_features: int) -> WeightFormat | None:
         """Return the format in which a linear layer has a tensor [out, in] in memory; None if it is expanded."""
         return self.block_format(name, in_features) or self.quantised_format(in_features)
 
@@ -51,7 +55,13 @@ class BuildContext:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 
 
-def _if_whole_blocks(block_format: QuantisedFormat | None, in_features: int) -> QuantisedFormat | None:
+def inputs_of_cut(weight_format: WeightFormat, in_features: int) -> int:
+    """Return the number of inputs at multiples of which ranks may cut a weight: anywhere in a group of all inputs."""
+    is_one_group = isinstance(weight_format, GroupFormat) and weight_format.group_size == in_features
+    return CODE_BLOCK if is_one_group else weight_format.num_values
+
+
+def _if_whole_blocks(block_format: WeightFormat | None, in_features: int) -> WeightFormat | None:
     return None if block_format is None or in_features % block_format.num_values else block_format
 
 
@@ -59,15 +69,15 @@ def _if_whole_blocks(block_format: QuantisedFormat | None, in_features: int) -> 
 class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
-    A slot with a `format` loads only a `QuantisedTensor` of this format, another slot only a `Tensor`. `quantises`: it
-    stores this tensor in blocks. `instead_of`: names of the slots that it fills, if the checkpoint may have it in their
-    place.
+    A slot with a `format` loads only a `QuantisedTensor` or `GroupTensor` of this format, another slot only a `Tensor`.
+    `quantises`: it quantises this tensor. `instead_of`: names of the slots that it fills, if the checkpoint may have it
+    in their place.
     """
 
     name: str
     shape: tuple[int, ...]
     load: Callable[[Any], object]
-    format: QuantisedFormat | None = None
+    format: WeightFormat | None = None
     quantises: bool = False
     instead_of: tuple[str, ...] = ()
 

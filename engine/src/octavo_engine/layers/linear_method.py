@@ -4,17 +4,20 @@
 format is another subclass of `PackedMethod` with its own weight slots.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.layers.shard import Shard
 from octavo_engine.ops.activation import Activation
+from octavo_engine.ops.group_tensor import GroupTensor, WeightFormat
+from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.ops.packed_linear import (
     PackedWeight,
     gated_linear,
@@ -24,6 +27,7 @@ from octavo_engine.ops.packed_linear import (
     plain_weight,
     wide_linear,
 )
+from octavo_engine.wire.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,94 @@ class PackedMethod:
     def _now(self) -> PackedWeight:
         assert self.packed is not None, "not packed yet"
         return self.packed
+
+
+class PartsMethod(PackedMethod):
+    """The part of the methods of quantised weights that lists the checkpoint's tensors, and cuts them for this rank.
+
+    `formats`: of the tensors by the names of the spec. A tensor that has no format in the checkpoint is quantised as it
+    arrives. Checkpoints store formats as [out, in] only. A tied weight is loaded by the embedding.
+    """
+
+    def __init__(
+        self, spec: LinearSpec, build: BuildContext, formats: Sequence[WeightFormat], *, tied: bool = False
+    ) -> None:
+        self.spec, self.formats, self.tied = spec, formats, tied
+        self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
+        self.bias = build.empty(sum(spec.rank_outs)) if spec.bias and spec.shard.owns_bias else None
+        self.order: Tensor | None = None  # of the inputs, equal in all parts
+        self.is_loaded = False
+        self._device = build.device
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        if self.tied:
+            return
+        spec, quantises = self.spec, self.quantises
+        for i, name in enumerate(spec.names):
+            parts = range(i, i + 1) if len(spec.names) > 1 else range(len(spec.outs))
+            out = sum(spec.outs[part] for part in parts)
+            shape = (spec.in_features, out) if spec.transposed and quantises[i] else (out, spec.in_features)
+            stored = None if quantises[i] else self.formats[i]
+            load = partial(self._load, f"{name}.weight", parts)
+            yield WeightSlot(f"{name}.weight", shape, load, stored, quantises=quantises[i])
+            if spec.bias:
+                yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, parts))
+
+    def _load(self, name: str, parts: range, tensor: Tensor | QuantisedTensor | GroupTensor) -> None:
+        self._set_order(name, None if isinstance(tensor, Tensor) else tensor.order)
+        for part, rows in self._rank_rows(parts):
+            if isinstance(tensor, Tensor):
+                values = tensor.t() if self.spec.transposed else tensor
+                self._load_values(name, part, self.spec.shard.cut_inputs(values[rows.start : rows.stop]), rows.start)
+            else:
+                self._load_stored(name, part, tensor, rows)
+
+    def _load_stored(self, name: str, part: int, tensor: Any, rows: range) -> None:
+        """Load these rows of a tensor in its format, and of them this rank's inputs, as the outputs of a part."""
+        raise NotImplementedError
+
+    def _load_values(self, name: str, part: int, values: Tensor, first_row: int) -> None:
+        """Quantise rows of a tensor as the outputs of a part. `first_row`: the number of the first one, for errors."""
+        raise NotImplementedError
+
+    def _rank_rows(self, parts: range) -> Iterator[tuple[int, range]]:
+        """Yield each part with the rows that this rank holds of the tensor that has these parts."""
+        first = 0
+        for part in parts:
+            outputs = self.spec.shard.outputs(part, self.spec.outs[part])
+            yield part, range(first + outputs.start, first + outputs.stop)
+            first += self.spec.outs[part]
+
+    def _load_bias(self, parts: range, tensor: Tensor) -> None:
+        if self.bias is not None:
+            targets = self.bias.split_with_sizes(self.spec.rank_outs)
+            for part, rows in self._rank_rows(parts):
+                targets[part].copy_(tensor[rows.start : rows.stop])
+
+    def _set_order(self, name: str, order: Tensor | None) -> None:
+        order = None if order is None else order.to(self._device)
+        if self.is_loaded and not _are_equal(self.order, order):
+            raise StartupError(
+                f"tensor '{name}': its inputs have another order than those of the other parts of the layer "
+                f"({', '.join(self.spec.names)}): use a checkpoint without act-order, or --dtype float32."
+            )
+        shard = self.spec.shard
+        if order is not None and shard.inputs is not None and shard.group.size > 1:
+            raise StartupError(
+                f"tensor '{name}': its inputs are in the order of their groups (act-order), which cannot be split over "
+                f"--tensor-parallel-size {shard.group.size}: use a checkpoint without act-order, --dtype float32, or 1."
+            )
+        self.order, self.is_loaded = order, True
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        return x if self.order is None else x.index_select(-1, self.order)
+
+    def bytes_added_by_packing(self) -> int:
+        return 0
+
+
+def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 class DenseMethod(PackedMethod):

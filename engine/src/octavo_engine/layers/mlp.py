@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.layers.layer import BuildContext, Layer
+from octavo_engine.layers.layer import BuildContext, Layer, inputs_of_cut
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
@@ -86,14 +86,15 @@ def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
     block_format, ranks = build.linear_format(down, inner_size), build.group.size
     if block_format is None:
         return build.group.share(inner_size, PANEL if inner_size >= PANEL * ranks else 1)
-    num_blocks = inner_size // block_format.num_values
+    size = inputs_of_cut(block_format, inner_size)
+    num_blocks = inner_size // size
     if num_blocks < ranks:
         raise StartupError(
             f"tensor '{down}': its {inner_size} inputs are {num_blocks} {block_format.name} blocks of "
-            f"{block_format.num_values}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or a "
+            f"{size}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or a "
             "checkpoint in another format."
         )
-    return build.group.share(inner_size, block_format.num_values)
+    return build.group.share(inner_size, size)
 
 
 class PlainMLP(Layer):

@@ -7,7 +7,7 @@ Each rank has a part of every expert; the ranks' sums over experts are added up 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
 from octavo_engine.layers.mlp import GatedMLP, activation_named, gated_mlp, gated_specs
 from octavo_engine.layers.quantised_method import part_formats
 from octavo_engine.ops.activation import act_mul
+from octavo_engine.ops.group_tensor import GroupFormat
 from octavo_engine.ops.triton_devices import runs_triton
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ class Experts(Layer):
         super().__init__()
         self.name, self.top_k, self.specs = name, top_k, specs[0]
         self.activation = activation_named(activation)
+        formats = (each for spec in chain(*specs) for each in part_formats(spec, build) or ())
+        if any(isinstance(each, GroupFormat) for each in formats):
+            build = replace(build, block_formats={}, quantise_to=None)  # one launch multiplies whole weights
         is_stacked = runs_triton(build.empty(0)) and all(part_formats(spec, build) is None for spec in chain(*specs))
         shapes = [(len(specs), sum(spec.rank_outs), spec.rank_inputs) for spec in self.specs]
         self.stacks = [build.empty(*shape) for shape in shapes] if is_stacked else []

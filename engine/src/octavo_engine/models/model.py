@@ -23,7 +23,8 @@ from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import LinearSpec
 from octavo_engine.layers.shard import split_outputs
 from octavo_engine.ops.attention import ForwardContext, LayerKVSpec
-from octavo_engine.ops.native_quantised import QuantisedTensor
+from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
+from octavo_engine.ops.native_quantised import QuantisedFormat, QuantisedTensor
 from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
@@ -85,13 +86,17 @@ class Model(nn.Module):
 
     def block_tensors(self) -> frozenset[str]:
         """Return the names of the tensors that stay in the blocks of the checkpoint."""
-        return frozenset(slot.name for slot in self._weight_slots() if slot.format is not None)
+        return frozenset(slot.name for slot in self._weight_slots() if isinstance(slot.format, QuantisedFormat))
+
+    def group_tensors(self) -> frozenset[str]:
+        """Return the names of the tensors that stay in groups, as in the checkpoint."""
+        return frozenset(slot.name for slot in self._weight_slots() if isinstance(slot.format, GroupFormat))
 
     def quantised_tensors(self) -> frozenset[str]:
         """Return the names of the tensors that are quantised while they are loaded."""
         return frozenset(slot.name for slot in self._weight_slots() if slot.quantises)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor]]) -> None:
+    def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor | GroupTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         slots, elsewhere = {slot.name: slot for slot in self._weight_slots()}, self.modules_elsewhere
         loaded: set[str] = set()
@@ -163,7 +168,7 @@ class Model(nn.Module):
         """Return True if the name is that of an unused tensor, or of a tied head's weight, which some files contain."""
         return name.endswith((*self.ignored, "lm_head.weight"))
 
-    def _load(self, slot: WeightSlot, tensor: Tensor | QuantisedTensor) -> None:
+    def _load(self, slot: WeightSlot, tensor: Tensor | QuantisedTensor | GroupTensor) -> None:
         if tuple(tensor.shape) != slot.shape:
             raise self._error(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
         with torch.no_grad():
@@ -178,6 +183,6 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _is_zero_bias(name: str, tensor: Tensor | QuantisedTensor) -> bool:
+def _is_zero_bias(name: str, tensor: Tensor | QuantisedTensor | GroupTensor) -> bool:
     """Return True for a bias that has no effect: tools for GPTQ write one for each layer."""
     return name.endswith(".bias") and isinstance(tensor, Tensor) and not tensor.any()

@@ -23,7 +23,7 @@ from octavo_engine.models.qwen2 import Qwen2
 from octavo_engine.models.qwen2_moe import Qwen2MoE
 from octavo_engine.models.qwen3 import Qwen3
 from octavo_engine.models.qwen3_moe import Qwen3MoE
-from octavo_engine.ops.native_quantised import QuantisedFormat
+from octavo_engine.ops.group_tensor import WeightFormat
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig, ModelImpl, VisionConfig
@@ -60,8 +60,8 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     max_model_len: int,
-    block_formats: Mapping[str, QuantisedFormat] | None = None,
-    quantise_to: QuantisedFormat | None = None,
+    block_formats: Mapping[str, WeightFormat] | None = None,
+    quantise_to: WeightFormat | None = None,
     group: Group | None = None,
     stages: Stages | None = None,
 ) -> Model:

@@ -22,6 +22,7 @@ from octavo_engine.layers.moe import Experts
 from octavo_engine.media.processed_images import UNCACHED_BYTES
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
+from octavo_engine.ops.group_tensor import WeightFormat
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages, planned_ranks
@@ -54,7 +55,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """`memory`: before loading. `model`: its needs in `dtype`. `model_impl`: as the user set it. `block_formats`: of
-    tensors that may stay in blocks. `quantise_to`: the format to which other weights are quantised.
+    tensors that may stay in blocks or groups. `quantise_to`: the format to which other weights are quantised.
     """
 
     model_impl: ModelImpl
@@ -63,8 +64,8 @@ class MemoryPlan:
     model: ModelMemory
     kv: KVSize
     memory: MemoryInfo
-    block_formats: Mapping[str, QuantisedFormat] = field(default_factory=dict)
-    quantise_to: QuantisedFormat | None = None
+    block_formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    quantise_to: WeightFormat | None = None
 
 
 def plan_memory(
@@ -132,9 +133,13 @@ def _first_dtype(config: EngineConfig, device: Device, model: ModelConfig, store
     return dtype or device.default_dtype(model)
 
 
-def _block_dtype(stored: StoredTensors, quantise_to: QuantisedFormat | None, device: Device) -> torch.dtype | None:
-    """Return bfloat16 if tensors can be in blocks with it, which takes less memory and time than any other type."""
-    if quantise_to is None and not kept_formats(stored, device, torch.bfloat16):
+def _block_dtype(stored: StoredTensors, quantise_to: WeightFormat | None, device: Device) -> torch.dtype | None:
+    """Return bfloat16 if tensors can be in blocks with it, which takes less memory and time than any other type.
+
+    A GPU multiplies groups in each type that it has by default.
+    """
+    kept = [quantise_to] if quantise_to is not None else kept_formats(stored, device, torch.bfloat16).values()
+    if not any(isinstance(each, QuantisedFormat) for each in kept):
         return None
     _LOGGER.info("dtype auto: bfloat16, in which quantised weights stay as they are in memory")
     return torch.bfloat16

@@ -131,7 +131,12 @@ def load_model(
                 lazy_weights(files, dtype=dtype, progress=show)
                 if model.loads_lazily
                 else iter_weights(
-                    files, dtype=dtype, blocks=model.block_tensors(), skipped=model.modules_elsewhere, progress=show
+                    files,
+                    dtype=dtype,
+                    blocks=model.block_tensors(),
+                    groups=model.group_tensors(),
+                    skipped=model.modules_elsewhere,
+                    progress=show,
                 )
             )
             model.load_weights(_checked(weights, check))
@@ -169,7 +174,8 @@ def load_checkpoint(
     load = partial(load_model, device, checkpoint.files, checkpoint.config, plan, progress, group, stages, check=check)
     model, fingerprint = load(), weights_fingerprint(checkpoint.files, quantization)
     stored = {name: each for name, each in checkpoint.stored.items() if module_of(name) not in model.modules_elsewhere}
-    log_expanded(stored, model.block_tensors() | model.quantised_tensors(), device, plan.dtype)
+    kept = model.block_tensors() | model.group_tensors() | model.quantised_tensors()
+    log_expanded(stored, kept, device, plan.dtype)
     log_quantised(model, plan.quantise_to)
 
     def reload() -> Model:

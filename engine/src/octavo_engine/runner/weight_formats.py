@@ -1,4 +1,4 @@
-"""Chooses the tensors that are in blocks in memory: those of a quantised checkpoint, and those of `--quantization`.
+"""Chooses the tensors that are in blocks or groups in memory: those of quantised checkpoints and of `--quantization`.
 
 Other quantised tensors are expanded when they are read.
 """
@@ -14,61 +14,71 @@ from octavo_engine.devices.memory import size
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod
 from octavo_engine.models.model import Model
-from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, QuantisedFormat, kernels_expand_blocks
+from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, WeightFormat
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.weights.loader import StoredTensor
+from octavo_engine.weights.loader import StoredTensor, group_format
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Value of `--quantization` -> format to which linear layers are quantised while they load.
+#: Value of `--quantization` -> format to which linear layers are quantised while they load, on a CPU and on a GPU.
 LOADED_FORMATS = {"int8": QUANTISED_FORMATS["Q8_0"], "int4": QUANTISED_FORMATS["Q4_1"]}
+LOADED_GROUPS = {
+    "int8": GroupFormat(name="int8", codes="int8", group_size=128),
+    "int4": GroupFormat(name="int4", codes="int4", group_size=128, offsets="zeros"),
+}
 
 #: A checkpoint's tensors by Hugging Face's names.
 StoredTensors = Mapping[str, StoredTensor]
 
 
-def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, QuantisedFormat]:
-    """Return the formats of the tensors that this device can multiply in blocks; a model may keep fewer of them."""
-    if not device.packs_weights or not kernels_expand_blocks(dtype):
-        return {}
-    return {name: kept for name, info in stored.items() if (kept := _format(info)) is not None}
+def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, WeightFormat]:
+    """Return the formats in which this device can multiply the tensors; a model may keep fewer of them."""
+    return {name: kept for name, info in stored.items() if (kept := _kept_format(info, device, dtype)) is not None}
 
 
-def _format(info: StoredTensor) -> QuantisedFormat | None:
-    return None if info.type is None else QUANTISED_FORMATS.get(info.type.name)
+def _kept_format(info: StoredTensor, device: Device, dtype: torch.dtype) -> WeightFormat | None:
+    formats = (None if info.type is None else QUANTISED_FORMATS.get(info.type.name), group_format(info))
+    return next((each for each in formats if each is not None and device.keeps(each, dtype)), None)
 
 
-def loaded_format(config: EngineConfig, device: Device) -> QuantisedFormat | None:
+def loaded_format(config: EngineConfig, device: Device) -> WeightFormat | None:
     """Return the format of `--quantization int8` or `int4`. Raises StartupError where no kernel multiplies it."""
-    block_format = LOADED_FORMATS.get(config.quantization or "")
-    if block_format is None:
+    if config.quantization not in LOADED_FORMATS:
         return None
+    formats = (LOADED_FORMATS[config.quantization], LOADED_GROUPS[config.quantization])
+    kept = next((each for each in formats if device.keeps(each, torch.bfloat16)), None)
     flag = f"--quantization {config.quantization}"
-    if not device.packs_weights:
-        raise StartupError(f"{flag} is not supported on {device.name}: use --device cpu, or omit --quantization.")
-    if config.dtype not in ("auto", "bfloat16"):
-        raise StartupError(f"{flag} computes in bfloat16: omit --dtype {config.dtype}, or omit --quantization.")
-    if not kernels_expand_blocks(torch.bfloat16):
+    dtypes = ("bfloat16", "float16") if isinstance(kept, GroupFormat) else ("bfloat16",)
+    if config.dtype not in ("auto", *dtypes):
+        computes = " or ".join(dtypes)
+        raise StartupError(f"{flag} computes in {computes}: omit --dtype {config.dtype}, or omit --quantization.")
+    if kept is None:
         raise StartupError(
             f"{flag} needs the native kernels, which are not available: install a C++ compiler (or set $CXX) and unset "
             "OCTAVO_NATIVE, or omit --quantization."
         )
-    return block_format
+    return kept
 
 
-def log_quantised(model: Model, block_format: QuantisedFormat | None) -> None:
+def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
     """Log how many tensors were quantised while they were loaded, and which linear layers could not be."""
     if block_format is None:
         return
     linears = (module for module in model.modules() if isinstance(module, Linear))
-    others = [linear.spec for linear in linears if isinstance(linear.method, DenseMethod) and not linear.spec.wide]
-    exceptions = ""
-    if others:
+    dense = [linear.spec for linear in linears if isinstance(linear.method, DenseMethod) and not linear.spec.wide]
+    exceptions, dtype = "", str(model.build.dtype).removeprefix("torch.")
+    if others := [spec for spec in dense if spec.in_features % CODE_BLOCK]:
         sizes = ", ".join(map(str, sorted({spec.in_features for spec in others})))
         exceptions = (
-            f"; {len(others)} linear layers stay in bfloat16, as their numbers of inputs ({sizes}) are no multiples of "
-            f"{block_format.num_values}: the first is {others[0].names[0]}"
+            f"; {len(others)} linear layers stay in {dtype}, as their numbers of inputs ({sizes}) are no multiples of "
+            f"{CODE_BLOCK}: the first is {others[0].names[0]}"
+        )
+    if others := [spec for spec in dense if not spec.in_features % CODE_BLOCK]:
+        exceptions += (
+            f"; {len(others)} linear layers stay in {dtype}, as they are experts on a GPU, or another part of a fused "
+            f"weight has another format: the first is {others[0].names[0]}"
         )
     num_quantised = len(model.quantised_tensors())
     _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
@@ -84,21 +94,22 @@ def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dt
     _LOGGER.info(
         "%d quantised tensors are expanded to %s and take %s instead of %s: %s",
         *(len(expanded), type_name, size(sum(math.prod(i.shape) for i in expanded.values()) * dtype.itemsize)),
-        *(size(sum(i.num_bytes for i in expanded.values())), _reason(expanded, device, type_name)),
+        *(size(sum(i.num_bytes for i in expanded.values())), _reason(expanded, device, dtype)),
     )
 
 
-def _reason(expanded: StoredTensors, device: Device, type_name: str) -> str:
-    if not device.packs_weights:
-        return f"the kernels for quantised weights do not run on {device.name}"
-    if not kernels_expand_blocks(torch.bfloat16):
+def _reason(expanded: StoredTensors, device: Device, dtype: torch.dtype) -> str:
+    if not any(device.keeps(each, torch.bfloat16) for each in (LOADED_FORMATS["int8"], LOADED_GROUPS["int8"])):
         return "the native kernels are not available"
-    names = sorted({info.format_name for info in expanded.values() if _format(info) is None})
+    formats = {name: _kept_format(info, device, torch.bfloat16) for name, info in expanded.items()}
+    names = sorted({info.format_name for name, info in expanded.items() if formats[name] is None})
     reasons = [f"the kernels do not support {', '.join(names)}"] if names else []
-    if any(_format(info) is not None for info in expanded.values()):
+    if known := [each for each in formats.values() if each is not None]:
+        computes = "16 bits" if isinstance(known[0], GroupFormat) else "bfloat16"
         reasons.append(
-            "another part of a fused weight is not in blocks, or a tensor belongs to no linear layer"
-            if type_name == "bfloat16"
-            else f"the kernels for quantised weights compute in bfloat16; --dtype {type_name} expands them"
+            "another part of a fused weight has another format, or a tensor belongs to no layer that multiplies it so"
+            if device.keeps(known[0], dtype)
+            else f"the kernels for quantised weights compute in {computes}; --dtype "
+            f"{str(dtype).removeprefix('torch.')} expands them"
         )
     return "; ".join(reasons)

@@ -1,0 +1,109 @@
+"""The method of a linear layer whose weight is kept in groups, which a GPU multiplies as they are."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from octavo_engine.layers.layer import BuildContext
+from octavo_engine.layers.linear_method import LinearSpec, PartsMethod
+from octavo_engine.ops.activation import Activation, act_mul
+from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, GroupTensor, expand_groups
+from octavo_engine.ops.quantise import quantised_groups
+from octavo_engine.wire.errors import StartupError
+
+
+class GroupMethod(PartsMethod):
+    """Codes and scales of all parts, whose outputs follow each other.
+
+    A rank has whole groups of inputs, or a part of the only one, whose scales all ranks have.
+    """
+
+    def __init__(self, spec: LinearSpec, build: BuildContext, group_format: GroupFormat) -> None:
+        super().__init__(spec, build, [group_format] * len(spec.names))
+        self.weight = _empty(spec, build, group_format)
+        self.has_table = False
+
+    def _load_stored(self, name: str, part: int, tensor: GroupTensor, rows: range) -> None:
+        self._set_table(name, tensor.table)
+        shard, outputs = self.spec.shard, slice(rows.start, rows.stop)
+
+        def cut(values: Tensor) -> Tensor:
+            size = tensor.format.group_size
+            return values[:, outputs] if len(values) == 1 else shard.cut_inputs(values.t()[outputs], size).t()
+
+        codes = shard.cut_inputs(tensor.codes[outputs], CODE_BLOCK, CODE_BLOCK // tensor.format.codes_per_byte)
+        offsets = None if tensor.offsets is None else cut(tensor.offsets)
+        self._copy(part, 0, replace(tensor, codes=codes, scales=cut(tensor.scales), offsets=offsets))
+
+    def _load_values(self, name: str, part: int, values: Tensor, first_row: int) -> None:
+        for start, rows in quantised_groups(values, self.weight.format, self.weight.codes.device):
+            if not rows.scales.isfinite().all():
+                bad_row = int((~rows.scales.isfinite()).any(0).nonzero()[0])
+                raise bad_weight(name, first_row + start + bad_row, f"{rows.format.name} in groups")
+            self._copy(part, start, rows)
+
+    def _copy(self, part: int, start: int, rows: GroupTensor) -> None:
+        first = sum(self.spec.rank_outs[:part]) + start
+        outputs = slice(first, first + len(rows.codes))
+        self.weight.codes[outputs].copy_(rows.codes)
+        self.weight.scales[:, outputs].copy_(rows.scales)
+        if self.weight.offsets is not None:
+            assert rows.offsets is not None
+            self.weight.offsets[:, outputs].copy_(rows.offsets)
+
+    def _set_table(self, name: str, table: Tensor | None) -> None:
+        if table is None:
+            return
+        assert self.weight.table is not None
+        if self.has_table and not torch.equal(self.weight.table.cpu(), table):
+            raise StartupError(
+                f"tensor '{name}': its table of values (quant_map) differs from those of the other parts of the layer "
+                f"({', '.join(self.spec.names)}): use another checkpoint, or --dtype float32."
+            )
+        self.weight.table.copy_(table)
+        self.has_table = True
+
+    def apply(self, x: Tensor) -> Tensor:
+        return multiply(self._ordered(x), self.weight, self.bias)
+
+    def apply_wide(self, x: Tensor) -> Tensor:
+        return multiply(self._ordered(x), self.weight, self.bias, out_dtype=torch.float32)
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        return act_mul(self.apply(x), activation)
+
+    def pack(self) -> None:
+        """Do nothing: weights are multiplied as they were loaded."""
+
+    def weights_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def multiply(x: Tensor, weight: GroupTensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Return x @ weight.T + bias. `out_dtype`: by default, the type of `x`."""
+    dtype = out_dtype or x.dtype
+    values = expand_groups(weight, x.dtype).to(dtype)
+    return F.linear(x.to(dtype), values, None if bias is None else bias.to(dtype))
+
+
+def bad_weight(name: str, output: int, kept: str) -> StartupError:
+    return StartupError(
+        f"tensor '{name}': output {output} has a weight that is infinite, not a number or too large for {kept}: "
+        "download the checkpoint again, or omit --quantization."
+    )
+
+
+def _empty(spec: LinearSpec, build: BuildContext, stored: GroupFormat) -> GroupTensor:
+    size, out = spec.rank_inputs, sum(spec.rank_outs)
+    kept = replace(stored, group_size=size) if stored.group_size == spec.in_features else stored
+    shape, scale_dtype = (size // kept.group_size, out), kept.scale_dtype
+    offset_dtype = {"none": None, "zeros": torch.uint8, "minimums": scale_dtype}[kept.offsets]
+    return GroupTensor(
+        format=kept,
+        codes=build.empty(out, size // kept.codes_per_byte, dtype=torch.uint8),
+        scales=build.empty(*shape, dtype=scale_dtype),
+        offsets=None if offset_dtype is None else build.empty(*shape, dtype=offset_dtype),
+        table=build.empty(16, dtype=torch.float32) if kept.codes == "table4" else None,
+    )

@@ -1,0 +1,227 @@
+"""Models whose weights stay in groups, as on a GPU: they compute as expanded ones do, in the planned memory."""
+
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from octavo_engine.devices.cuda_device import CudaDevice
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.layers.group_method import GroupMethod
+from octavo_engine.models.model import Model
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
+from octavo_engine.runner import weight_formats
+from octavo_engine.runner.executor import Executor
+from octavo_engine.runner.load import load
+from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
+from octavo_engine.runner.model_loading import load_model
+from octavo_engine.runner.weight_formats import LOADED_GROUPS, kept_formats, log_expanded, log_quantised
+from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.model_config import load_model_config
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, resolve_model
+from octavo_engine.weights.gguf_tensors import GROUP_FORMATS
+from octavo_engine.weights.loader import stored_tensors
+from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
+from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
+from octavo_testing.group_weights import KINDS, groups_kept
+from octavo_testing.paged import PagedDriver
+from octavo_testing.quantised_tiny import METHODS, make_quantised
+from octavo_testing.tiny_models import LENGTH, make_tiny
+from torch import Tensor
+
+DEVICE, GPU = CpuDevice(), CudaDevice()
+TOKENS = list(range(3, 40))
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def planned(files: ModelFiles, **fields: Any) -> MemoryPlan:
+    known = {"model": files.name, "dtype": "float16", "num_gpu_blocks_override": 20, "max_model_len": LENGTH}
+    config = EngineConfig(**known | fields)
+    with groups_kept():
+        return plan_memory(config, DEVICE, load_model_config(files), stored_tensors(files))
+
+
+def loaded(files: ModelFiles, **fields: Any) -> Model:
+    return load_model(DEVICE, files, load_model_config(files), planned(files, **fields))
+
+
+def expanded(files: ModelFiles) -> Model:
+    config = EngineConfig(model=files.name, dtype="float16", num_gpu_blocks_override=20, max_model_len=LENGTH)
+    model_config = load_model_config(files)
+    return load_model(DEVICE, files, model_config, plan_memory(config, DEVICE, model_config))
+
+
+def logits(model: Model) -> Tensor:
+    return PagedDriver(model).feed({0: TOKENS})[0]
+
+
+def projections(model: Model) -> set[str]:
+    return {name for name in model.named_shapes() if name.endswith("_proj.weight")}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_in_groups_computes_as_the_expanded_one(method: str, tmp_path: Path) -> None:
+    files = resolve_model(str(make_quantised("llama", method, tmp_path, group=32, block=(24, 32))[0]))
+    model, plan = loaded(files), planned(files)
+    assert model.group_tensors() == projections(model)
+    assert not model.block_tensors()
+    assert plan.model.weights_bytes == model.weights_bytes() < expanded(files).weights_bytes()
+    torch.testing.assert_close(logits(model), logits(expanded(files)), atol=0.05, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "qtype"),
+    [
+        ("llama", "Q4_0"),
+        *(slow(architecture, qtype) for architecture in ("gemma3", "gpt2", "qwen2moe") for qtype in GROUP_FORMATS),
+    ],
+)
+def test_a_gguf_in_groups_computes_as_the_expanded_one(architecture: str, qtype: str, tmp_path: Path) -> None:
+    """Embeddings, K types and experts are expanded."""
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, architecture, tiny_model(architecture), qtype=qtype, others={"attn_output": "Q5_0"})
+    files = resolve_model(str(path))
+    model, plan = loaded(files), planned(files)
+    stored = {name for name, info in stored_tensors(files).items() if info.type.name == qtype}
+    kept = {name for name in stored if not any(part in name for part in ("embed", ".wte", ".wpe", "experts"))}
+    assert model.group_tensors() == kept != set()
+    assert plan.model.weights_bytes == model.weights_bytes()
+    torch.testing.assert_close(logits(model), logits(expanded(files)), atol=0.05, rtol=0.01)
+
+
+def test_a_cpu_keeps_blocks_and_a_gpu_keeps_groups(tmp_path: Path) -> None:
+    for kind in KINDS.values():
+        assert [GPU.keeps(kind, each) for each in (torch.float16, torch.bfloat16, torch.float32)] == [True, True, False]
+        assert not DEVICE.keeps(kind, torch.bfloat16)
+    assert not GPU.keeps(QUANTISED_FORMATS["Q8_0"], torch.bfloat16)
+    assert not DEVICE.keeps(QUANTISED_FORMATS["Q8_0"], torch.float16)
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "qwen2", tiny_model("qwen2"), qtype="Q8_0")
+    stored = stored_tensors(resolve_model(str(path)))
+    assert {each.name for each in kept_formats(stored, GPU, torch.float16).values()} == {"Q8_0"}
+    assert not kept_formats(stored, GPU, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype_auto_is_that_of_a_gpu(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "default_dtype", lambda self, model: getattr(torch, dtype))
+    files = resolve_model(str(make_quantised("llama", "awq", tmp_path, group=32)[0]))
+    plan = planned(files, dtype="auto")
+    assert str(plan.dtype) == f"torch.{dtype}"
+    assert plan.block_formats
+
+
+def test_one_line_names_the_cause_of_an_expansion(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(path, "llama", tiny_model("llama"), qtype="Q4_0", others={"attn_k": "Q5_1", "ffn_down": "Q8_0"})
+    files = resolve_model(str(path))
+    stored = stored_tensors(files)
+    for dtype, reasons in (
+        (torch.float16, ["the kernels do not support Q5_1; another part of a fused weight has another format"]),
+        (torch.float32, ["Q5_1; the kernels for quantised weights compute in 16 bits; --dtype float32 expands them"]),
+    ):
+        model = loaded(files, dtype=str(dtype).removeprefix("torch."))
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
+            log_expanded(stored, model.group_tensors(), GPU, dtype)
+        (message,) = caplog.messages
+        assert all(reason in message for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("llama", "int8"),
+        ("qwen2_moe", "int4"),
+        *(slow(name, quantization) for name in ("gpt2", "phi3") for quantization in LOADED_GROUPS),
+    ],
+)
+def test_weights_are_quantised_while_they_load(
+    name: str, quantization: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = resolve_model(str(make_tiny(name, tmp_path)))
+    with groups_kept():
+        plan = planned(files, quantization=quantization)
+    assert plan.quantise_to == LOADED_GROUPS[quantization]
+    model = load_model(DEVICE, files, load_model_config(files), plan)
+    names = model.quantised_tensors()
+    assert names
+    assert not [each for each in names if "embed" in each or "head" in each or "experts" in each]
+    assert plan.model.weights_bytes == model.weights_bytes()
+    exact, found = (logits(expanded(files)), logits(model))
+    distance = (found - exact).norm() / exact.norm()
+    assert 0 < distance < {"int8": 0.05, "int4": 0.6}[quantization]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
+        log_quantised(model, plan.quantise_to)
+    (message,) = caplog.messages
+    assert message.startswith(f"{len(names)} tensors were quantised to {quantization} while loading")
+    assert ("experts on a GPU" in message) == (name == "qwen2_moe")
+
+
+def test_quantised_weights_compute_in_16_bits(tmp_path: Path) -> None:
+    files = resolve_model(str(make_tiny("llama", tmp_path)))
+    for dtype in ("float16", "bfloat16"):
+        assert planned(files, quantization="int8", dtype=dtype).quantise_to
+    with pytest.raises(StartupError, match="--quantization int8 computes in bfloat16 or float16: omit --dtype float32"):
+        planned(files, quantization="int8", dtype="float32")
+
+
+def test_a_gpu_of_less_memory_than_the_codes_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = resolve_model(str(make_quantised("llama", "awq", tmp_path, group=32)[0]))
+    plan = planned(files)
+    less = MemoryInfo(total_bytes=plan.model.weights_bytes // 2, available_bytes=plan.model.weights_bytes // 2)
+    monkeypatch.setattr(CpuDevice, "memory", lambda self, num_ranks=1: less)
+    with pytest.raises(StartupError, match="memory") as failure:
+        planned(files)
+    assert failure.value.code == "OutOfMemory"
+    assert "\n" not in str(failure.value)
+
+
+def test_the_method_must_be_that_of_the_checkpoint(tmp_path: Path) -> None:
+    folder = str(make_quantised("llama", "awq", tmp_path, group=32)[0])
+    with pytest.raises(StartupError, match="--quantization fp8, but the checkpoint's method is awq"):
+        resolve_files(EngineConfig(model=folder, quantization="fp8"))
+
+
+def first_logprobs(executor: Executor, seq_id: int) -> Any:
+    params = SamplingParams(temperature=0, logprobs=20)
+    new = NewSeq(seq_id=seq_id, token_ids=TOKENS, num_prompt_tokens=len(TOKENS), params=params)
+    blocks = [[1 + seq_id, 4 + seq_id, 7 + seq_id]]
+    step = SeqStep(seq_id=seq_id, start=0, num_tokens=len(TOKENS), sample=True, block_ids=blocks)
+    result = executor.submit(StepPlan(step_id=seq_id, new_seqs=[new], seqs=[step])).result()
+    assert result.error is None
+    return result.seqs[0].logprobs
+
+
+def num_in_memory() -> int:
+    return sum(isinstance(each, GroupMethod) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("method", ["awq", None, *(slow(each) for each in ("fp8_block", "nf4", "gptq", "int8"))])
+def test_sleep_frees_groups_and_a_wake_loads_equal_bits(method: str | None, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"num_threads": 1, "num_gpu_blocks_override": 20, "max_model_len": 64}
+    if method is None:
+        folder, fields = make_tiny("llama", tmp_path), fields | {"quantization": "int4"}
+    else:
+        folder, _ = make_quantised("llama", method, tmp_path, group=32, block=(24, 32))
+    with groups_kept():
+        executor, _ = load(EngineConfig(model=str(folder), dtype="float16", **fields))
+        before = first_logprobs(executor, 0)
+        assert num_in_memory() == 4 * 4  # qkv, o, gate and up, down of each layer
+        executor.release("weights")
+        assert num_in_memory() == 0
+        executor.restore("weights")
+        assert first_logprobs(executor, 1) == before
+        executor.shutdown()
