@@ -1,0 +1,114 @@
+"""Weights in groups, as Triton kernels read them: their values, and the loop that multiplies them.
+
+A code of 4 bits becomes a float without a conversion: `code | 0x4300` is 128 + code in bf16, `code | 0x6400` 1024 +
+code in fp16. An e4m3 number is moved to the places of exponent and mantissa in fp32, and 2^120 corrects its exponent,
+so that no GPU needs fp8. All are exact. Then come the steps of `expand_groups`: the product with the scale in fp32, and
+one rounding.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def group_values(bits, scale, offset, table_ptr, DTYPE: tl.constexpr, CODES: tl.constexpr, OFFSETS: tl.constexpr):
+    """Return the values of codes in a type of 16 bits."""
+    is_bf16: tl.constexpr = tl.bfloat16 == DTYPE
+    if CODES == "int4":
+        base: tl.constexpr = 128.0 if is_bf16 else 1024.0
+        based = (bits | (0x4300 if is_bf16 else 0x6400)).to(DTYPE, bitcast=True)
+        if OFFSETS == "zeros":
+            number = (based - (offset + base).to(DTYPE)).to(tl.float32)
+        else:
+            zero: tl.constexpr = base if OFFSETS == "minimums" else base + 8.0
+            number = (based - tl.full([1, 1], zero, DTYPE)).to(tl.float32)
+    elif CODES == "table4":
+        number = tl.load(table_ptr + bits)
+    elif CODES == "int8":
+        number = ((bits.to(tl.int32) ^ 128) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0  # 2^23 + 128
+    else:
+        number = (((bits.to(tl.int32) << 24) >> 4) & -0x78100000).to(tl.float32, bitcast=True) * 2.0**120
+    value = number * scale
+    if OFFSETS == "minimums":
+        value += offset
+    return value.to(DTYPE)
+
+
+@triton.jit
+@no_type_check
+def spread_groups(
+    values_ptr,  # [groups, num_columns]
+    at,  # the first of SPAN inputs, whose codes are WIDTH bytes
+    column,  # [COLUMNS]
+    num_columns,
+    GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Return the fp32 scales or offsets of some codes, [COLUMNS, WIDTH], or [COLUMNS, 1] of one group."""
+    is_output = column < num_columns
+    if GROUP >= SPAN:
+        spread = tl.load(values_ptr + (at // GROUP) * num_columns + column, mask=is_output, other=0.0)[:, None]
+    else:
+        count: tl.constexpr = SPAN // GROUP
+        group = at // GROUP + tl.arange(0, count)
+        each = values_ptr + group[None, :] * num_columns + column[:, None]
+        several = tl.load(each, mask=is_output[:, None], other=0.0)[:, :, None]
+        spread = tl.reshape(tl.broadcast_to(several, [COLUMNS, count, WIDTH // count]), [COLUMNS, WIDTH])
+    return spread.to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def multiply_groups(
+    x_rows,  # [ROWS] pointers to the rows, of 16 bits
+    is_row,  # [ROWS]
+    codes_ptr,  # [num_columns, code_stride] uint8, contiguous
+    scales_ptr,  # [groups, num_columns], contiguous
+    offsets_ptr,  # the same; unused without OFFSETS
+    table_ptr,  # [16] fp32; unused without a table
+    column,  # [COLUMNS]: the outputs
+    num_columns,
+    code_stride,
+    first,  # the steps from `first` to before `last`, of DEPTH inputs
+    last,
+    CODES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Return the product [COLUMNS, ROWS] in fp32. The weight is the first operand, which wgmma takes from registers.
+
+    A step is two products, of the low and the high bits of some bytes, or of two halves of 8-bit codes: the inputs of
+    one product would be divided among warps, which would expand some of them twice.
+    """
+    has_nibbles: tl.constexpr = (CODES == "int4") or (CODES == "table4")
+    width: tl.constexpr = DEPTH // 2
+    span: tl.constexpr = DEPTH if has_nibbles else width
+    byte = tl.arange(0, width)
+    depth = byte // 16 * 32 + byte % 16 if has_nibbles else byte
+    code_ptrs = codes_ptr + column.to(tl.int64)[:, None] * code_stride + byte[None, :]
+    is_output = (column < num_columns)[:, None]
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for step in range(first, last):
+        for half in tl.static_range(2):
+            at = step * DEPTH
+            if half == 0 or not has_nibbles:
+                start = at if has_nibbles else at + half * width
+                bits = tl.load(code_ptrs + (at // 2 if has_nibbles else start), mask=is_output, other=0).to(tl.int16)
+                scale = spread_groups(scales_ptr, start, column, num_columns, GROUP, COLUMNS, span, width)
+                offset = scale
+                if OFFSETS != "none":
+                    offset = spread_groups(offsets_ptr, start, column, num_columns, GROUP, COLUMNS, span, width)
+            number = (bits >> (4 * half)) & 15 if has_nibbles else bits
+            weight = group_values(number, scale, offset, table_ptr, x_rows.dtype.element_ty, CODES, OFFSETS)
+            inputs = at + half * (16 if has_nibbles else width) + depth
+            x = tl.load(x_rows[None, :] + inputs[:, None], mask=is_row[None, :], other=0.0)
+            acc = tl.dot(weight, x, acc, input_precision="ieee")
+    return acc
