@@ -46,11 +46,12 @@ _UNSUPPORTED = {
 #: Limits of what the author of an adapter decides: all is read beside running requests.
 MAX_FILE_BYTES = 4 * 2**20  # of the settings, and of the header of the tensors
 MAX_MODULE_CHARS, MAX_PATTERN_CHARS = 128, 256
-MAX_WORK = 2**25  # ways to match a pattern
+MAX_WORK = 2**21  # ways to match a pattern at one place of a name
 MAX_MATCHING_S = 2  # CPU time
 MAX_VALUE = 2**31
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:", re.DOTALL)
-_REPEATED_GROUP = re.compile(r"\)\s*[*+{]")
+#: A group that is repeated, or one with a meaning of its own: a comment of a verbose group may hide a repetition.
+_COSTLY_GROUP = re.compile(r"\)\s*[*+{]|\(\?")
 _RETRAIN = "train it with plain LoRA, or merge it into the checkpoint and serve the result"
 
 
@@ -204,7 +205,7 @@ class _Patterns:
         if len(pattern) > MAX_PATTERN_CHARS or _work_of(pattern) > MAX_WORK:
             raise self._files.error(
                 f"{SETTINGS_FILE}: {self._key} has the pattern {pattern[:MAX_PATTERN_CHARS]!r}, which may run for "
-                "long: write the names of the modules, without repeated groups."
+                "long: write the names of the modules, without repeated groups and options."
             )
         try:
             return re.compile(rf"(.*\.)?({pattern})$")
@@ -223,7 +224,7 @@ class _Patterns:
 def _work_of(pattern: str) -> float:
     """Return a bound of the ways to match a pattern at one place of a module's name."""
     parts = _ATOM.sub(lambda atom: "(" if atom[0] == "(?:" else "a", pattern)
-    if _REPEATED_GROUP.search(parts):
+    if _COSTLY_GROUP.search(parts):
         return math.inf
     num_groups, num_repeats = parts.count("("), sum(map(parts.count, "*+?{"))
     num_choices = (parts.count("|") / max(num_groups, 1) + 1) ** max(num_groups, 1)
