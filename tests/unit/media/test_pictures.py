@@ -1,6 +1,8 @@
 """Images of every form become upright RGB pixels; damaged, unknown and too large ones are refused."""
 
 import struct
+import subprocess
+import sys
 import zlib
 from io import BytesIO
 from typing import Any
@@ -202,3 +204,30 @@ def test_damaged_exif_data_leaves_the_picture_as_it_is_stored() -> None:
         damaged = data[:start] + b"\xff" * 4 + data[start + 4 :]
         assert read_size(damaged, "image") in ((32, 48), (48, 32))
         assert decode(damaged, "image").shape[:2][::-1] == read_size(damaged, "image")
+
+
+HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+MANY_PARTS = {
+    "png": png([(b"IHDR", HEADER), *[(b"tEXt", b"")] * 9999]),
+    "png, compressed": png([(b"IHDR", HEADER), *[(b"iCCP", b"a\0\0" + zlib.compress(b"a" * 9999))] * 999]),
+    "png, private": png([(b"IHDR", HEADER), *[(b"aaAa", b"")] * 9999]),
+    "jpeg": b"\xff\xd8" + b"\xff\xe1\0\2" * 9999,
+    "jpeg, padded": b"\xff\xd8" + b"\xff" * 9999,
+    "gif": b"GIF89a" + b"\1\0\1\0\0\0\0" + b"\x21\xfe\1a\0" * 9999,
+    "gif, long": b"GIF89a" + b"\1\0\1\0\0\0\0" + b"\x21\xfe" + b"\1a" * 9999,
+}
+
+
+@pytest.mark.parametrize("name", MANY_PARTS)
+def test_a_header_of_many_parts_is_not_read_to_its_end(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="too many parts"):
+        read_size(MANY_PARTS[name], "image")
+
+
+def test_damaged_entries_of_exif_data_are_not_logged() -> None:
+    entries = b"".join(struct.pack("<HHLL", tag, 1, 99, 9999) for tag in range(1, 99))
+    exif = b"II*\0" + struct.pack("<LH", 8, 98) + entries + bytes(4) + b"x" * 20_000
+    image = png([(b"IHDR", HEADER), (b"eXIf", exif[:9999]), (b"IDAT", zlib.compress(b"\0\0")), (b"IEND", b"")])
+    code = "import sys; from octavo_engine.media.picture import read_size; read_size(sys.stdin.buffer.read(), 'it')"
+    run = subprocess.run((sys.executable, "-c", code), input=image, capture_output=True, check=True)
+    assert run.stderr == b""

@@ -6,7 +6,9 @@ kind of pixel. EXIF orientation is applied, and of an animation the first frame 
 """
 
 import logging
+import math
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from io import BytesIO
@@ -40,6 +42,10 @@ _PNG_PASSES = (
     *((2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
 _INFLATE_BYTES = 1 << 20
+#: Times that Pillow reads of a file before its pixels, about three for each part of a header.
+_MAX_READS = 2048
+#: Pillow would log a line for each damaged entry of EXIF data, of which an image may have 65 535, and keep its text.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def read_size(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -81,9 +87,22 @@ def to_png(image: object, where: str, max_pixels: int = MAX_PIXELS) -> bytes:
     return buffer.getvalue()
 
 
+class _ImageFile(BytesIO):
+    """The bytes of a file. Pillow runs Python code for each part of a header, of which a file may have millions."""
+
+    reads_left: float = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise ValueError(f"its header has too many parts, which take more than {_MAX_READS} reads")
+        return super().read(size)
+
+
 def _open(data: bytes, where: str, max_pixels: int) -> Image.Image:
+    file = _ImageFile(data)
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(file, formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(where, f"{error}", max_pixels) from error
     except UnidentifiedImageError as error:
@@ -92,6 +111,7 @@ def _open(data: bytes, where: str, max_pixels: int) -> Image.Image:
         raise InvalidRequest(message, param=where) from error
     except Exception as error:
         raise _unreadable(where, error) from error
+    file.reads_left = math.inf
     try:
         _check_size(image.size, where, max_pixels)
     except InvalidRequest:
