@@ -17,7 +17,7 @@ KEPT = (
     "{% for i in range(999) %}{% set ns.l = ns.l + [COPY] %}{% endfor %}"
 )
 NESTED = "{% set r = range(1000) %}{% for a in r %}{% for b in r %}BODY{% endfor %}{% endfor %}"
-WIDE = "{% set x = 'a' * 10000000 %}"
+WIDE = "{% set x = 'a' * 10000 * 900 %}"
 BOMBS = {
     "nested loops": (NESTED.replace("BODY", "{% for c in r %}{% endfor %}"), STEPS),
     "loops with a filter": ("{% set r = range(1000) %}" + "{% for a in r if a < 0 %}{% endfor %}" * 1001, STEPS),
@@ -30,7 +30,7 @@ BOMBS = {
         f"{STEPS}|{BYTES}",
     ),
     "filters in a loop": (NESTED.replace("BODY", "{% set x = 'a'|upper|lower %}"), STEPS),
-    "generator": ("{% set r = range(1000) %}{% for i in r %}{% set x = r|map('string')|list %}{% endfor %}", BYTES),
+    "generator": ("{% set r = range(1000) %}{% for i in r %}{% set x = r|map('string')|list %}{% endfor %}", STEPS),
     "text times number": ("{% set x = 'a' * 3000000000 %}", BYTES),
     "number times list": ("{% set x = 3000000000 * [1] %}", BYTES),
     "power": ("{% set x = 10 ** 30000000 %}", BYTES),
@@ -106,6 +106,22 @@ BOMBS = {
     "tests of a range": ("{% set r = range(1000000) %}{{ 0.5 is in r }}{{ 0.5 is in(r) }}", STEPS),
     "selected members of a range": ("{% set r = range(9000) %}{{ r|select('in', r)|list }}", STEPS),
     "count in a range": ("{% set r = range(1000000) %}{{ r.count(0.5) }}{{ r.count(0.5) }}", STEPS),
+    "attributes of a range": ("{% set r = range(1000000) %}{{ r|map(attribute='real')|list|length }}", STEPS),
+    "long path of attributes": ("{{ ['a']|map(attribute='0.' * 99999 ~ '0')|list }}", "8 parts"),
+    "sort by a long path": ("{{ ['a', 'b']|sort(attribute='0.' * 99999 ~ '0') }}", "8 parts"),
+    "sums of an attribute": ("{% set l = [[1]] * 300000 %}" + "{{ l|sum(attribute=0) }}" * 4, STEPS),
+    "chain of filters": ("{{ (['a'] * 99999)" + "|map(attribute='0')" * 11 + "|list|length }}", STEPS),
+    "chain of selections": ("{{ (['a'] * 199999)" + "|select" * 6 + "|list|length }}", STEPS),
+    "replace by keywords": (WIDE + "{{ ('a' * 1000)|replace(new=x, old='a') }}", BYTES),
+    "replace by a list": (WIDE + "{{ ('a' * 1000)|replace('a', [x]) }}", BYTES),
+    "join by a list": (WIDE + "{{ 'ab'|join([x, x, x, x, x]) }}", BYTES),
+    "tojson with separators": (WIDE + "{{ ([1] * 1000)|tojson(separators=(x, ':')) }}", "64 characters"),
+    "targets of links": (WIDE + "{{ ('www.a.com ' * 1000)|urlize(target=[x]) }}", BYTES),
+    "time with a width": ("{{ strftime_now('%99999999d' ~ 'x' * 9999) }}", "256 characters"),
+    "slow codec": ("{{ 'é'.encode('punycode') }}", "encode is supported"),
+    "slow codec by keyword": ("{{ 'é'.encode(encoding='punycode') }}", "encode is supported"),
+    "long names of characters": ("{{ 'é'.encode('ascii', 'namereplace') }}", "encode is supported"),
+    "backward split by keywords": ("{% set x = 'a' * 999 * 6000 %}{{ x.rsplit(maxsplit=1, sep='b' ~ x) }}", BYTES),
     "generated text": ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
     "integer of digits": ("{% set x = ('f' * 1000000)|int(base=16) %}", BYTES),
 }

@@ -15,6 +15,8 @@ from jinja2.parser import Parser
 
 from octavo_engine.text.template_meter import MeteredEnvironment
 
+_MAX_FORMAT = 256
+
 
 class RaisedByTemplate(TemplateRuntimeError):
     """The template has rejected the conversation by calling `raise_exception`."""
@@ -55,4 +57,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
+    """Return the time by a short format: the C library pads a number to any width, up to 256 times the format."""
+    if len(format) > _MAX_FORMAT:
+        raise SecurityError(f"the format of strftime_now has more than {_MAX_FORMAT} characters")
     return datetime.now().strftime(format)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial, wraps
+from itertools import permutations
 from typing import Any, cast
 
 from jinja2 import nodes, pass_context
@@ -44,6 +45,12 @@ _LIST_FILTERS = frozenset(
     )
 )
 _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+#: Filters that may look up an attribute of each item, such as "function.name", in Python.
+_ATTRIBUTE_FILTERS = frozenset(("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "sum", "unique"))
+_MAX_ATTRIBUTE_PARTS = 8
+_MAX_SEPARATOR = 64  # characters of the separators of JSON
+#: Codecs in C and handlers of errors whose result is about as large as the text; "punycode" takes quadratic time.
+_CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1", "latin1", "strict", "ignore", "replace"))
 _WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")
 
 
@@ -248,7 +255,8 @@ def _write(context: Context, value: Any) -> Any:
 
 @pass_context
 def _join(context: Context, value: Iterable[Any], d: Any = "", attribute: Any = None) -> str:
-    meter, separator = _meter(context), str(d)
+    meter = _meter(context)
+    separator = meter.text(d)
     if attribute is not None:
         value = context.environment.call_filter("map", value, kwargs={"attribute": attribute}, context=context)
     parts = []
@@ -270,6 +278,8 @@ def _to_json(
     """Write JSON as transformers does. An indentation can be much larger than the value, so pieces are charged."""
     make = partial(json.JSONEncoder, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
     meter, pieces = _meter(context), []
+    if separators is not None and meter.text_size(separators) > _MAX_SEPARATOR:
+        raise SecurityError(f"the separators of tojson have more than {_MAX_SEPARATOR} characters")
     if indent is None:
         return make().encode(value)
     meter.charge(_int_size(indent))
@@ -306,12 +316,31 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             meter.charge(meter.text_size(value))
         if name in _SORTING_FILTERS:
             meter.charge(meter.weight(value) // _WEIGHT_PER_SORTED_BYTE)
+        if name in _ATTRIBUTE_FILTERS:
+            _take_attributes(meter, value, (*args, *kwargs.values()))
         given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         first = () if passed is None else (given[passed.name],)
         result = function(*first, value, *args, **kwargs)
+        if isinstance(result, Iterator):
+            return _each_metered(result, meter)
         return result if result is value else meter.keep(result)
 
     return run
+
+
+def _each_metered(items: Iterator[Any], meter: Meter) -> Iterator[Any]:
+    for item in items:
+        meter.step()
+        yield item
+
+
+def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
+    """Take a step for each item of a value whose attribute is looked up. Items of an iterator take theirs later."""
+    names = [arg for arg in args if isinstance(arg, str)]
+    if any(name.count(".") >= _MAX_ATTRIBUTE_PARTS for name in names):
+        raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
+    if args and isinstance(value, Sized):
+        meter.step(1 + len(value))
 
 
 def _operator_growth(operator: str, left: Any, right: Any, meter: Meter) -> int:
@@ -335,32 +364,33 @@ def _growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
         return sum(map(_int_size, args))
     if name == "from_bytes" or (name == "sum" and any(isinstance(arg, _CONTAINERS) for arg in args)):
         raise SecurityError(f"{name} of these arguments is not supported")
+    if name in ("encode", "decode") and not _CODECS.issuperset(args):
+        raise SecurityError(f"{name} is supported with one of {', '.join(sorted(_CODECS))} only")
     if name in ("format", "format_map"):
         return _format_growth(value, args, meter)
-    return _text_growth(name, value, args) if isinstance(value, (str, bytes)) else 0
+    return _text_growth(name, value, args, meter) if isinstance(value, (str, bytes)) else 0
 
 
-def _text_growth(name: str, value: Any, args: tuple[Any, ...]) -> int:
-    size = len(value)
+def _text_growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
+    size, longest = len(value), max((_longest(arg, meter) for arg in args), default=0)
     count: Callable[[Any], int] = value.count
     if name == "int":
         return 0 if size < _MAX_INT_BITS else MAX_BYTES + 1
     if name == "expandtabs":
         return count("\t" if isinstance(value, str) else b"\t") * max(map(_int_size, args), default=8)
     if name == "indent":
-        return (count("\n") + 1) * max((_int_size(arg) + _longest(arg) for arg in args), default=4)
-    if name == "replace" and len(args) > 1:
-        return count(args[0]) * len(args[1])
-    if (
-        name in ("rfind", "rindex", "rpartition", "rsplit")
-        and size * _longest(args[0] if args else "") > _MAX_REVERSE_SEARCH
-    ):
+        return (count("\n") + 1) * (max(map(_int_size, args), default=4) + longest)
+    if name == "replace" and len(args) > 1:  # of texts, or of values that become texts, in any order of keywords
+        texts = [arg if isinstance(arg, type(value)) else meter.text(arg) for arg in args]
+        pairs = [(old, new) for old, new in permutations(texts, 2) if isinstance(old, type(value))]
+        return max((count(old) * len(new) for old, new in pairs), default=0)
+    if name in ("rfind", "rindex", "rpartition", "rsplit") and size * longest > _MAX_REVERSE_SEARCH:
         return MAX_BYTES + 1
     if name in ("split", "rsplit", "splitlines"):
         separator = args[0] if args and isinstance(args[0], type(value)) else None
         return _PIECE_BYTES * (count(separator) if separator else size // 2)
     if name in ("list", "wordwrap", "wordcount", "translate", "urlize", "title"):
-        return size * (_PIECE_BYTES + max(map(_longest, args), default=0))
+        return size * (_PIECE_BYTES + longest)
     return 5 * size if name in ("e", "escape", "forceescape") else 0
 
 
@@ -372,11 +402,11 @@ def _format_growth(value: Any, args: tuple[Any, ...], meter: Meter) -> int:
     return num_fields * sum(map(meter.text_size, args)) + sum(widths)
 
 
-def _longest(value: Any) -> int:
-    """Length of the longest text in an argument."""
+def _longest(value: Any, meter: Meter) -> int:
+    """Length of the longest text in an argument, or of the text that it becomes."""
     if isinstance(value, dict):
-        return max(map(_longest, value.values()), default=0)
-    return len(value) if isinstance(value, (str, bytes)) else 0
+        return max((_longest(each, meter) for each in value.values()), default=0)
+    return meter.text_size(value) if isinstance(value, (str, bytes, *_CONTAINERS)) else 0
 
 
 def _int_size(value: Any) -> int:
