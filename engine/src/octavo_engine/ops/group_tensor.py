@@ -4,7 +4,7 @@ Scales lie apart from the codes, so that a group may have any multiple of 32 inp
 the checkpoint gives it. (GGUF's blocks of 32, which a CPU multiplies, hold an fp16 scale each.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -27,13 +27,18 @@ MIDDLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFormat:
-    """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32."""
+    """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32.
+
+    `rounds_inputs`: of e4m3, the inputs are rounded to e4m3, too, before they are multiplied. Formats are equal with it
+    and without it.
+    """
 
     name: str
     codes: Codes
     group_size: int
     scale_dtype: torch.dtype = torch.float16
     offsets: Offsets = "none"
+    rounds_inputs: bool = field(default=False, compare=False)
 
     @property
     def num_values(self) -> int:
@@ -55,7 +60,7 @@ class GroupTensor:
 
     A zero is a whole number from 0 to 15, and a minimum has the type of the scales; int4 without either has a zero of
     8. `table`: the values of table4. `order`: the numbers of the inputs in the order in which the rows have them; None:
-    as they are numbered.
+    as they are numbered. `input_scale`: of all rounded inputs, if the checkpoint has it; None: each row has its own.
     """
 
     format: GroupFormat
@@ -64,6 +69,7 @@ class GroupTensor:
     offsets: Tensor | None = None  # [groups, out]
     table: Float[Tensor, " 16"] | None = None
     order: Int[Tensor, " in_features"] | None = None
+    input_scale: float | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
