@@ -187,3 +187,9 @@ def test_ordinary_templates_are_rendered_as_by_jinja(source: str) -> None:
 def test_a_variable_of_the_request_does_not_replace_the_meter() -> None:
     with pytest.raises(InvalidRequest, match=BYTES):
         ChatTemplate("{{ 'a' * 3000000000 }}").render([{"role": "user", "content": "x"}], **{"octavo meter": None})
+
+
+def test_the_text_of_an_error_has_a_limit() -> None:
+    with pytest.raises(InvalidRequest, match="rejected these messages: aaa") as caught:
+        ChatTemplate(WIDE + "{{ raise_exception(x) }}").render([{"role": "user", "content": "x"}])
+    assert len(str(caught.value)) < 2000

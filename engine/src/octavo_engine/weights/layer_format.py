@@ -67,11 +67,8 @@ class LayerFormat:
 
     def split(self, name: str) -> tuple[str, str] | None:
         """Return the layer and the part that a tensor's name has; None for a tensor that is not a part."""
-        pieces = name.split(".")
-        for at in range(len(pieces) - 1, 0, -1):
-            if (part := ".".join(pieces[at:])) in self.types:
-                return ".".join(pieces[:at]), part
-        return None
+        part = next((part for part in self.types if name.endswith(f".{part}")), None)
+        return None if part is None else (name.removesuffix(f".{part}"), part)
 
 
 def num_groups(config: QuantisedConfig, size: int) -> int:
