@@ -218,6 +218,19 @@ def test_a_corrupt_layer_is_named_in_one_line(
     assert "\n" not in str(failure.value)
 
 
+def test_missing_scales_have_the_name_that_other_layers_give_theirs(tmp_path: Path) -> None:
+    files = as_fp8_method(tmp_path / "m", "fp8_block", "weight_scale_inv")
+    path = files.root / "model.safetensors"
+    save_file({key: x for key, x in load_file(path).items() if key != f"{LAYER}.weight_scale_inv"}, path)
+    with pytest.raises(StartupError, match=f"missing tensor '{LAYER}.weight_scale_inv'"):
+        stored_tensors(files)
+
+
+def test_a_name_of_many_parts_is_read_soon(tmp_path: Path) -> None:
+    files = changed(tmp_path, "fp8_block", {"a." * 500_000 + "b": torch.ones(1)})
+    assert f"{LAYER}.weight" in stored_tensors(files)
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

@@ -238,7 +238,9 @@ class ChatTemplate:
                     raise SecurityError(f"the prompt has more than {MAX_CHARS} characters")
                 yield piece
         except RaisedByTemplate as error:
-            raise InvalidRequest(f"The chat template rejected these messages: {error!s:.1000}", param="messages") from error
+            raise InvalidRequest(
+                f"The chat template rejected these messages: {error!s:.1000}", param="messages"
+            ) from error
         except Exception as error:
             message = f"The chat template cannot render these messages: {str(error) or type(error).__name__:.1000}"
             raise InvalidRequest(message, param="messages") from error

@@ -139,7 +139,10 @@ def quantised_layers(
                 f"tensor '{name}' of the type {tensor.dtype} has no scales: only weights of linear layers may be "
                 "quantised; use another checkpoint."
             )
-    found = {f"{name}.weight": _checked(name, config, parts) for name, parts in layers.items() if _is_quantised(parts)}
+    quantised = {name: parts for name, parts in layers.items() if _is_quantised(parts)}
+    known = {part for parts in quantised.values() for part in parts}
+    usual = next((each for each in formats if each.scales in known), formats[0])  # names the scales that a layer lacks
+    found = {f"{name}.weight": _checked(name, config, parts, usual) for name, parts in quantised.items()}
     if read is None:
         return found
     for name, layer in found.items():
@@ -182,9 +185,8 @@ def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
         _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here")
 
 
-def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor]) -> QuantisedLayer:
-    formats = FORMATS[config.layout]
-    layer = next((each for each in formats if each.scales in parts), formats[0])
+def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor], usual: LayerFormat) -> QuantisedLayer:
+    layer = next((each for each in FORMATS[config.layout] if each.scales in parts), usual)
     parts = {part: tensor for part, tensor in parts.items() if part in layer.types}
     for part in layer.types:
         needs_zeros = part == layer.zeros and not config.symmetric
