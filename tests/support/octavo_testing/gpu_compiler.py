@@ -86,6 +86,7 @@ class Kernel:
     narrow_copies: int
     products: int  # of tensor cores
     group_products: int  # of them by groups of four warps, which only sm_90 has
+    fp8_products: int  # of them of FP8
     num_warps: int
     fused: int  # fp32 multiplications that are fused with an addition, other than those within divisions
 
@@ -129,6 +130,10 @@ class GpuCompiler:
     def compile_attention(self, heads: int, kv_heads: int, head_dim: int, *, sm: int, dtype: str) -> Report:
         """Compile the attention of a step of prompts and decodes."""
         return self._compile("attention", sm, heads, kv_heads, head_dim, dtype)
+
+    def compile_fp8(self, out: int, size: int, num_groups: int, *, sm: int, dtype: str) -> Report:
+        """Compile the FP8 kernels of all tiles for a weight [out, size], also where torch has a product."""
+        return self._compile("fp8", sm, out, size, num_groups, dtype)
 
     def _compile(self, kind: str, sm: int, *arguments: Any) -> Report:
         assert self._process.stdout is not None
@@ -250,6 +255,10 @@ def measure(kernel: Any) -> Kernel:
     registers, stack, local = (int(re.findall(rf"{name}:(\d+)", usage)[0]) for name in ("REG", "STACK", "LOCAL"))
     instructions = Counter(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", code, re.M))
     copies = {name: count for name, count in instructions.items() if name.startswith("LDGSTS")}
+
+    def count_of(*prefixes: str) -> int:
+        return sum(count for name, count in instructions.items() if name.startswith(prefixes))
+
     fused = instructions["FFMA"]
     if "div.rn.f32" in kernel.asm["ptx"]:  # it has fused steps of its own, and is rounded as the exact quotient is
         fused = len(re.findall(r"\b(?:mul|fma)\.[a-z.]*f32", kernel.asm["ptx"])) - instructions["FMUL"]
@@ -261,8 +270,9 @@ def measure(kernel: Any) -> Kernel:
         copies_16=sum(count for name, count in copies.items() if name.endswith(".128")),
         narrow_copies=sum(count for name, count in copies.items() if not name.endswith(".128")),
         fused=fused,
-        products=sum(count for name, count in instructions.items() if name.startswith(("HMMA", "HGMMA"))),
-        group_products=sum(count for name, count in instructions.items() if name.startswith("HGMMA")),
+        products=count_of("HMMA", "HGMMA", "QMMA", "QGMMA"),
+        group_products=count_of("HGMMA", "QGMMA"),
+        fp8_products=count_of("QMMA", "QGMMA"),
         num_warps=kernel.metadata.num_warps,
     )
 
@@ -388,6 +398,28 @@ def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: 
     return {"kernels": [*map(measure_once, compiled.values())], "later": 0, "layer_launches": []}
 
 
+def compile_fp8(sm: int, out: int, size: int, num_groups: int, dtype: str) -> dict[str, Any]:
+    """Compile the FP8 kernels in this process; return the fields of a `Report`."""
+    from octavo_engine.ops.triton.fp8_linear import TILES, round_rows, scaled_product
+
+    compiled = record_compilations(sm)
+    weight = torch.empty((out, size), dtype=torch.float8_e4m3fn, device="meta")
+    scales = torch.empty((num_groups, out), device="meta")
+
+    def multiply(rows: int) -> None:
+        x = torch.empty((rows, size), dtype=getattr(torch, dtype), device="meta")
+        for bias in (None, torch.empty(out, dtype=x.dtype, device="meta")):
+            scaled_product(*round_rows(x, num_groups), weight, scales, bias, x.dtype)
+
+    for tile in TILES:
+        multiply(tile.rows)
+    kernels = list(compiled.values())
+    for rows in (1, 2, 15, 17, 48, 63, 65, 300, 4096):
+        multiply(rows)
+    later = len(compiled) - len(kernels)
+    return {"kernels": [*map(measure_once, kernels)], "later": later, "layer_launches": []}
+
+
 def main() -> None:
     """Answer each line of stdin, what to compile and the arguments, with the result or, if it fails, with null."""
     from octavo_engine.ops import triton_devices
@@ -399,7 +431,7 @@ def main() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             kind, *arguments = json.loads(line)
-            compile_kind = {"model": compile_model, "attention": compile_attention}[kind]
+            compile_kind = {"model": compile_model, "attention": compile_attention, "fp8": compile_fp8}[kind]
             print(json.dumps(compile_kind(*arguments)), flush=True)
             os._exit(0)
         _, status = os.wait()

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
+import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from octavo_engine.devices.cuda_graphs import Bucket
 from octavo_engine.devices.device import CpuDevice
@@ -39,6 +41,26 @@ def one_launch_at_a_time() -> Iterator[None]:
             launch(self, *args, **options)
 
     with patch.object(interpreter.GridExecutor, "__call__", call):
+        yield
+
+
+_FLOATS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float16: torch.float16, tl.float32: torch.float32}
+
+
+@contextmanager
+def exact_e4m3() -> Iterator[None]:
+    """Let the interpreter convert from and to e4m3 as a GPU does: it loses carries, and NaN becomes a number."""
+    convert = interpreter._convert_float
+
+    def exactly(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if tl.float8e4nv not in (source, target):
+            return convert(values, source, target, rounding)
+        given = torch.from_numpy(np.ascontiguousarray(values)).view(_FLOATS[source]).float()
+        if target == tl.float8e4nv:
+            return given.clamp(-448, 448).to(_FLOATS[target]).view(torch.uint8).numpy()
+        return given.to(_FLOATS[target]).numpy()
+
+    with patch.object(interpreter, "_convert_float", exactly):
         yield
 
 
