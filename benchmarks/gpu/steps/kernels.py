@@ -30,6 +30,7 @@ MIXES = {  # (tokens with KV before, tokens of this step) of each sequence
 VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "window": {"window": 24}, "cap": {"window": 700, "softcap": 5.0}}
 SIZES = {"cuda": (7, 896, 1024, 3072, 8192, 14336), "cpu": (7, 64)}
 FILTERS = ("greedy", "none", "top-k-top-p", "cool", "top-k", "top-1", "most", "top-p", "top-p-hot", "min-p", "all")
+GROUP_KINDS = ("int4", "int4 with zeros", "int4 with minimums", "int8", "e4m3", "table4")
 ROTATIONS = ((64, 64, False), (80, 80, True), (96, 48, False), (64, 0, False), (128, 128, True), (256, 256, True))
 PRELOADED = ("octavo_testing.attention_cases", "octavo_testing.draw_cases", "octavo_engine.ops.triton.sampling")
 
@@ -181,6 +182,37 @@ def sampling(step: Step, name: str, rows: int, vocab: int, filters: str) -> None
     step.check(name, int(kernel(logits, params)[0]) == -1, ties, "near ties", "the token of a row with NaN is -1")
 
 
+def group_product(step: Step, name: str, kind: str, dtype: str) -> None:
+    """Check products with weights in groups, by rows, of an odd number of outputs, and of the expanded weight."""
+    from octavo_engine.ops.triton.group_linear import group_linear
+    from octavo_testing.group_cases import GroupCase, random_group_tensor
+
+    pairs = {}
+    for group, size in ((32, 1024), (64, 1024), (128, 4096), (4096, 4096)) if step.is_gpu else ((64, 128),):
+        weight = random_group_tensor(kind, 1027 if step.is_gpu else 35, size, group, device=step.device)
+        for rows in (1, 16, 17, 64, 256, 300) if step.is_gpu else (1, 17):
+            x = torch.randn(rows, size, device=step.device).to(getattr(torch, dtype))
+            pairs[f"{rows} x {size}, groups of {group}"] = (
+                group_linear(x, weight),
+                GroupCase(x, weight, None).reference(),
+            )
+    report_errors(step, name, pairs, TOLERANCE[dtype])
+
+
+def experts(step: Step, name: str, dtype: str) -> None:
+    """Check the products of experts, by each tile, with a gate between and the sum of each row."""
+    from octavo_engine.ops.triton.grouped_linear import TILES
+    from octavo_testing.expert_cases import ExpertCase
+
+    many = {"size": 1024, "inner": 768, "experts": 64} if step.is_gpu else {}
+    pairs = {}
+    for rows, top_k in ((1, 2), (70, 8), (300, 4)) if step.is_gpu else ((5, 2),):
+        case = ExpertCase.make(rows, top_k, **many).to(getattr(torch, dtype), step.device)
+        for tile in TILES:
+            pairs[f"{rows} rows, {top_k} each, tiles of {tile.rows}"] = case.compute(tile), case.reference()
+    report_errors(step, name, pairs, TOLERANCE[dtype])
+
+
 def attention_shapes(step: Step, dtype: str) -> list[tuple[int, int, str]]:
     """Return sizes of a head, heads for each KV head, and variants; the most usual first."""
     if not step.is_gpu:
@@ -202,6 +234,9 @@ def cases_of(step: Step) -> dict[str, Case]:
         add(f"blocks {dtype}", blocks, dtype=dtype)
         for kernel in ("rms_norm", "gate"):
             add(f"{kernel} {dtype}", fused, kernel=kernel, dtype=dtype)
+        add(f"experts {dtype}", experts, dtype=dtype)
+        for kind in GROUP_KINDS if dtype != "float32" else ():
+            add(f"group_linear {dtype} {kind}", group_product, kind=kind, dtype=dtype)
         for dim, rotary, has_norm in ROTATIONS if step.is_gpu else ROTATIONS[:2]:
             shape = {"dtype": dtype, "dim": dim, "rotary": rotary, "has_norm": has_norm}
             name = f"write_qkv {dtype} dim {dim}, {rotary} rotary{', norm' * has_norm}"

@@ -35,6 +35,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 CASE_S, LOAD_S = 190.0, 45.0  # most seconds of a case, and of one load of requests
 HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128  # of Qwen3-0.6B
+LINEARS = {"cuda": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), "cpu": ((70, 128),)}  # of Llama-3-8B
+GROUPS = {"int4 with zeros": 128, "int8": 64, "e4m3": 64}  # kinds, and the inputs of a group
 PEERS = ("vllm", "sglang")
 HOST_CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 
@@ -131,6 +133,47 @@ def peer_attention(varlen: Callable[..., Any] | None, q: Any, k: Any, v: Any) ->
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, 1) for each in (k, v))
     ends = torch.tensor([0, len(q)], dtype=torch.int32, device=q.device)
     return partial(varlen, q, k, v, ends, ends, len(q), len(q), window_size=(-1, 0), **more)
+
+
+def linears(step: Step) -> None:
+    """Measure the four linears of a layer, whose weights no cache holds: in groups, beside torch's in 16 bits."""
+    from octavo_engine.ops.triton.group_linear import expand, group_linear
+    from octavo_testing.group_cases import random_group_tensor
+
+    kind, shapes = torch.bfloat16 if step.is_gpu else torch.float16, LINEARS[step.device]
+    plain: list[Any] = [torch.randn(shape, device=step.device).to(kind) for shape in shapes]
+    weights: dict[str, list[Any]] = {
+        name: [random_group_tensor(name, *shape, group, device=step.device) for shape in shapes]
+        for name, group in GROUPS.items()
+    }
+
+    def took_s(linear: Callable[[Any, Any], Any], xs: list[Any], parts: list[Any]) -> float:
+        return replayed_s(lambda: [*map(linear, xs, parts)], step)
+
+    for rows in (1, 16, 64, 256) if step.is_gpu else (1,):
+        xs = [torch.randn(rows, size, device=step.device).to(kind) for _, size in shapes]
+        torch_s = took_s(F.linear, xs, plain)
+        step.figure(f"linears of {rows} rows, bf16", sum(part.nbytes for part in plain) / torch_s / 1e9, "GB/s")
+        for name, parts in weights.items():
+            own_s = took_s(group_linear, xs, parts)
+            first_s = took_s(lambda x, weight: F.linear(x, expand(weight, kind)), xs, parts)
+            note = f"{torch_s / own_s:.2f} times as fast as bf16; {torch_s / first_s:.2f} if expanded first"
+            rate = sum(part.nbytes for part in parts) / own_s / 1e9
+            step.figure(f"linears of {rows} rows, {name}", rate, "GB/s", note)
+
+
+def experts(step: Step) -> None:
+    """Measure the products of the experts of Qwen3-30B-A3B beside the time to read those that have rows."""
+    from octavo_engine.ops.triton.grouped_linear import choose_tile
+    from octavo_testing.expert_cases import ExpertCase
+
+    shape = {"size": 2048, "inner": 768, "experts": 128} if step.is_gpu else {}
+    for rows in (1, 16, 64, 256, 2048) if step.is_gpu else (1,):
+        case = ExpertCase.make(rows, 8, **shape).to(torch.bfloat16 if step.is_gpu else torch.float16, step.device)
+        took = replayed_s(partial(case.compute, choose_tile(case.numbers.numel(), len(case.down))), step)
+        busy = len(case.numbers.unique()) / len(case.down)
+        floor = busy * (case.gate_up.nbytes + case.down.nbytes) / bandwidth(step)
+        step.figure(f"experts of {rows} rows", 1e6 * took, "us", f"reading the weights takes {1e6 * floor:.0f} us")
 
 
 def loads_of(name: str) -> list[tuple[str, Sizes, list[str]]]:
@@ -246,6 +289,7 @@ def peer(step: Step, name: str, python: Path) -> None:
 def cases_of(step: Step) -> Mapping[str, Case]:
     """Return the cases in the order of their worth; Llama-3-8B is last, as it takes longest."""
     cases: dict[str, Case] = {"sampling": sampling, "decode attention": decode_attention}
+    cases |= {"linears": linears, "experts": experts}
     cases |= {"engine": partial(engine, name=MODEL[step.device]), "profile": profile}
     cases["prompt attention"] = prompt_attention
     if peers := os.environ.get("OCTAVO_GPU_PEERS"):

@@ -33,9 +33,15 @@ class ExpertCase:
         gate_up, down = random(experts, 2 * inner, size, seed=1), random(experts, size, inner, seed=2)
         return ExpertCase(random(rows, size, seed=3), numbers, weights, gate_up, down, random(rows, size, seed=4))
 
+    def to(self, dtype: torch.dtype, device: str) -> "ExpertCase":
+        """Return the case with rows and weights of a type. The weights of choices and the start stay in fp32."""
+        x, gate_up, down = (part.to(device, dtype) for part in (self.x, self.gate_up, self.down))
+        numbers, weights, start = (part.to(device) for part in (self.numbers, self.weights, self.start))
+        return ExpertCase(x, numbers, weights, gate_up, down, start)
+
     def compute(self, tile: Tile, rows: slice = slice(None)) -> Tensor:
         numbers, weights = self.numbers[rows], self.weights[rows]
-        ids = torch.arange(len(self.down) + 1)
+        ids = torch.arange(len(self.down) + 1, device=self.x.device)
         order = sort_rows(numbers, ids, tile)
         inner = act_mul(grouped_linear(self.x[rows], self.gate_up, order, is_sorted=False), ACTIVATIONS["silu"])
         return add_experts(grouped_linear(inner, self.down, order, is_sorted=True), numbers, weights, self.start[rows])
