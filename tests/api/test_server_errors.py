@@ -153,7 +153,7 @@ async def test_context_length_error_has_the_text_that_agents_parse(served, promp
         error["message"],
     )
     assert [int(number) for number in numbers.groups()] == [512, wanted, prompt_tokens]
-    assert error["message"].endswith(f"(parameter=input_tokens, value={prompt_tokens})")
+    assert error["message"].endswith(f"(parameter=input_tokens, value={prompt_tokens}) (code=context_length_exceeded)")
 
 
 async def test_conversation_beyond_the_context_is_rejected(served):

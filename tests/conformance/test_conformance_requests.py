@@ -85,7 +85,8 @@ def test_context_length_is_enforced(tiny, stream):
     assert error.body["message"] == (
         "This model's maximum context length is 256 tokens. However, you requested 30 output tokens and your prompt "
         "contains at least 260 input tokens, for a total of at least 290 tokens. Please reduce the length of the input "
-        "prompt or the number of requested output tokens. (parameter=input_tokens, value=260)"
+        "prompt or the number of requested output tokens. (parameter=input_tokens, value=260) "
+        "(code=context_length_exceeded)"
     )
     assert CONTEXT.search(error.message).groups() == ("256", "30", "260")
 

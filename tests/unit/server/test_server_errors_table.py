@@ -65,12 +65,14 @@ def test_overload_has_retry_after():
     assert describe(Unavailable("x", retry_after_s=5)).headers == {"Retry-After": "5"}
 
 
-def test_context_length_error_has_vllm_s_text():
+def test_context_length_error_has_vllm_s_text_and_openai_s_code():
+    """LangChain looks for the code in the text of the exception, where the package openai shows only the message."""
     error = ContextLengthExceeded(max_model_len=2048, num_requested=100, num_input=2000)
     assert describe(error).message == (
         "This model's maximum context length is 2048 tokens. However, you requested 100 output tokens and your prompt "
         "contains at least 2000 input tokens, for a total of at least 2100 tokens. Please reduce the length of the "
-        "input prompt or the number of requested output tokens. (parameter=input_tokens, value=2000)"
+        "input prompt or the number of requested output tokens. (parameter=input_tokens, value=2000) "
+        "(code=context_length_exceeded)"
     )
 
 

@@ -51,7 +51,8 @@ def test_context_length_is_refused_in_the_words_that_clients_parse() -> None:
     assert str(error) == (
         "This model's maximum context length is 8192 tokens. However, you requested 100 output tokens and your prompt "
         "contains at least 8100 input tokens, for a total of at least 8200 tokens. Please reduce the length of the "
-        "input prompt or the number of requested output tokens. (parameter=input_tokens, value=8100)"
+        "input prompt or the number of requested output tokens. (parameter=input_tokens, value=8100) "
+        "(code=context_length_exceeded)"
     )
 
 

@@ -2,7 +2,7 @@
 
 OctavoError
 ├── InvalidRequest(param)          400  the request must be changed
-│   ├── ContextLengthExceeded      400  vLLM's wording, which agents parse
+│   ├── ContextLengthExceeded      400  vLLM's wording and OpenAI's code, which clients look for
 │   └── AdapterNameTaken           400  vLLM's wording
 ├── ModelNotFound                  404
 ├── Overloaded(retry_after_s)      429
@@ -35,7 +35,8 @@ class ContextLengthExceeded(InvalidRequest):
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{num_requested} output tokens and your prompt contains at least {num_input} input tokens, for a total "
             f"of at least {num_requested + num_input} tokens. Please reduce the length of the input prompt or the "
-            f"number of requested output tokens. (parameter=input_tokens, value={num_input})",
+            f"number of requested output tokens. (parameter=input_tokens, value={num_input}) "
+            "(code=context_length_exceeded)",
             param="input_tokens",
         )
         self.max_model_len = max_model_len
