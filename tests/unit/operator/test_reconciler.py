@@ -236,6 +236,11 @@ async def test_a_set_whose_pods_are_refused_is_named_until_it_has_them(reason: s
     assert reasons == ["Starting", reason]
     message = operator.condition("WorkloadReady")["message"]
     assert message.startswith(f"{missing} of 4 pods can't be created: FailedCreate: {REFUSED[reason]}")
+    warning["deprecatedLastTimestamp"] = "2025-12-31T23:59:59Z"  # before its set, which then is another of its name
+    operator.use_events(PodSetupEvents(Events({f"{name}{lacks}": [warning]}), clock=lambda: clock[0]))
+    for clock[0] in (9.0, 9.0 + FIRST_LOOK_S):
+        await operator.reconcile()
+    assert operator.condition("WorkloadReady")["reason"] == "Starting"
     add("-0", "-0-1", "-1", "-1-1")
     await operator.reconcile()
     assert operator.condition("WorkloadReady")["reason"] == "Starting"

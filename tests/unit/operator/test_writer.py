@@ -243,6 +243,24 @@ async def test_events_of_a_long_waiting_pod_are_listed_periodically() -> None:
     assert cluster.calls == [("GET", path_of("Event", "default"))]
 
 
+@pytest.mark.parametrize(
+    ("since", "trouble"),
+    [
+        ("2026-01-01T00:00:03Z", ""),
+        ("2026-01-01T00:00:02Z", 'FailedMount: secret "keys" not found'),
+        ("2026-01-01T00:00:02.5Z", 'FailedMount: secret "keys" not found'),
+        ("", 'FailedMount: secret "keys" not found'),
+    ],
+)
+async def test_a_failure_before_the_newest_pod_of_a_set_is_over(since: str, trouble: str) -> None:
+    clock = Clock()
+    setup = PodSetupEvents(ScriptedCluster(MOUNT), clock=clock)
+    for _ in range(2):
+        assert await setup.refresh([], {("default", "llm-1"): since}) is not None
+        clock.now += FIRST_LOOK_S
+    assert setup.trouble_of("default/llm-1") == trouble
+
+
 async def test_a_failure_of_a_normal_start_is_no_trouble_unless_the_pod_waits_for_long() -> None:
     """The kubelet may not know a new Secret at once; its next attempt succeeds."""
     clock = Clock()

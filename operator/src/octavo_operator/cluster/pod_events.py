@@ -20,7 +20,8 @@ MIN_OCCURRENCES = 3  # the kubelet repeats a failed mount after 0.5, 1 and 2 s
 LONG_WAIT_S = 20.0
 EARLIER = "FailedScheduling"  # reason of a Warning that is over once the pod has a node
 EXPIRY_S = 60.0  # a pod for which `refresh` was not called for so long is gone
-NO_SETS: Mapping[tuple[str, str], bool] = {}
+NO_SETS: Mapping[tuple[str, str], str | None] = {}
+_SECOND = len("2026-01-01T00:00:00")
 _IDLE = ("ContainerCreating", "PodInitializing")
 
 Raw = Mapping[str, Any]
@@ -39,16 +40,20 @@ class PodSetupEvents:
         self._clock = clock
         self._pending: dict[str, PendingPod] = {}  # by uid of a pod, or by namespace and name of a StatefulSet
 
-    async def refresh(self, pods: Iterable[Raw], sets: Mapping[tuple[str, str], bool] = NO_SETS) -> float | None:
+    async def refresh(self, pods: Iterable[Raw], sets: Mapping[tuple[str, str], str | None] = NO_SETS) -> float | None:
         """List the Events of waiting pods and StatefulSets; return the seconds until the next call is due, or None if
-        nothing waits. `sets`: namespace and name of a StatefulSet -> whether it lacks pods."""
+        nothing waits. `sets`: as `View.stateful_sets`. A failure before a StatefulSet's newest pod is over, and may be
+        that of an earlier one of the same name."""
         now, delays_s = self._clock(), list[float]()
         self._pending = {uid: pod for uid, pod in self._pending.items() if pod.next_look_s > now - EXPIRY_S}
-        looks = [(p["metadata"]["namespace"], {"uid": p["metadata"]["uid"]}, is_starting_containers(p)) for p in pods]
-        looks += [(place, {"kind": "StatefulSet", "name": name}, lacks) for (place, name), lacks in sets.items()]
-        for namespace, regarding, waits in looks:
+        looks: list[tuple[str, dict[str, str], str | None]] = []
+        for pod in pods:
+            regarding = {"uid": pod["metadata"]["uid"]}
+            looks.append((pod["metadata"]["namespace"], regarding, "" if is_starting_containers(pod) else None))
+        looks += [(place, {"kind": "StatefulSet", "name": name}, since) for (place, name), since in sets.items()]
+        for namespace, regarding, since in looks:
             key = regarding.get("uid") or f"{namespace}/{regarding['name']}"
-            if not waits:
+            if since is None:
                 self._pending.pop(key, None)
                 continue
             pending = self._pending.setdefault(key, PendingPod(now, now + FIRST_LOOK_S))
@@ -56,7 +61,7 @@ class PodSetupEvents:
                 pending.next_look_s = now + NEXT_LOOK_S
                 is_long = now - pending.since_s >= LONG_WAIT_S
                 found = await self._cluster.list_warnings(namespace, **regarding)
-                pending.message = _lasting_failure(found, is_long=is_long) or pending.message
+                pending.message = _lasting_failure(found, since, is_long=is_long) or pending.message
             delays_s.append(pending.next_look_s - now)
         return min(delays_s, default=None)
 
@@ -66,8 +71,9 @@ class PodSetupEvents:
         return "" if pending is None else pending.message
 
 
-def _lasting_failure(warnings: Iterable[Raw], *, is_long: bool) -> str:
-    current = [event for event in warnings if event["reason"] != EARLIER]
+def _lasting_failure(warnings: Iterable[Raw], since: str, *, is_long: bool) -> str:
+    seen = [event for event in warnings if not last_seen(event) or last_seen(event)[:_SECOND] >= since[:_SECOND]]
+    current = [event for event in seen if event["reason"] != EARLIER]
     lasting = [event for event in current if is_long or num_occurrences(event) >= MIN_OCCURRENCES]
     latest = max(lasting, key=last_seen, default=None)
     return "" if latest is None else f"{latest['reason']}: {latest.get('note', '')}"

@@ -152,7 +152,7 @@ class Reconciler:
         scaling = self._scaling((service.namespace, service.name))
         upgrades = self._view.upgrades((service.namespace, service.name), self._beginning)
         seen = replace(self._view.observed(service, reports), refusals=refusals, scaling=scaling, upgrades=upgrades)
-        sets = [key for key, lacks in self._view.stateful_sets(service).items() if lacks]
+        sets = [key for key, since in self._view.stateful_sets(service).items() if since is not None]
         return self._with_setup_failures(seen, pods, sets)
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any], sets: Sequence[Key]) -> Observed:

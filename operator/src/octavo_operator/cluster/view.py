@@ -180,17 +180,24 @@ class View:
         engines = [raw for (kind, _), raw in mine.items() if kind == "Pod"]
         return [*engines, *self._routers.get(self.router_of(service), {}).values()]
 
-    def stateful_sets(self, service: ServiceIdentity) -> dict[Key, bool]:
-        """The StatefulSets of the service's LeaderWorkerSets, by namespace and name -> whether it lacks pods. Leaders
-        belong to one of the set's name, and the workers of each to one of the leader's name."""
-        key, found = (service.namespace, service.name), dict[Key, bool]()
-        pods = [pod for pod in self.engine_pods(key) if not pod.is_terminating]
-        for (kind, name), raw in self._objects.get(key, {}).items():
+    def stateful_sets(self, service: ServiceIdentity) -> dict[Key, str | None]:
+        """The StatefulSets of the service's LeaderWorkerSets, by namespace and name -> when the newest pod of one that
+        lacks pods was created, or the LeaderWorkerSet; None if it has all of its pods. Leaders belong to one of the
+        set's name, and the workers of each to one of the leader's name."""
+        key, found = (service.namespace, service.name), dict[Key, str | None]()
+        objects = self._objects.get(key, {})
+        created = {ref: str(raw["metadata"].get("creationTimestamp") or "") for ref, raw in objects.items()}
+        for (kind, name), raw in objects.items():
             if kind == GROUP_SET:
                 size = raw["spec"]["leaderWorkerTemplate"]["size"]
-                leaders = [pod for pod in pods if pod.revision == raw["metadata"]["labels"].get(REVISION_LABEL)]
-                found[service.namespace, name] = len(leaders) < raw["spec"].get("replicas", 1)
-                found |= {(service.namespace, pod.name): len(pod.workers) < size - 1 for pod in leaders}
+                revision = raw["metadata"]["labels"].get(REVISION_LABEL)
+                leaders = [pod for pod in self.engine_pods(key) if pod.revision == revision]
+                staying = [pod for pod in leaders if not pod.is_terminating]
+                lacking = {name: leaders} if len(staying) < raw["spec"].get("replicas", 1) else {}
+                lacking |= {pod.name: [pod, *pod.workers] for pod in staying if len(pod.workers) < size - 1}
+                for each in (name, *(pod.name for pod in staying)):
+                    newest = [created[kind, name], *(created["Pod", pod.name] for pod in lacking.get(each, ()))]
+                    found[service.namespace, each] = max(newest) if each in lacking else None
         return found
 
     def observed(self, service: ServiceIdentity, reports: Mapping[str, RouterReport]) -> Observed:
