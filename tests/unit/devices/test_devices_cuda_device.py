@@ -32,6 +32,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.rank_group import Group
+from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.kv_cache_size import ModelMemory, fitting_len, size_kv
 from octavo_engine.runner.memory_plan import plan_memory
 from octavo_engine.settings.config import EngineConfig, batched_tokens
@@ -244,6 +245,17 @@ def test_a_plan_for_a_gpu_counts_the_experts_of_all_rows(tmp_path: Path) -> None
     for ranks in (1, 2):
         values = hf["num_experts_per_tok"] * (3 * hf["moe_intermediate_size"] // ranks + model.hidden_size)
         assert experts_bytes(ranks) == (100 + 100) * values * 2
+
+
+def test_a_plan_for_a_gpu_counts_the_graphs_of_a_draft_model(folder: Path) -> None:
+    """Graphs of two models share no memory, while the other steps of the two never run at a time."""
+    files = resolve_model(str(folder))
+    model = load_model_config(files)
+    config = EngineConfig(max_model_len=64, dtype="bfloat16")
+    draft = Checkpoint(files=files, config=model, stored={})
+    one, two = (plan_memory(config, DryGpu(), model, draft=each).model.reserve_bytes for each in (None, draft))
+    eager = step_bytes(replace(config, enforce_eager=True), model, torch.bfloat16)
+    assert two - one == step_bytes(config, model, torch.bfloat16) - eager > 0
 
 
 def test_fp16_checkpoints_stay_fp16(folder: Path) -> None:

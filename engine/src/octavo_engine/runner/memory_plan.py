@@ -95,7 +95,8 @@ def plan_memory(
             return target
         own = replace(config, enable_lora=False, quantization=None)  # both belong to the target
         model = _build(own, device, draft.config, draft.stored, dtype, max_model_len)
-        return _sum(config, target, _model_memory(own, device, model, dtype, max_model_len))
+        settings = (own, replace(own, enforce_eager=True))
+        return _sum(config, target, *(_model_memory(each, device, model, dtype, max_model_len) for each in settings))
 
     model = model_memory(dtype, longest)
     may_halve = config.dtype == "auto" and dtype == torch.float32
@@ -234,12 +235,14 @@ def num_media_workers(config: EngineConfig) -> int:
     return config.media_workers or min(max(int(cpus / 4), 1), 4)
 
 
-def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory) -> ModelMemory:
+def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory, eager_draft: ModelMemory) -> ModelMemory:
+    """Add the needs of a draft model. Its steps use the memory of the target's between these, but not its graphs."""
     bytes_per_block = target.bytes_per_block + draft.bytes_per_block
     return replace(
         target,
         weights_bytes=target.weights_bytes + draft.weights_bytes,
         bytes_per_block=bytes_per_block,
+        reserve_bytes=target.reserve_bytes + draft.reserve_bytes - eager_draft.reserve_bytes,
         set_kv_bytes=set_kv_bytes(config, bytes_per_block),
     )
 
