@@ -82,7 +82,7 @@ class RecordedSteps:
         try:
             with record(self.pool, self._inputs) as recording:
                 hidden = self._forward(input_ids, positions, context)
-        except MemoryError as error:
+        except (MemoryError, OSError) as error:  # of `mmap`, which holds the calls
             if recording.has_exchanged:  # other ranks take part in each operation once: the step cannot be repeated
                 raise
             self._give_up(f"{error}: free some memory or set --enforce-eager")
