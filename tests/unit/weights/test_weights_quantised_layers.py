@@ -17,7 +17,7 @@ from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.runner.checkpoint import read_checkpoint
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_checkpoint, load_model
-from octavo_engine.runner.weight_formats import log_expanded
+from octavo_engine.runner.weight_formats import log_activations, log_expanded
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.gguf_header import GGML_TYPES
 from octavo_engine.sources.model_config import load_model_config
@@ -244,8 +244,10 @@ def test_inputs_of_compressed_tensors_are_sorted_by_group(tmp_path: Path) -> Non
 
 
 def test_activations_have_16_bits(caplog: pytest.LogCaptureFixture) -> None:
+    files = resolve_model(str(FOLDER / "ct_int8"))
+    model = loaded(files)
     with caplog.at_level(logging.INFO):
-        stored_tensors(resolve_model(str(FOLDER / "ct_int8")))
+        log_activations(files.quantisation, model)
     (message,) = caplog.messages
     assert "was made for activations of 8 bits; they have 16 bits here" in message
 

@@ -48,6 +48,7 @@ from octavo_engine.wire.errors import StartupError, first_line
 _LOGGER = logging.getLogger(__name__)
 UTILIZATION = 0.9
 _LEAST_CAPABILITY = (8, 0)  # Ampere: bf16 and asynchronous copies
+_FP8_CAPABILITY = (8, 9)  # Ada: conversions and products of e4m3
 _LEAST_FREE_BYTES = 512 * MIB
 _LIBRARY_BYTES = 512 * MIB  # workspaces of cuBLAS, compiled kernels and fragments of torch's allocator
 _LOGIT_COPIES = 3  # logits, copies of them, and the values of the rows that are drawn at a time
@@ -210,6 +211,11 @@ def is_cuda_failure(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or is_cuda_text
 
 
+def has_fp8(device: torch.device) -> bool:
+    """Return True if a device multiplies FP8 numbers."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
 class CudaDevice:
     def __init__(self, rank: int = 0) -> None:
         self.name = "cuda"
@@ -233,7 +239,9 @@ class CudaDevice:
         return torch.float16 if model.dtype == "float16" else torch.bfloat16
 
     def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
-        return isinstance(weight_format, GroupFormat) and dtype.itemsize == 2
+        if not isinstance(weight_format, GroupFormat) or dtype.itemsize != 2:
+            return False
+        return not weight_format.rounds_inputs or has_fp8(self.torch_device)
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
         from octavo_engine.ops.cuda_backend import CudaBackend  # needs Triton, which CPU installations lack

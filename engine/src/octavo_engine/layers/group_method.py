@@ -1,6 +1,8 @@
 """The method of a linear layer whose weight is kept in groups, which a GPU multiplies as they are."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,10 +25,18 @@ class GroupMethod(PartsMethod):
     def __init__(self, spec: LinearSpec, build: BuildContext, group_format: GroupFormat) -> None:
         super().__init__(spec, build, [group_format] * len(spec.names))
         self.weight = _empty(spec, build, group_format)
-        self.has_table = False
+        self.has_table, self._dtype = False, build.dtype
+        self._input_scales: set[float | None] = set()
+        self._fp8_product: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """True if inputs are rounded to e4m3; known once the layer is packed."""
+        return self._fp8_product is not None
 
     def _load_stored(self, name: str, part: int, tensor: GroupTensor, rows: range) -> None:
         self._set_table(name, tensor.table)
+        self._input_scales.add(tensor.input_scale)
         shard, outputs = self.spec.shard, slice(rows.start, rows.stop)
 
         def cut(values: Tensor) -> Tensor:
@@ -66,7 +76,8 @@ class GroupMethod(PartsMethod):
         self.has_table = True
 
     def apply(self, x: Tensor) -> Tensor:
-        return multiply(self._ordered(x), self.weight, self.bias)
+        x = self._ordered(x)
+        return multiply(x, self.weight, self.bias) if self._fp8_product is None else self._fp8_product(x)
 
     def apply_wide(self, x: Tensor) -> Tensor:
         return multiply(self._ordered(x), self.weight, self.bias, out_dtype=torch.float32)
@@ -75,7 +86,17 @@ class GroupMethod(PartsMethod):
         return act_mul(self.apply(x), activation)
 
     def pack(self) -> None:
-        """Do nothing: weights are multiplied as they were loaded."""
+        """Choose the product; weights stay as they were loaded.
+
+        The one scale of all inputs is used if all parts have the same; otherwise each row has its own.
+        """
+        if not self.weight.format.rounds_inputs:
+            return
+        from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8, takes_fp8  # needs Triton
+
+        if takes_fp8(self.weight.format, self.spec.rank_inputs):
+            scale = next(iter(self._input_scales)) if len(self._input_scales) == 1 else None
+            self._fp8_product = partial(fp8_linear, weight=prepare_fp8(self.weight, self.bias, self._dtype, scale))
 
     def weights_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)

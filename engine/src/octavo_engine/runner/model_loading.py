@@ -34,7 +34,7 @@ from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.kv_cache_size import describe_lack_at_start
 from octavo_engine.runner.memory_plan import MemoryPlan, num_media_workers
 from octavo_engine.runner.runner import Runner
-from octavo_engine.runner.weight_formats import kept_formats, log_expanded, log_quantised
+from octavo_engine.runner.weight_formats import kept_formats, log_activations, log_expanded, log_quantised
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.settings.config import EngineConfig, adapters_in_memory, most_seqs, steps_ahead
 from octavo_engine.settings.records import ModelConfig
@@ -176,6 +176,7 @@ def load_checkpoint(
     stored = {name: each for name, each in checkpoint.stored.items() if module_of(name) not in model.modules_elsewhere}
     kept = model.block_tensors() | model.group_tensors() | model.quantised_tensors()
     log_expanded(stored, kept, device, plan.dtype)
+    log_activations(checkpoint.files.quantisation, model)
     log_quantised(model, plan.quantise_to)
 
     def reload() -> Model:

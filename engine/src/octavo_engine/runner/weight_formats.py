@@ -6,17 +6,20 @@ Other quantised tensors are expanded when they are read.
 import logging
 import math
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
 import torch
 
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import size
+from octavo_engine.layers.group_method import GroupMethod
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod
 from octavo_engine.models.model import Model
 from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, WeightFormat
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.settings.config import EngineConfig
+from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.weights.loader import StoredTensor, group_format
 from octavo_engine.wire.errors import StartupError
 
@@ -39,7 +42,10 @@ def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> d
 
 
 def _kept_format(info: StoredTensor, device: Device, dtype: torch.dtype) -> WeightFormat | None:
-    formats = (None if info.type is None else QUANTISED_FORMATS.get(info.type.name), group_format(info))
+    groups = group_format(info)
+    formats = [None if info.type is None else QUANTISED_FORMATS.get(info.type.name), groups]
+    if groups is not None and groups.rounds_inputs:
+        formats.append(replace(groups, rounds_inputs=False))
     return next((each for each in formats if each is not None and device.keeps(each, dtype)), None)
 
 
@@ -82,6 +88,18 @@ def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
         )
     num_quantised = len(model.quantised_tensors())
     _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
+
+
+def log_activations(config: QuantisedConfig | None, model: Model) -> None:
+    """Log the arithmetic of a checkpoint that was made for quantised activations."""
+    if config is None or config.activation_bits is None:
+        return
+    linears = [module.method for module in model.modules() if isinstance(module, Linear) and not module.spec.wide]
+    rounding = sum(isinstance(method, GroupMethod) and method.rounds_inputs for method in linears)
+    here = "they have 16 bits here, and 8 in products with blocks"
+    if rounding:
+        here = f"{rounding} linear layers round them to FP8 (e4m3), and {len(linears) - rounding} take 16 bits"
+    _LOGGER.info("the checkpoint was made for activations of %d bits; %s", config.activation_bits, here)
 
 
 def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dtype: torch.dtype) -> None:

@@ -34,6 +34,7 @@ def make_fp8_format(scales: str) -> LayerFormat:
             unpack=lambda outputs: _numbers(_checked(weight[outputs], outputs.start)),
             codes=lambda outputs: _checked(weight[outputs], outputs.start),
             scales=_scales_of_outputs(config, parts[scales], len(weight)),
+            input_scale=parts["input_scale"].item() if "input_scale" in parts else None,
         )
 
     return LayerFormat(

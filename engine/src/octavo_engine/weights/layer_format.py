@@ -29,7 +29,7 @@ class LayerTensors:
     as fp32. The slice begins at a multiple of eight. `codes`: returns the codes of such a slice in uint8, if they are
     no integers; `table` has the numbers of those of 4 bits. `scales`, `zeros`: [outputs, groups]; zeros are int16.
     `groups`: the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its
-    tensors have them.
+    tensors have them. `input_scale`: with which inputs are rounded, if the layer has it.
     """
 
     unpack: Callable[[slice], Tensor]
@@ -41,6 +41,7 @@ class LayerTensors:
     factor: float = 1.0
     shape: tuple[int, int] | None = None
     group_size: int | None = None
+    input_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

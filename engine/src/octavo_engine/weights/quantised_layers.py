@@ -108,6 +108,7 @@ class QuantisedLayer:
             group_size=group_size,
             scale_dtype=_SCALE_DTYPES.get(self.scale_type, torch.float32) if integers else torch.float32,
             offsets="zeros" if integers and not config.symmetric else "none",
+            rounds_inputs=codes == "e4m3" and config.activation_bits == 8,
         )
 
     @property
@@ -172,15 +173,10 @@ def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
 
 
 def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
-    """Warn if the list of layers that are not quantised names none of the checkpoint's, and log other activations."""
+    """Warn if the list of layers that are not quantised names none of the checkpoint's, and log another KV cache."""
     known = [*names, "lm_head."]  # a tied head has no tensor
     if config.ignored and not any(part.startswith("re:") or part in name for part in config.ignored for name in known):
         _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
-    if config.activation_bits is not None:
-        _LOGGER.info(
-            "the checkpoint was made for activations of %d bits; they have 16 bits here, and 8 in products with blocks",
-            config.activation_bits,
-        )
     if config.quantised_cache:
         _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here")
 
@@ -344,6 +340,7 @@ class _Unpacked:
             offsets=None if zeros is None else zeros[:, groups].t().to(torch.uint8).contiguous(),
             table=self.tensors.table,
             order=order,
+            input_scale=self.tensors.input_scale,
         )
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
