@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor, expand_groups
-from octavo_engine.ops.triton import fp8_linear as kernels
 from octavo_engine.ops.triton.fp8_linear import TILES, FP8Weight, fp8_linear, prepare_fp8, round_rows, scaled_product
+from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_testing.kernel_cases import random
 from octavo_testing.triton_device import exact_e4m3
 from torch import Tensor
@@ -118,11 +118,11 @@ def test_a_static_scale_saturates_and_rounds(scale: float) -> None:
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("num_groups", [1, 2])
-def test_the_bits_of_a_row_depend_neither_on_others_nor_on_the_tile(tile: kernels.Tile, num_groups: int) -> None:
+def test_the_bits_of_a_row_depend_neither_on_others_nor_on_the_tile(tile: Tile, num_groups: int) -> None:
     weight, x = make_weight(70, 256, num_groups), random(19, 256, dtype=torch.float16)
     fp8 = weight.codes.view(E4M3)
 
-    def multiply(x: Tensor, tile: kernels.Tile) -> Tensor:
+    def multiply(x: Tensor, tile: Tile) -> Tensor:
         return scaled_product(*round_rows(x, num_groups), fp8, weight.scales, None, torch.float32, tile)
 
     among = multiply(x, tile)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
+from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
 #: The inputs after which the kernel adds a product of the tensor cores to its fp32 sum.
@@ -25,20 +26,9 @@ _ROUNDED_VALUES = 4096  # of a program that rounds several groups
 _MOST = tl.constexpr(448.0)  # the largest number of e4m3
 _LEAST = tl.constexpr(1e-30)  # of a group's largest value, so that zeros have a scale
 _INFINITY = tl.constexpr(float("inf"))
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The part of a product that one program computes."""
-
-    rows: int
-    outputs: int
-    num_warps: int
-    num_stages: int
-
-
 #: The weight is the first operand: groups of warps multiply at least 64 of its outputs, but as few as 8 rows.
-TILES = (Tile(16, 64, 4, 5), Tile(64, 128, 8, 4), Tile(128, 128, 8, 3))
+TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
+_STAGES = {16: 5, 64: 4, 128: 3}  # by the rows of a tile: at most 99 KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,17 +105,17 @@ def scaled_product(
     assert num_groups in (1, cdiv(in_features, DEPTH))
     tile = tile or next((each for each in TILES if rows <= each.rows), TILES[-1])
     out = torch.empty((rows, out_features), dtype=dtype, device=x.device)
-    fp8_linear_kernel[(cdiv(out_features, tile.outputs), cdiv(rows, tile.rows))](
+    fp8_linear_kernel[(cdiv(out_features, tile.columns), cdiv(rows, tile.rows))](
         *(out, x, x_scales, weight, scales, out if bias is None else bias, rows),
         OUT=out_features,
         IN=in_features,
         GROUPS=num_groups,
         HAS_BIAS=bias is not None,
         ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
+        OUTPUTS=tile.columns,
         STEP=DEPTH,
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        num_stages=_STAGES[tile.rows],
     )
     return out
 
