@@ -1,6 +1,8 @@
 """Random weights in groups, of every kind that a GPU multiplies as it is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from octavo_engine.ops.group_tensor import Codes, GroupFormat, GroupTensor, Offsets, expand_groups, pack_nibbles
@@ -33,16 +35,17 @@ def random_group_tensor(
     device: str = "cpu",
 ) -> GroupTensor:
     """Return random codes, all of them that are numbers, and scales of 0.001 to 0.011."""
-    draw = torch.Generator().manual_seed(seed)
+    place = "cpu" if device == "meta" else device
+    draw = torch.Generator(place).manual_seed(seed)
     codes, offsets = KINDS[kind]
-    numbers = torch.randint(0, 256, (out, size), dtype=torch.uint8, generator=draw)
+    numbers = torch.randint(0, 256, (out, size), dtype=torch.uint8, generator=draw, device=place)
     if codes == "e4m3":
         numbers[numbers & 127 == 127] = 126  # NaN
-    scales = (torch.rand(size // group, out, generator=draw) * 0.01 + 0.001).to(scale_dtype)
-    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, generator=draw)
+    scales = (torch.rand(size // group, out, generator=draw, device=place) * 0.01 + 0.001).to(scale_dtype)
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, generator=draw, device=place)
     by_offsets = {"none": None, "zeros": zeros, "minimums": -(scales * zeros).to(scale_dtype)}
-    table = torch.randn(16, generator=draw).sort().values if codes == "table4" else None
-    parts = (scales, by_offsets[offsets], table, torch.randperm(size, generator=draw) if order else None)
+    table = torch.randn(16, generator=draw, device=place).sort().values if codes == "table4" else None
+    parts = (scales, by_offsets[offsets], table, torch.randperm(size, generator=draw, device=place) if order else None)
     scales, found, table, inputs = (None if part is None else part.to(device) for part in parts)
     assert scales is not None
     return GroupTensor(
@@ -53,6 +56,18 @@ def random_group_tensor(
         table=table,
         order=inputs,
     )
+
+
+def stack_experts(weights: Iterable[GroupTensor]) -> GroupTensor:
+    """Return the weights of several experts as one."""
+    parts = [*weights]
+
+    def stack(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else torch.stack(found)
+
+    names = ("codes", "scales", "offsets", "table", "order")
+    return GroupTensor(format=parts[0].format, **{name: stack(name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)

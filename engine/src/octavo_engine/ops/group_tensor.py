@@ -4,7 +4,7 @@ Scales lie apart from the codes, so that a group may have any multiple of 32 inp
 the checkpoint gives it. (GGUF's blocks of 32, which a CPU multiplies, hold an fp16 scale each.)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -61,24 +61,33 @@ class GroupTensor:
     A zero is a whole number from 0 to 15, and a minimum has the type of the scales; int4 without either has a zero of
     8. `table`: the values of table4. `order`: the numbers of the inputs in the order in which the rows have them; None:
     as they are numbered. `input_scale`: of all rounded inputs, if the checkpoint has it; None: each row has its own.
+    The weights of several experts have a further dimension, which is first.
     """
 
     format: GroupFormat
-    codes: UInt8[Tensor, "out code_bytes"]
-    scales: Float[Tensor, "groups out"]
-    offsets: Tensor | None = None  # [groups, out]
-    table: Float[Tensor, " 16"] | None = None
-    order: Int[Tensor, " in_features"] | None = None
+    codes: UInt8[Tensor, "*experts out code_bytes"]
+    scales: Float[Tensor, "*experts groups out"]
+    offsets: Tensor | None = None  # [*experts, groups, out]
+    table: Float[Tensor, "*experts 16"] | None = None
+    order: Int[Tensor, "*experts in_features"] | None = None
     input_scale: float | None = None
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1] * self.format.codes_per_byte
+    def shape(self) -> tuple[int, ...]:
+        return *self.codes.shape[:-1], self.codes.shape[-1] * self.format.codes_per_byte
 
     @property
     def nbytes(self) -> int:
         parts = (self.codes, self.scales, self.offsets, self.table, self.order)
         return sum(part.nbytes for part in parts if part is not None)
+
+    def expert(self, index: int) -> "GroupTensor":
+        """Return a view of the weight of one of several experts."""
+        offsets, table, order = (
+            None if part is None else part[index] for part in (self.offsets, self.table, self.order)
+        )
+        codes, scales = self.codes[index], self.scales[index]
+        return replace(self, codes=codes, scales=scales, offsets=offsets, table=table, order=order)
 
 
 def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out in_features"]:

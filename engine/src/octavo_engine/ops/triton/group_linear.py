@@ -6,7 +6,7 @@ weight and on the tile, which the number of rows chooses. So the bits of a row d
 of rows only by the tile: 1 to 16 rows give equal bits, 17 to 64, and 65 to MAX_ROWS.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 import triton
@@ -15,8 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
-from octavo_engine.ops.triton.group_values import group_values, multiply_groups, spread_groups
+from octavo_engine.ops.group_tensor import GroupTensor
+from octavo_engine.ops.triton.group_values import (
+    NUM_STAGES,
+    depth_of,
+    group_values,
+    layout_of,
+    multiply_groups,
+    pointers_of,
+    spread_groups,
+)
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv
 
@@ -24,7 +32,6 @@ from octavo_engine.ops.triton.sizes import cdiv
 MAX_ROWS = 256
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
 _PROGRAMS = {16: 512, 64: 256, 128: 256}  # for a tile's rows: about as many as a large GPU runs at a time
-_STAGES = {16: 3, 64: 3, 128: 2}  # by the shared memory of a block of threads
 _LEAST_STEPS = 4  # of a part, by far most of whose time is the product then
 _SUM_COLUMNS = 1024
 _EXPANDED_COLUMNS = 32
@@ -57,15 +64,6 @@ def num_parts(weight: GroupTensor, tile: Tile) -> int:
     out, size = weight.shape
     steps, columns = size // depth_of(weight.format, size), cdiv(out, tile.columns)
     return max(1, min(_PROGRAMS[tile.rows] // columns, steps // _LEAST_STEPS))
-
-
-def depth_of(weight_format: GroupFormat, size: int) -> int:
-    """Return the inputs of a step: as many as divide a row, and are a part of a group or several whole ones.
-
-    A table's values go through shared memory, as the loads of a loop do, which is too small for 128 inputs.
-    """
-    group, depths = weight_format.group_size, (64, 32) if weight_format.codes == "table4" else (128, 64, 32)
-    return next(depth for depth in depths if size % depth == 0 and (group % depth == 0 or depth % group == 0))
 
 
 def compile_tiles(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
@@ -108,7 +106,7 @@ def multiply(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         num_warps=tile.num_warps,
-        num_stages=_STAGES[tile.rows],
+        num_stages=NUM_STAGES[tile.rows],
     )
     if num_parts > 1:
         add_parts_kernel[(num_rows, cdiv(num_outputs, _SUM_COLUMNS))](
@@ -129,22 +127,6 @@ def expand(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out n"]:
         *(values, *pointers_of(weight), out, size, weight.codes.stride(0)), **layout, COLUMNS=_EXPANDED_COLUMNS
     )
     return values
-
-
-def layout_of(weight: GroupTensor) -> dict[str, Any]:
-    """Return the arguments of kernels that say how a weight is stored."""
-    kind = weight.format
-    depth = depth_of(kind, weight.shape[1])
-    return {"CODES": kind.codes, "OFFSETS": kind.offsets, "GROUP": kind.group_size, "DEPTH": depth}
-
-
-def pointers_of(weight: GroupTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return codes, scales, offsets and the table; others stand for those that a format lacks."""
-    assert weight.codes.stride(1) == 1
-    assert weight.scales.is_contiguous()
-    offsets = weight.scales if weight.offsets is None else weight.offsets
-    assert offsets.is_contiguous()
-    return weight.codes, weight.scales, offsets, weight.scales if weight.table is None else weight.table
 
 
 @triton.jit(do_not_specialize=["num_rows", "steps", "part_steps"])
@@ -182,6 +164,7 @@ def group_linear_kernel(
         scales_ptr,
         offsets_ptr,
         table_ptr,
+        table_ptr,
         column,
         num_outputs,
         code_stride,
@@ -190,6 +173,7 @@ def group_linear_kernel(
         CODES,
         OFFSETS,
         GROUP,
+        False,
         ROWS,
         COLUMNS,
         DEPTH,

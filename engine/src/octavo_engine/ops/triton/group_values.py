@@ -6,10 +6,41 @@ so that no GPU needs fp8. All are exact. Then come the steps of `expand_groups`:
 one rounding.
 """
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
+
+#: For the rows of a tile: by the shared memory of a block of threads.
+NUM_STAGES = {16: 3, 64: 3, 128: 2}
+
+
+def depth_of(weight_format: GroupFormat, size: int) -> int:
+    """Return the inputs of a step: as many as divide a row, and are a part of a group or several whole ones.
+
+    A table's values go through shared memory, as the loads of a loop do, which is too small for 128 inputs.
+    """
+    group, depths = weight_format.group_size, (64, 32) if weight_format.codes == "table4" else (128, 64, 32)
+    return next(depth for depth in depths if size % depth == 0 and (group % depth == 0 or depth % group == 0))
+
+
+def layout_of(weight: GroupTensor) -> dict[str, Any]:
+    """Return the arguments of kernels that say how a weight is stored."""
+    kind = weight.format
+    depth = depth_of(kind, weight.shape[-1])
+    return {"CODES": kind.codes, "OFFSETS": kind.offsets, "GROUP": kind.group_size, "DEPTH": depth}
+
+
+def pointers_of(weight: GroupTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return codes, scales, offsets and the table; others stand for those that a format lacks."""
+    assert weight.codes.stride(-1) == 1
+    assert weight.scales.is_contiguous()
+    offsets = weight.scales if weight.offsets is None else weight.offsets
+    assert offsets.is_contiguous()
+    return weight.codes, weight.scales, offsets, weight.scales if weight.table is None else weight.table
 
 
 @triton.jit
@@ -71,6 +102,7 @@ def multiply_groups(
     scales_ptr,  # [groups, num_columns], contiguous
     offsets_ptr,  # the same; unused without OFFSETS
     table_ptr,  # [16] fp32; unused without a table
+    order_ptr,  # [inputs] int32: of the rows' inputs, for those of the weight; unused without HAS_ORDER
     column,  # [COLUMNS]: the outputs
     num_columns,
     code_stride,
@@ -79,6 +111,7 @@ def multiply_groups(
     CODES: tl.constexpr,
     OFFSETS: tl.constexpr,
     GROUP: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -109,6 +142,8 @@ def multiply_groups(
             number = (bits >> (4 * half)) & 15 if has_nibbles else bits
             weight = group_values(number, scale, offset, table_ptr, x_rows.dtype.element_ty, CODES, OFFSETS)
             inputs = at + half * (16 if has_nibbles else width) + depth
+            if HAS_ORDER:
+                inputs = tl.load(order_ptr + inputs)
             x = tl.load(x_rows[None, :] + inputs[:, None], mask=is_row[None, :], other=0.0)
             acc = tl.dot(weight, x, acc, input_precision="ieee")
     return acc

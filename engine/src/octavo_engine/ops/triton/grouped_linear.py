@@ -14,6 +14,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from octavo_engine.ops.group_tensor import GroupTensor
+from octavo_engine.ops.triton.group_values import NUM_STAGES, layout_of, multiply_groups, pointers_of
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
 _DEPTH_BYTES = 128  # of a row of a tile, which is loaded by copies of 16 bytes
@@ -57,25 +59,43 @@ def sort_rows(numbers: Int[Tensor, "rows k"], experts: Int[Tensor, " experts_plu
 
 
 def grouped_linear(
-    x: Float[Tensor, "rows n"], weight: Float[Tensor, "experts out n"], rows: SortedRows, *, is_sorted: bool
+    x: Float[Tensor, "rows n"],
+    weight: Float[Tensor, "experts out n"] | GroupTensor,
+    rows: SortedRows,
+    *,
+    is_sorted: bool,
 ) -> Float[Tensor, "choices out"]:
     """Multiply. The outputs are sorted by expert if the inputs, one for each row, are not, and the reverse."""
     num_experts, out_features, in_features = weight.shape
     num_choices, tile = len(rows.slots), rows.tile
     assert x.is_contiguous()
-    assert weight.is_contiguous()
     out = torch.empty((num_choices, out_features), dtype=x.dtype, device=x.device)
-    num_tiles = num_choices // tile.rows + num_experts
-    grouped_linear_kernel[(num_tiles * cdiv(out_features, tile.columns),)](
+    grid = ((num_choices // tile.rows + num_experts) * cdiv(out_features, tile.columns),)
+    shape = {
+        "EXPERTS": num_experts,
+        "IDS": max(2, next_power_of_2(num_experts)),
+        "TOP_K": rows.top_k,
+        "OUT": out_features,
+        "IN": in_features,
+        "IS_SORTED": is_sorted,
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+    }
+    if isinstance(weight, GroupTensor):
+        grouped_values_kernel[grid](
+            *(out, x, *pointers_of(weight), weight.scales if weight.order is None else weight.order),
+            *(rows.slots, rows.starts),
+            **shape,
+            **layout_of(weight),
+            HAS_ORDER=weight.order is not None,
+            num_warps=4 if tile.rows == 16 else 8,
+            num_stages=NUM_STAGES[tile.rows],
+        )
+        return out
+    assert weight.is_contiguous()
+    grouped_linear_kernel[grid](
         *(out, x, weight, rows.slots, rows.starts),
-        EXPERTS=num_experts,
-        IDS=max(2, next_power_of_2(num_experts)),
-        TOP_K=rows.top_k,
-        OUT=out_features,
-        IN=in_features,
-        IS_SORTED=is_sorted,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
+        **shape,
         DEPTH=_DEPTH_BYTES // x.dtype.itemsize,
         num_warps=_FP32_WARPS if x.dtype.itemsize == 4 and tile.rows >= 64 else tile.num_warps,
         num_stages=3,
@@ -105,6 +125,17 @@ def add_experts(
 
 @triton.jit
 @no_type_check
+def find_rows(starts_ptr, tile, EXPERTS: tl.constexpr, IDS: tl.constexpr, ROWS: tl.constexpr):
+    """Return the expert of a tile, its first choice, and the end of the expert's choices."""
+    ids = tl.arange(0, IDS)
+    first_tiles = tl.load(starts_ptr + ids, mask=ids < EXPERTS, other=_NO_START) // ROWS + ids
+    expert = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
+    start, end = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
+    return expert, start + (tile - start // ROWS - expert) * ROWS, end
+
+
+@triton.jit
+@no_type_check
 def grouped_linear_kernel(
     out_ptr,  # [choices, OUT], contiguous
     x_ptr,  # [choices, IN], or [choices / TOP_K, IN] if not IS_SORTED; contiguous
@@ -122,12 +153,7 @@ def grouped_linear_kernel(
     DEPTH: tl.constexpr,
 ):
     num_columns = tl.cdiv(OUT, COLUMNS)
-    tile = tl.program_id(0) // num_columns
-    ids = tl.arange(0, IDS)
-    first_tiles = tl.load(starts_ptr + ids, mask=ids < EXPERTS, other=_NO_START) // ROWS + ids
-    expert = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
-    start, end = tl.load(starts_ptr + expert), tl.load(starts_ptr + expert + 1)
-    first = start + (tile - start // ROWS - expert) * ROWS
+    expert, first, end = find_rows(starts_ptr, tl.program_id(0) // num_columns, EXPERTS, IDS, ROWS)
     if first >= end:
         return
     choice = first + tl.arange(0, ROWS)
@@ -146,6 +172,69 @@ def grouped_linear_kernel(
         acc = tl.dot(x, weight, acc, input_precision="ieee")
     out_ptrs = out_ptr + target.to(tl.int64)[:, None] * OUT + column[None, :]
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(choice < end)[:, None] & (column < OUT)[None, :])
+
+
+@triton.jit
+@no_type_check
+def grouped_values_kernel(
+    out_ptr,  # as of `grouped_linear_kernel`
+    x_ptr,
+    codes_ptr,  # [EXPERTS, OUT, bytes] uint8, contiguous
+    scales_ptr,  # [EXPERTS, groups, OUT], contiguous
+    offsets_ptr,  # the same; unused without OFFSETS
+    table_ptr,  # [EXPERTS, 16] fp32; unused without a table
+    order_ptr,  # [EXPERTS, IN] int32; unused without HAS_ORDER
+    slots_ptr,
+    starts_ptr,
+    EXPERTS: tl.constexpr,
+    IDS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    OUT: tl.constexpr,
+    IN: tl.constexpr,
+    IS_SORTED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CODES: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DEPTH: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+):
+    num_columns = tl.cdiv(OUT, COLUMNS)
+    expert, first, end = find_rows(starts_ptr, tl.program_id(0) // num_columns, EXPERTS, IDS, ROWS)
+    if first >= end:
+        return
+    choice = first + tl.arange(0, ROWS)
+    slot = tl.load(slots_ptr + choice, mask=choice < end, other=0)
+    source = choice if IS_SORTED else slot // TOP_K
+    target = slot if IS_SORTED else choice
+    column = tl.program_id(0) % num_columns * COLUMNS + tl.arange(0, COLUMNS)
+    expert = tl.cast(expert, tl.int64)
+    row_bytes: tl.constexpr = IN // 2 if (CODES == "int4") or (CODES == "table4") else IN
+    scales: tl.constexpr = IN // GROUP * OUT
+    acc = multiply_groups(
+        x_ptr + source.to(tl.int64) * IN,
+        choice < end,
+        codes_ptr + expert * (OUT * row_bytes),
+        scales_ptr + expert * scales,
+        offsets_ptr + expert * scales,
+        table_ptr + expert * 16,
+        order_ptr + expert * IN,
+        column,
+        OUT,
+        row_bytes,
+        0,
+        IN // DEPTH,
+        CODES,
+        OFFSETS,
+        GROUP,
+        HAS_ORDER,
+        ROWS,
+        COLUMNS,
+        DEPTH,
+    )
+    out_ptrs = out_ptr + target.to(tl.int64)[None, :] * OUT + column[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(column < OUT)[:, None] & (choice < end)[None, :])
 
 
 @triton.jit

@@ -1,0 +1,65 @@
+"""Experts whose weights are in groups, by Triton's kernels in the interpreter, against those of expanded weights."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from octavo_engine.ops.group_tensor import GroupTensor, expand_groups
+from octavo_engine.ops.triton.grouped_linear import TILES, Tile, grouped_linear, sort_rows
+from octavo_testing.group_cases import KINDS, random_group_tensor, stack_experts
+from octavo_testing.kernel_cases import random
+
+pytestmark = pytest.mark.slow
+
+EXPERTS, OUT, SIZE = 4, 70, 64
+
+
+def make_stack(kind: str, group: int, *, order: bool = False) -> GroupTensor:
+    return stack_experts(random_group_tensor(kind, OUT, SIZE, group, order=order, seed=i) for i in range(EXPERTS))
+
+
+def multiply(x: torch.Tensor, weight: GroupTensor, numbers: torch.Tensor, tile: Tile) -> torch.Tensor:
+    rows = sort_rows(numbers, torch.arange(EXPERTS + 1), tile)
+    out = torch.empty(numbers.numel(), OUT, dtype=x.dtype)
+    out[rows.slots] = grouped_linear(x, weight, rows, is_sorted=False)
+    sorted_x = x.repeat_interleave(numbers.shape[1], 0)[rows.slots]
+    again = grouped_linear(sorted_x, weight, rows, is_sorted=True)
+    assert torch.equal(again.nan_to_num(9), out.nan_to_num(9))
+    return out
+
+
+def expected(x: torch.Tensor, weight: GroupTensor, numbers: torch.Tensor) -> torch.Tensor:
+    found = []
+    for row, chosen in zip(x.double(), numbers.tolist(), strict=True):
+        for part in map(weight.expert, chosen):
+            inputs = row if part.order is None else row[part.order]
+            found.append(expand_groups(part, x.dtype).double() @ inputs)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("order", [False, True], ids=["plain", "ordered"])
+@pytest.mark.parametrize(("kind", "group"), [(kind, 32) for kind in KINDS] + [("int4 with zeros", SIZE)])
+def test_experts_equal_those_of_expanded_weights(kind: str, group: int, order: bool) -> None:
+    x, numbers = random(5, SIZE, dtype=torch.float16), random(5, EXPERTS, seed=1).topk(2).indices
+    weight = make_stack(kind, group, order=order)
+    want = expected(x, weight, numbers)
+    assert (multiply(x, weight, numbers, TILES[0]) - want).abs().max() <= 6e-4 * want.abs().max()
+
+
+@pytest.mark.parametrize("tile", TILES[:2], ids=["16 rows", "64 rows"])
+def test_the_bits_of_a_row_depend_on_no_other(tile: Tile) -> None:
+    x, numbers = random(20, SIZE, dtype=torch.float16), random(20, EXPERTS, seed=1).topk(2).indices
+    weight = make_stack("int4", 32)
+    crowded = multiply(x, weight, numbers, tile)
+    assert torch.equal(multiply(x[7:8], weight, numbers[7:8], tile), crowded[14:16])
+    x[:7].fill_(float("nan"))
+    assert torch.equal(multiply(x, weight, numbers, tile)[14:], crowded[14:])
+
+
+def test_an_expert_is_a_view_of_the_stack() -> None:
+    stack = make_stack("int4 with zeros", 32)
+    stack.expert(2).codes.zero_()
+    assert not stack.codes[2].any()
+    assert stack.shape == (EXPERTS, OUT, SIZE)
+    assert stack.nbytes == sum(stack.expert(i).nbytes for i in range(EXPERTS))
+    assert replace(stack, order=None).expert(1).order is None
