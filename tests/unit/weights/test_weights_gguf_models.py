@@ -139,10 +139,12 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
         list(iter_weights(resolve_model(str(path))))
 
 
-def test_rows_that_heads_cannot_share_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    write_tiny_gguf(path, "llama", tiny_model("llama"), extra={"blk.2.attn_q.weight": torch.ones(9, 4)})
-    with pytest.raises(StartupError, match=r"m\.gguf: tensor 'blk\.2\.attn_q\.weight': 9 rows don't split into 4"):
+@pytest.mark.parametrize("shape", [(9, 4), ()])
+def test_rows_that_heads_cannot_share_are_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path, num_rows = tmp_path / "m.gguf", shape[0] if shape else 1
+    write_tiny_gguf(path, "llama", tiny_model("llama"), extra={"blk.2.attn_q.weight": torch.ones(shape)})
+    message = rf"m\.gguf: tensor 'blk\.2\.attn_q\.weight': {num_rows} rows don't split into 4"
+    with pytest.raises(StartupError, match=message):
         list(iter_weights(resolve_model(str(path))))
 
 

@@ -75,8 +75,9 @@ def _placed(path: Path, architecture: str, info: GGUFTensor, files: ModelFiles) 
         where = place_tensor(architecture, info.name, files.config)
     except KeyError as error:
         raise StartupError(f"{path}: tensor {info.name!r} is unknown to the architecture {architecture!r}.") from error
-    if where is not None and where.heads and info.shape[0] % (2 * where.heads):
-        raise StartupError(f"{path}: tensor {info.name!r}: {info.shape[0]} rows don't split into {where.heads} heads.")
+    num_rows = info.shape[0] if info.shape else 1
+    if where is not None and where.heads and num_rows % (2 * where.heads):
+        raise StartupError(f"{path}: tensor {info.name!r}: {num_rows} rows don't split into {where.heads} heads.")
     return where
 
 
