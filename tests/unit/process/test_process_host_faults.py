@@ -5,10 +5,12 @@ import queue
 import socket
 import struct
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,6 +211,13 @@ class Lines(logging.Handler):
         self._after -= self._text in record.getMessage()
         if self._after == 0:
             self.seen.set()
+
+
+def test_a_host_with_a_bad_address_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(StartupError, match="--master-addr must be an address or a name"):
+        HeadlessHost(replace(CONFIG, node_rank=1, headless=True, master_addr="a b"))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("late", ["first host", "other host"])

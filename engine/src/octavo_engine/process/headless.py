@@ -50,10 +50,10 @@ class HeadlessHost:
         self._is_connected = self._has_started = self._is_draining = self.is_serving = False
         self._files: ModelFiles | None = None
         self._adapters: dict[str, Path] = {}  # folders of those of the start, by name
-        self._folder = make_folder()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ranks: dict[int, RankProcess] = {}
         self._connection = ControlConnection(secret, config.master_addr, config.master_port, self, listens=False)
+        self._folder = make_folder()  # after what may fail, as only `run` removes it
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection.start()
 
     def run(self) -> None:
