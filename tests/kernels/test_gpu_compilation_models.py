@@ -9,7 +9,7 @@ from octavo_engine.models.registry import ARCHITECTURES
 from octavo_engine.ops.triton.decode_attention import Processor
 from octavo_engine.ops.triton.paged_attention import tile_shape
 from octavo_testing.attention_cases import make_spec
-from octavo_testing.gpu_compiler import MODELS, GpuCompiler, assert_fast
+from octavo_testing.gpu_compiler import MAX_SHARED_BYTES, MODELS, GpuCompiler, assert_fast
 
 pytestmark = pytest.mark.slow
 
@@ -94,3 +94,19 @@ def test_prompts_have_tiles_of_128_rows_on_hopper(shape: tuple[int, int, int]) -
     heads, kv_heads, head_dim = shape
     tile = tile_shape(make_spec(heads=heads, kv_heads=kv_heads, dim=head_dim), torch.bfloat16, has_wgmma=True)
     assert (tile.queries * tile.group_rows, tile.num_warps) == (128, 8)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("sm", PROCESSORS)
+def test_attention_over_an_fp8_cache_compiles(compiler: GpuCompiler, shape: tuple[int, int, int], sm: int) -> None:
+    """GPUs with instructions for e4m3 convert it by them, others by shifts."""
+    report = compiler.compile_attention(*shape, sm=sm, dtype="bfloat16", cache="float8_e4m3fn")
+    kernels = {kernel.name: kernel for kernel in report.kernels}
+    for kernel in report.kernels:
+        assert kernel.spill_bytes == 0, kernel
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES[sm], kernel
+    for name in ("decode_parts_kernel", "paged_attention_kernel"):
+        assert kernels[name].products, name
+        assert bool(kernels[name].e4m3_conversions) == (sm >= 89), name
+    assert bool(kernels["paged_attention_kernel"].group_products) == (sm == 90)
+    assert {"write_kv_kernel", "write_qkv_kernel"} < kernels.keys()

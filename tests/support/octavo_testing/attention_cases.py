@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from octavo_engine.ops.attention import AttentionBackend, AttentionBatch, AttentionSpec, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.ops.reference import ReferenceBackend
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -69,7 +70,25 @@ def part_of(batch: AttentionBatch, seqs: list[int], padding: int = 0) -> tuple[A
 
 def in_reference_layout(cache: Tensor) -> Tensor:
     """Return a cache of the Triton kernels as the reference backend has it, in fp32."""
-    return cache.float().permute(1, 0, 3, 2, 4).contiguous()
+    values = cache.view(torch.float8_e4m3fn) if cache.dtype == torch.uint8 else cache
+    return values.float().permute(1, 0, 3, 2, 4).contiguous()
+
+
+def e4m3_codes(x: Tensor, scale: float = 1.0) -> Tensor:
+    """Return the codes of an FP8 cache, which are nearest to `x / scale`; beyond 448 the largest one."""
+    return (x.float() * (1.0 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+class E4M3Reference(ReferenceBackend):
+    """Rounds keys and values as an FP8 cache does, and attends to them in fp32."""
+
+    def __init__(self, specs: list[LayerKVSpec], block_size: int) -> None:
+        super().__init__(specs, block_size, torch.float32)
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        own = self.specs[spec.layer_idx]
+        k, v = (e4m3_codes(x, scale).float() * scale for x, scale in ((k, own.k_scale), (v, own.v_scale)))
+        return super().attend(spec, q.float(), k, v, batch).to(q.dtype)
 
 
 def random_qkv(spec: AttentionSpec, tokens: int, dtype: torch.dtype, *, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,6 +123,9 @@ def run_history_and_step(
             if isinstance(backend, CudaBackend):
                 blocks, places = history.slots // block_size, history.slots % block_size
                 cache = backend.caches[spec.layer_idx]
+                if cache.dtype == torch.uint8:
+                    scales = spec.kv.k_scale, spec.kv.v_scale
+                    k, v = (e4m3_codes(*each).view(torch.uint8) for each in zip((k, v), scales, strict=True))
                 cache[blocks, 0, :, places], cache[blocks, 1, :, places] = k, v
                 continue
             backend.begin_step(history)

@@ -88,6 +88,7 @@ class Kernel:
     group_products: int  # of them by groups of four warps, which only sm_90 has
     fp8_products: int  # of them of FP8
     num_warps: int
+    e4m3_conversions: int
     fused: int  # fp32 multiplications that are fused with an addition, other than those within divisions
 
 
@@ -127,9 +128,11 @@ class GpuCompiler:
         """
         return self._compile("model", sm, model, dtype, ranks)
 
-    def compile_attention(self, heads: int, kv_heads: int, head_dim: int, *, sm: int, dtype: str) -> Report:
-        """Compile the attention of a step of prompts and decodes."""
-        return self._compile("attention", sm, heads, kv_heads, head_dim, dtype)
+    def compile_attention(
+        self, heads: int, kv_heads: int, head_dim: int, *, sm: int, dtype: str, cache: str = ""
+    ) -> Report:
+        """Compile the attention of a step of prompts and decodes. `cache`: the type of its KV cache, if another one."""
+        return self._compile("attention", sm, heads, kv_heads, head_dim, dtype, cache or dtype)
 
     def compile_fp8(self, out: int, size: int, num_groups: int, *, sm: int, dtype: str) -> Report:
         """Compile the FP8 kernels of all tiles for a weight [out, size], also where torch has a product."""
@@ -274,6 +277,7 @@ def measure(kernel: Any) -> Kernel:
         group_products=count_of("HGMMA", "QGMMA"),
         fp8_products=count_of("QMMA", "QGMMA"),
         num_warps=kernel.metadata.num_warps,
+        e4m3_conversions=sum(count for name, count in instructions.items() if "E4M3" in name),
     )
 
 
@@ -373,7 +377,7 @@ def compile_model(sm: int, model: str, dtype: str, ranks: int) -> dict[str, Any]
     return {"kernels": [*map(measure_once, kernels)], "later": later, "layer_launches": layer_launches}
 
 
-def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> dict[str, Any]:
+def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: str, cache: str) -> dict[str, Any]:
     """Compile the attention kernels in this process; return the fields of a `Report`."""
     from octavo_engine.ops.attention import AttentionBatch, AttentionSpec, LayerKVSpec
     from octavo_engine.ops.cuda_backend import CudaBackend
@@ -381,7 +385,9 @@ def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: 
     compiled = record_compilations(sm)
     kv = LayerKVSpec(num_kv_heads=kv_heads, head_dim=head_dim)
     spec = AttentionSpec(layer_idx=0, num_heads=heads, kv=kv, scale=head_dim**-0.5)
-    backend = CudaBackend([kv], 16, getattr(torch, dtype), "meta", num_programs=400, has_wgmma=sm == 90)
+    backend = CudaBackend(
+        *([kv], 16, getattr(torch, cache), "meta"), num_programs=400, has_wgmma=sm == 90, has_e4m3=sm >= 89
+    )
     backend.allocate(1000)
     batch = AttentionBatch(
         query_start=_ints(4),
@@ -393,8 +399,10 @@ def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: 
         num_keys=1500,
     )
     backend.begin_step(batch)
-    qkv = torch.empty(70, heads + 2 * kv_heads, head_dim, dtype=backend.dtype, device="meta")
-    backend.attend(spec, *qkv.split_with_sizes((heads, kv_heads, kv_heads), 1), batch)
+    qkv = torch.empty(70, heads + 2 * kv_heads, head_dim, dtype=getattr(torch, dtype), device="meta")
+    q, k, v = qkv.split_with_sizes((heads, kv_heads, kv_heads), 1)
+    backend.attend(spec, q, k, v, batch)
+    backend.attend_qkv(spec, qkv[:, : heads + kv_heads], v, None, None, batch)
     return {"kernels": [*map(measure_once, compiled.values())], "later": 0, "layer_launches": []}
 
 

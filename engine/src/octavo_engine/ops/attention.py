@@ -17,11 +17,16 @@ from octavo_engine.ops.rope import Rotation, rotate_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKVSpec:
-    """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all."""
+    """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all.
+
+    `k_scale`, `v_scale`: factors of the codes of an FP8 cache, which the backend takes from the specs that it gets.
+    """
 
     num_kv_heads: int
     head_dim: int
     window: int | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

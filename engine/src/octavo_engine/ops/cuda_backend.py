@@ -4,6 +4,7 @@ The device is any that torch names: CUDA, `meta` to compile without a device, an
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +24,12 @@ _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 
 
 class CudaBackend:
-    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer.
+    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; those of e4m3 have codes in bytes.
 
     `num_programs`: how many programs share the decode attention of a step; one for each multiprocessor of the GPU.
     `processor`: one of them. Once a kernel is compiled, its registers and shared memory decide how many programs each
     runs at a time.
-    `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does.
+    `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does. `has_e4m3`: it converts e4m3, as sm_89 does.
     `copy`: moves numbers of blocks to the device; by default through pageable memory.
     """
 
@@ -42,19 +43,23 @@ class CudaBackend:
         num_programs: int,
         processor: Processor | None = None,
         has_wgmma: bool = False,
+        has_e4m3: bool = False,
         copy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._copy = copy or (lambda numbers: numbers.to(self.device))
-        self.num_programs, self._processor, self._has_wgmma = num_programs, processor, has_wgmma
+        self.num_programs, self._processor = num_programs, processor
+        self._has_wgmma, self._has_e4m3 = has_wgmma, has_e4m3
         self._programs: dict[object, int] = {}  # a processor's, by the constants of the kernel
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
+        self._stored = torch.uint8 if dtype == torch.float8_e4m3fn else dtype
+        self._scales = [(spec.k_scale, spec.v_scale) for spec in specs]
         self._windows = {spec.window for spec in specs}
         self._shapes = [(2, spec.num_kv_heads, block_size, spec.head_dim) for spec in specs]
 
     def allocate(self, num_blocks: int) -> None:
         self.caches = [
-            torch.zeros((num_blocks, *shape), dtype=self.dtype, device=self.device) for shape in self._shapes
+            torch.zeros((num_blocks, *shape), dtype=self._stored, device=self.device) for shape in self._shapes
         ]
 
     def release(self) -> None:
@@ -68,7 +73,7 @@ class CudaBackend:
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         q, k, v = (_with_adjacent_heads(x) for x in (q, k, v))
-        write_kv(self.caches[spec.layer_idx], k, v, batch.slots)
+        write_kv(self.caches[spec.layer_idx], k, v, batch.slots, self._scales[spec.layer_idx])
         return self._attend(spec, q, batch)
 
     def attend_qkv(
@@ -80,16 +85,18 @@ class CudaBackend:
         rotation: Rotation | None,
         batch: AttentionBatch,
     ) -> Tensor:
-        return self._attend(spec, write_qkv(self.caches[spec.layer_idx], qk, v, batch.slots, norm, rotation), batch)
+        cache, scales = self.caches[spec.layer_idx], self._scales[spec.layer_idx]
+        return self._attend(spec, write_qkv(cache, qk, v, batch.slots, norm, rotation, scales), batch)
 
     def _attend(self, spec: AttentionSpec, q: Tensor, batch: AttentionBatch) -> Tensor:
         cache, shape = self.caches[spec.layer_idx], (spec.num_heads, spec.kv, spec.softcap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        codes: dict[str, Any] = {"scales": self._scales[spec.layer_idx], "has_e4m3": self._has_e4m3}
         try:
             if batch.max_query_len > 1:
-                paged_attention(out, spec, q, cache, batch, has_wgmma=self._has_wgmma)
+                paged_attention(out, spec, q, cache, batch, has_wgmma=self._has_wgmma, **codes)
             num_programs = self.num_programs * self._programs.get(shape, 1)
-            kernel = decode_attention(out, spec, q, cache, batch, batch.private[spec.kv.window], num_programs)
+            kernel = decode_attention(out, spec, q, cache, batch, batch.private[spec.kv.window], num_programs, **codes)
         except OutOfResources as error:  # the first steps, before the engine is ready, compile all kernels
             group, dtype = spec.num_heads // spec.kv.num_kv_heads, str(q.dtype).removeprefix("torch.")
             raise StartupError(

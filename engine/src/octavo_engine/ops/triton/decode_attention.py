@@ -16,7 +16,7 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
@@ -81,14 +81,17 @@ def decode_attention(
     out: Float[Tensor, "tokens q_heads head_dim"],
     spec: AttentionSpec,
     q: Float[Tensor, "tokens q_heads head_dim"],
-    cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
+    cache: Shaped[Tensor, "blocks two kv_heads block_size head_dim"],
     batch: AttentionBatch,
     parts: DecodeParts,
     num_programs: int,
+    *,
+    scales: tuple[float, float] = (1.0, 1.0),
+    has_e4m3: bool = False,
 ) -> Any:
     """Write the outputs of sequences with one query to `out`; return the compiled kernel, None in the interpreter.
 
-    Rows of `q` may be strided.
+    Rows of `q` may be strided. `scales`, `has_e4m3`: see `paged_attention`.
     """
     _, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]
@@ -100,7 +103,7 @@ def decode_attention(
     maxima, totals = (torch.empty((parts.most, heads), dtype=torch.float32, device=q.device) for _ in range(2))
     kernel = decode_parts_kernel[(num_programs,)](
         *(out, sums, maxima, totals, q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
-        *(num_seqs, table_width, q.stride(0), spec.scale),
+        *(num_seqs, table_width, q.stride(0), spec.scale * scales[0], scales[1]),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         GROUP_ROWS=max(MIN_DOT, next_power_of_2(heads // kv_heads)),
@@ -110,8 +113,10 @@ def decode_attention(
         KEYS=tile_keys(dim, q.dtype),
         WINDOW=spec.kv.window or 0,
         SOFTCAP=spec.softcap or 0.0,
+        HAS_E4M3=has_e4m3,
         num_warps=8 if dim_row > 128 or q.dtype.itemsize > 2 else 4,  # with 4, heads of 256 and fp32 spill
         num_stages=3,
+        maxnreg=255 if cache.dtype == torch.uint8 and dim < 128 else None,  # without it, some sizes spill a few bytes
     )
     merge_parts_kernel[(num_seqs, heads)](
         *(out, sums, maxima, totals, batch.query_start, parts.starts),
@@ -180,6 +185,7 @@ def decode_parts_kernel(
     table_width,
     q_stride,
     scale,
+    v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -189,6 +195,7 @@ def decode_parts_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0: none
+    HAS_E4M3: tl.constexpr,
 ):
     rows, dims = tl.arange(0, GROUP_ROWS), tl.arange(0, DIM_ROW)
     row_mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
@@ -209,8 +216,8 @@ def decode_parts_kernel(
         position = tl.zeros([GROUP_ROWS], tl.int32) + (length - 1)
         table_ptr = tables_ptr + tl.cast(seq, tl.int64) * table_width
         best, total, acc = attend_keys(
-            *(q, position, cache_ptr, table_ptr, kv_head, first, end, scale),
-            *(GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP),
+            *(q, position, cache_ptr, table_ptr, kv_head, first, end, scale, v_scale),
+            *(GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP, HAS_E4M3),
         )
         if end_part - first_part == 1:
             out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)

@@ -54,6 +54,7 @@ def attend_keys(
     first,  # a multiple of KEYS
     end,
     scale,
+    v_scale,  # of an e4m3 cache; `scale` has that of K
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -62,6 +63,7 @@ def attend_keys(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0: none
+    HAS_E4M3: tl.constexpr,  # of the GPU
 ):
     """Attend to the keys [first, end); return each row's largest score, sum of weights and weighted values."""
     dims = tl.arange(0, DIM_ROW)
@@ -74,11 +76,37 @@ def attend_keys(
         offset = block * (2 * KV_HEADS * BLOCK * DIM) + (kv_head * BLOCK + key % BLOCK) * DIM
         kv_mask = (key < end)[:, None] & (dims < DIM)[None, :]
         k_ptrs = cache_ptr + offset[:, None] + dims[None, :]
-        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)
-        v = tl.load(k_ptrs + KV_HEADS * BLOCK * DIM, mask=kv_mask, other=0.0)
+        k = stored_values(tl.load(k_ptrs, mask=kv_mask, other=0), q.dtype, HAS_E4M3)
         score = masked_scores(q, k, key, position, scale, WINDOW, SOFTCAP)
+        v = stored_values(tl.load(k_ptrs + KV_HEADS * BLOCK * DIM, mask=kv_mask, other=0), q.dtype, HAS_E4M3)
         best, total, acc = add_keys(best, total, acc, score, v)
+    if cache_ptr.dtype.element_ty == tl.uint8:
+        acc = acc * v_scale
     return best, total, acc
+
+
+@triton.jit
+@no_type_check
+def stored_values(stored, dtype: tl.constexpr, HAS_E4M3: tl.constexpr):
+    """Return stored keys or values; bytes are e4m3 codes, which become numbers of `dtype`, and NaN stays NaN.
+
+    Where the GPU does not convert them, their shifted bits are those of a number that is 2**120 or 2**8 times smaller.
+    """
+    if stored.dtype != tl.uint8:
+        values = stored
+    elif HAS_E4M3:
+        values = stored.to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        bits = stored.to(tl.int16)
+        size = bits & 0x7F
+        sign_or_nan = ((bits & 0x80) << 8) | -((size + 1) >> 7)  # 0xFFFF is NaN
+        if dtype == tl.bfloat16:
+            small = (sign_or_nan | (size << 4)).to(tl.bfloat16, bitcast=True)
+            values = small * tl.full([], 2.0**120, tl.bfloat16)
+        else:
+            small = (sign_or_nan | (size << 7)).to(tl.float16, bitcast=True)
+            values = (small * tl.full([], 256.0, tl.float16)).to(dtype)
+    return values
 
 
 @triton.jit

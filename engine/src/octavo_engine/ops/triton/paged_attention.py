@@ -15,7 +15,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
@@ -54,14 +54,17 @@ def paged_attention(
     out: Float[Tensor, "tokens q_heads head_dim"],
     spec: AttentionSpec,
     q: Float[Tensor, "tokens q_heads head_dim"],
-    cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
+    cache: Shaped[Tensor, "blocks two kv_heads block_size head_dim"],
     batch: AttentionBatch,
     *,
     has_wgmma: bool = False,
+    scales: tuple[float, float] = (1.0, 1.0),
+    has_e4m3: bool = False,
 ) -> None:
     """Write the outputs of sequences with several queries to `out`. K is `cache[:, 0]`, V `cache[:, 1]`.
 
-    Rows of `q` may be strided. `has_wgmma`: of the GPU.
+    Rows of `q` may be strided. `has_wgmma`, `has_e4m3`: of the GPU. A cache of bytes has codes of e4m3, and `scales`
+    are the factors of those of K and V.
     """
     tokens, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]
@@ -79,7 +82,8 @@ def paged_attention(
         num_seqs,
         table_width,
         q.stride(0),
-        spec.scale,
+        spec.scale * scales[0],
+        scales[1],
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         GROUP_ROWS=tile.group_rows,
@@ -90,6 +94,7 @@ def paged_attention(
         KEYS=tile.keys,
         WINDOW=spec.kv.window or 0,
         SOFTCAP=spec.softcap or 0.0,
+        HAS_E4M3=has_e4m3,
         num_warps=tile.num_warps,
         num_stages=3,
     )
@@ -111,6 +116,7 @@ def paged_attention_kernel(
     table_width,
     q_stride,
     scale,
+    v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
@@ -121,6 +127,7 @@ def paged_attention_kernel(
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,  # 0: none
+    HAS_E4M3: tl.constexpr,
 ):
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     seq = find_sequence(starts_ptr, num_seqs, tile, QUERIES)
@@ -144,8 +151,8 @@ def paged_attention_kernel(
     begin = tl.maximum(0, computed + first + 1 - WINDOW) // KEYS * KEYS if WINDOW > 0 else 0
     table_ptr = tables_ptr + tl.cast(seq, tl.int64) * table_width
     _, total, acc = attend_keys(
-        *(q, position, cache_ptr, table_ptr, kv_head, begin, end, scale),
-        *(QUERIES * GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP),
+        *(q, position, cache_ptr, table_ptr, kv_head, begin, end, scale, v_scale),
+        *(QUERIES * GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP, HAS_E4M3),
     )
     out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (token * (KV_HEADS * GROUP * DIM))[:, None] + place, out, mask=q_mask)

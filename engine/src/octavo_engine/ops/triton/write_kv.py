@@ -4,19 +4,23 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from octavo_engine.ops.triton.sizes import next_power_of_2
 
 
 def write_kv(
-    cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
+    cache: Shaped[Tensor, "blocks two kv_heads block_size head_dim"],
     k: Float[Tensor, "tokens kv_heads head_dim"],
     v: Float[Tensor, "tokens kv_heads head_dim"],
     slots: Int[Tensor, " tokens"],
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Write row t of `k` and `v`, which may be strided, to `slots[t]`, unless that is -1."""
+    """Write row t of `k` and `v`, which may be strided, to `slots[t]`, unless that is -1.
+
+    A cache of bytes gets codes of e4m3. `scales`: their factors, of K and V.
+    """
     kv_heads, block_size, dim = cache.shape[2:]
     for x in (k, v):
         assert x.stride(1) == dim
@@ -28,6 +32,8 @@ def write_kv(
         slots,
         k.stride(0),
         v.stride(0),
+        1.0 / scales[0],
+        1.0 / scales[1],
         KV_HEADS=kv_heads,
         BLOCK=block_size,
         DIM=dim,
@@ -44,6 +50,8 @@ def write_kv_kernel(
     slots_ptr,  # [tokens] int32 or int64; -1: not written
     k_stride,
     v_stride,
+    k_factor,  # of values before they become codes
+    v_factor,
     KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     DIM: tl.constexpr,
@@ -55,6 +63,28 @@ def write_kv_kernel(
         at = tl.arange(0, ROW)
         mask = at < KV_HEADS * DIM
         offset = slot // BLOCK * (2 * KV_HEADS * BLOCK * DIM) + (at // DIM * BLOCK + slot % BLOCK) * DIM + at % DIM
-        tl.store(cache_ptr + offset, tl.load(k_ptr + token * k_stride + at, mask=mask), mask=mask)
-        v = tl.load(v_ptr + token * v_stride + at, mask=mask)
+        k = to_stored(tl.load(k_ptr + token * k_stride + at, mask=mask), k_factor, cache_ptr.dtype.element_ty)
+        tl.store(cache_ptr + offset, k, mask=mask)
+        v = to_stored(tl.load(v_ptr + token * v_stride + at, mask=mask), v_factor, cache_ptr.dtype.element_ty)
         tl.store(cache_ptr + KV_HEADS * BLOCK * DIM + offset, v, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def to_stored(x, factor, dtype: tl.constexpr):
+    """Return values as a cache of this type has them: bytes are the e4m3 codes that are nearest to `x * factor`.
+
+    Of two codes the even one is taken, beyond 448 the largest one; NaN stays NaN.
+    """
+    if dtype == tl.uint8:
+        value = x.to(tl.float32) * factor
+        size = tl.minimum(tl.abs(value), 448.0)
+        bits = size.to(tl.int32, bitcast=True)
+        code = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+        multiple = (size + 16384.0).to(tl.int32, bitcast=True) & 0xF  # of 2**-9, to which this sum is rounded
+        code = tl.where(size < 0.015625, multiple, code)
+        code = tl.where(value == value, code, 0x7F)
+        stored = (((value.to(tl.int32, bitcast=True) >> 24) & 0x80) | code).to(tl.uint8)
+    else:
+        stored = x
+    return stored

@@ -5,25 +5,30 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from octavo_engine.ops.norm import RMSWeight
 from octavo_engine.ops.rope import Rotation
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
+from octavo_engine.ops.triton.write_kv import to_stored
 
 _TILE_VALUES = 1024  # of the heads of one program
 
 
 def write_qkv(
-    cache: Float[Tensor, "blocks two kv_heads block_size head_dim"],
+    cache: Shaped[Tensor, "blocks two kv_heads block_size head_dim"],
     qk: Float[Tensor, "tokens q_and_kv_heads head_dim"],
     v: Float[Tensor, "tokens kv_heads head_dim"],
     slots: Int[Tensor, " tokens"],
     norm: RMSWeight | None,
     rotation: Rotation | None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Return the queries; write K and V of token t to `slots[t]`, unless that is -1. Rows of inputs may be strided."""
+    """Return the queries; write K and V of token t to `slots[t]`, unless that is -1. Rows of inputs may be strided.
+
+    A cache of bytes gets codes of e4m3. `scales`: their factors, of K and V.
+    """
     kv_heads, block_size, dim = cache.shape[2:]
     tokens, heads, _ = qk.shape
     for x in (qk, v):
@@ -40,7 +45,7 @@ def write_qkv(
         qk if norm is None else norm.gain,
         *((qk, qk) if rotation is None else (rotation.cos, rotation.sin)),
         *(qk.stride(0), v.stride(0), 0 if rotation is None else rotation.cos.stride(0)),
-        0.0 if norm is None else norm.native.floor_squared,
+        *(0.0 if norm is None else norm.native.floor_squared, 1.0 / scales[0], 1.0 / scales[1]),
         Q_HEADS=heads - kv_heads,
         KV_HEADS=kv_heads,
         TILE_HEADS=tile_heads,
@@ -68,6 +73,8 @@ def write_qkv_kernel(
     v_stride,
     angle_stride,
     floor_squared,
+    k_factor,  # of values before they become codes
+    v_factor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     TILE_HEADS: tl.constexpr,
@@ -105,9 +112,11 @@ def write_qkv_kernel(
         page_ptr = cache_ptr + slot // BLOCK * (2 * KV_HEADS * BLOCK * DIM) + slot % BLOCK * DIM
         k_head = head - Q_HEADS
         is_k = (k_head >= 0)[:, None] & is_qk
-        tl.store(page_ptr + k_head[:, None] * (BLOCK * DIM) + dim[None, :], x.to(raw.dtype), mask=is_k)
+        k = to_stored(x.to(raw.dtype), k_factor, cache_ptr.dtype.element_ty)
+        tl.store(page_ptr + k_head[:, None] * (BLOCK * DIM) + dim[None, :], k, mask=is_k)
         v_head = k_head - KV_HEADS
         is_v = ((v_head >= 0) & (v_head < KV_HEADS))[:, None] & is_dim[None, :]
         v = tl.load(v_ptr + token * v_stride + v_head[:, None] * DIM + dim[None, :], mask=is_v, other=0.0)
+        v = to_stored(v, v_factor, cache_ptr.dtype.element_ty)
         v_page_ptr = page_ptr + KV_HEADS * BLOCK * DIM
         tl.store(v_page_ptr + v_head[:, None] * (BLOCK * DIM) + dim[None, :], v, mask=is_v)
