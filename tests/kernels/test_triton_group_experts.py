@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from octavo_engine.layers.layer import BuildContext
+from octavo_engine.layers.mlp import gated_specs
+from octavo_engine.layers.moe import Experts
+from octavo_engine.ops import triton_devices
 from octavo_engine.ops.group_tensor import GroupTensor, expand_groups
 from octavo_engine.ops.triton.grouped_linear import TILES, Tile, grouped_linear, sort_rows
 from octavo_testing.group_cases import KINDS, random_group_tensor, stack_experts
@@ -63,3 +67,33 @@ def test_an_expert_is_a_view_of_the_stack() -> None:
     assert stack.shape == (EXPERTS, OUT, SIZE)
     assert stack.nbytes == sum(stack.expert(i).nbytes for i in range(EXPERTS))
     assert replace(stack, order=None).expert(1).order is None
+
+
+@pytest.mark.parametrize("ordered", ["gate_up", "down"])
+def test_each_expert_may_have_an_order_of_its_inputs(ordered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_devices, "DEVICES", {"cpu"})
+    build = BuildContext(dtype=torch.float16, device=torch.device("cpu"), max_model_len=16)
+    names = [[f"{i}.{part}" for part in ("gate", "up", "down")] for i in range(EXPERTS)]
+    specs = [gated_specs(f"{i}", SIZE, 96, ("gate", "up", "down"), build, adds_up=False) for i in range(EXPERTS)]
+    kind = random_group_tensor("int4", 1, SIZE, 32).format
+    kept = replace(build, block_formats={f"{name}.weight": kind for each in names for name in each})
+    groups, plain = Experts("experts", specs, 2, "silu", kept), Experts("experts", specs, 2, "silu", build)
+    weights: dict[str, GroupTensor] = {}
+    for i, (gate, up, down) in enumerate(names):
+        for name, out, size in ((gate, 96, SIZE), (up, 96, SIZE), (down, SIZE, 96)):
+            has_order, draw = (name == down) == (ordered == "down") and i != 1, torch.Generator().manual_seed(i)
+            order = torch.randperm(size, generator=draw) if has_order else None
+            weights[f"{name}.weight"] = replace(random_group_tensor("int4", out, size, 32, seed=i), order=order)
+    for slot in groups.weight_slots():
+        if slot.name in weights:
+            slot.load(weights[slot.name])
+    for slot in plain.weight_slots():
+        if slot.name in weights:
+            values = expand_groups(weights[slot.name], torch.float16)
+            order = weights[slot.name].order
+            slot.load(values if order is None else values[:, order.argsort()])
+    groups.finish_loading()
+    x, numbers = random(5, SIZE, dtype=torch.float16), random(5, EXPERTS, seed=1).topk(2).indices
+    shares = torch.full((5, 2), 0.5)
+    assert all(isinstance(stack, GroupTensor) for stack in groups.stacks)
+    torch.testing.assert_close(groups(x, numbers, shares), plain(x, numbers, shares), atol=2e-3, rtol=2e-3)

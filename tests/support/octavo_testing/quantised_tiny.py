@@ -148,7 +148,8 @@ def make_quantised(
     unpacked: dict[str, Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        if tensor.dim() != 2 or "_proj" not in layer.rpartition(".")[2]:
+        last = layer.rpartition(".")[2]
+        if tensor.dim() != 2 or not ("_proj" in last or last in ("w1", "w2", "w3")):
             packed[name] = unpacked[name] = tensor
             continue
         parts, unpacked[name] = pack(tensor)

@@ -22,9 +22,12 @@ class GroupMethod(PartsMethod):
     A rank has whole groups of inputs, or a part of the only one, whose scales all ranks have.
     """
 
-    def __init__(self, spec: LinearSpec, build: BuildContext, group_format: GroupFormat) -> None:
+    def __init__(
+        self, spec: LinearSpec, build: BuildContext, group_format: GroupFormat, *, place: GroupTensor | None = None
+    ) -> None:
+        """Build the method. `place`: a part of a larger weight, which this one fills."""
         super().__init__(spec, build, [group_format] * len(spec.names))
-        self.weight = _empty(spec, build, group_format)
+        self.weight = empty_groups(spec, build, group_format) if place is None else place
         self.has_table, self._dtype = False, build.dtype
         self._input_scales: set[float | None] = set()
         self._fp8_product: Callable[[Tensor], Tensor] | None = None
@@ -116,15 +119,16 @@ def bad_weight(name: str, output: int, kept: str) -> StartupError:
     )
 
 
-def _empty(spec: LinearSpec, build: BuildContext, stored: GroupFormat) -> GroupTensor:
+def empty_groups(spec: LinearSpec, build: BuildContext, stored: GroupFormat, *num_experts: int) -> GroupTensor:
+    """Return this rank's weight of a layer, or those of several experts, to be loaded."""
     size, out = spec.rank_inputs, sum(spec.rank_outs)
     kept = replace(stored, group_size=size) if stored.group_size == spec.in_features else stored
-    shape, scale_dtype = (size // kept.group_size, out), kept.scale_dtype
+    shape, scale_dtype = (*num_experts, size // kept.group_size, out), kept.scale_dtype
     offset_dtype = {"none": None, "zeros": torch.uint8, "minimums": scale_dtype}[kept.offsets]
     return GroupTensor(
         format=kept,
-        codes=build.empty(out, size // kept.codes_per_byte, dtype=torch.uint8),
+        codes=build.empty(*num_experts, out, size // kept.codes_per_byte, dtype=torch.uint8),
         scales=build.empty(*shape, dtype=scale_dtype),
         offsets=None if offset_dtype is None else build.empty(*shape, dtype=offset_dtype),
-        table=build.empty(16, dtype=torch.float32) if kept.codes == "table4" else None,
+        table=build.empty(*num_experts, 16, dtype=torch.float32) if kept.codes == "table4" else None,
     )

@@ -8,6 +8,7 @@ Each rank has a part of every expert; the ranks' sums over experts are added up 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from octavo_engine.layers.group_method import GroupMethod, empty_groups
 from octavo_engine.layers.layer import BuildContext, Layer, WeightSlot
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
 from octavo_engine.layers.mlp import GatedMLP, activation_named, gated_mlp, gated_specs
 from octavo_engine.layers.quantised_method import part_formats
 from octavo_engine.ops.activation import act_mul
-from octavo_engine.ops.group_tensor import GroupFormat
+from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor, WeightFormat
+from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.triton_devices import runs_triton
 
 if TYPE_CHECKING:
@@ -85,9 +88,9 @@ class MoE(Layer):
 class Experts(Layer):
     """Gated feed-forward networks, of which each row has some. Each rank has a part of every expert.
 
-    A GPU has the weights of all experts in one tensor for each of the two projections, [experts, out, in], whose parts
-    the layers of one expert load; one launch multiplies all rows by it. A CPU packs each of these layers, which frees
-    its weight at once, and applies those of each expert that has rows.
+    A GPU has the weights of all experts in one tensor for each of the two projections, [experts, out, in], plain or in
+    groups, whose parts the layers of one expert load; one launch multiplies all rows by it. A CPU packs each of these
+    layers, which frees its weight at once, and applies those of each expert that has rows.
     """
 
     def __init__(
@@ -102,12 +105,15 @@ class Experts(Layer):
         super().__init__()
         self.name, self.top_k, self.specs = name, top_k, specs[0]
         self.activation = activation_named(activation)
-        formats = (each for spec in chain(*specs) for each in part_formats(spec, build) or ())
-        if any(isinstance(each, GroupFormat) for each in formats):
-            build = replace(build, block_formats={}, quantise_to=None)  # one launch multiplies whole weights
-        is_stacked = runs_triton(build.empty(0)) and all(part_formats(spec, build) is None for spec in chain(*specs))
-        shapes = [(len(specs), sum(spec.rank_outs), spec.rank_inputs) for spec in self.specs]
-        self.stacks = [build.empty(*shape) for shape in shapes] if is_stacked else []
+        kinds = _formats(specs, build)
+        if any(isinstance(kind, GroupFormat) for kind in chain(*kinds)) and any(len(kind) > 1 for kind in kinds):
+            build = replace(build, block_formats={}, quantise_to=None)  # one launch multiplies weights of one format
+            kinds = _formats(specs, build)
+        self._kinds = [next(iter(kind)) for kind in kinds]
+        has_blocks = any(isinstance(kind, QuantisedFormat) for kind in chain(*kinds))
+        is_stacked = runs_triton(build.empty(0)) and not has_blocks
+        self.stacks = [*map(partial(_empty_stack, build, len(specs)), self.specs, self._kinds)] if is_stacked else []
+        self._dtype = build.dtype
         self._ids = torch.arange(len(specs) + 1, device=build.device)
         self.each = [
             GatedMLP(self._linear(idx, 0, wide, build), self._linear(idx, 1, narrow, build), activation)
@@ -162,8 +168,9 @@ class Experts(Layer):
         if self.stacks:
             from octavo_engine.ops.triton.grouped_linear import TILES
 
-            gate_up = self.stacks[0]
-            x = torch.zeros(1, gate_up.shape[2], dtype=gate_up.dtype, device=gate_up.device)
+            for i, linears in enumerate(zip(*((mlp.gate_up, mlp.down) for mlp in self.each), strict=True)):
+                self.stacks[i] = _with_orders(self.stacks[i], linears)
+            x = torch.zeros(1, self.specs[0].rank_inputs, dtype=self._dtype, device=self._ids.device)
             for tile in TILES:
                 self._outputs(x, self._ids[: self.top_k][None], tile)
 
@@ -180,7 +187,38 @@ class Experts(Layer):
     def _linear(self, expert: int, projection: int, spec: LinearSpec, build: BuildContext) -> Linear:
         if not self.stacks:
             return Linear(spec, build)
-        return Linear(spec, build, method=DenseMethod(spec, build, place=self.stacks[projection][expert]))
+        stack, kind = self.stacks[projection], self._kinds[projection]
+        if isinstance(stack, GroupTensor):
+            assert isinstance(kind, GroupFormat)
+            return Linear(spec, build, method=GroupMethod(spec, build, kind, place=stack.expert(expert)))
+        return Linear(spec, build, method=DenseMethod(spec, build, place=stack[expert]))
+
+
+def _formats(specs: Sequence[tuple[LinearSpec, LinearSpec]], build: BuildContext) -> list[set[WeightFormat | None]]:
+    """Return the formats of all experts' parts, of each projection."""
+    return [
+        {kind for spec in projection for kind in part_formats(spec, build) or (None,)}
+        for projection in zip(*specs, strict=True)
+    ]
+
+
+def _empty_stack(
+    build: BuildContext, num_experts: int, spec: LinearSpec, kind: WeightFormat | None
+) -> Tensor | GroupTensor:
+    if isinstance(kind, GroupFormat):
+        return empty_groups(spec, build, kind, num_experts)
+    return build.empty(num_experts, sum(spec.rank_outs), spec.rank_inputs)
+
+
+def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tensor | GroupTensor:
+    """Return a stack with the orders of its experts' inputs, if any has one."""
+    methods = [linear.method for linear in linears]
+    orders = [method.order for method in methods if isinstance(method, GroupMethod)]
+    if not isinstance(stack, GroupTensor) or all(order is None for order in orders):
+        return stack
+    natural = torch.arange(stack.shape[2], device=stack.codes.device)
+    each = torch.stack([natural if order is None else order for order in orders])
+    return replace(stack, order=each.to(torch.int32))
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:

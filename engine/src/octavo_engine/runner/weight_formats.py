@@ -83,8 +83,8 @@ def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
         )
     if others := [spec for spec in dense if not spec.in_features % CODE_BLOCK]:
         exceptions += (
-            f"; {len(others)} linear layers stay in {dtype}, as they are experts on a GPU, or another part of a fused "
-            f"weight has another format: the first is {others[0].names[0]}"
+            f"; {len(others)} linear layers stay in {dtype}, as another part of a fused weight, or another expert, has "
+            f"another format: the first is {others[0].names[0]}"
         )
     num_quantised = len(model.quantised_tensors())
     _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
