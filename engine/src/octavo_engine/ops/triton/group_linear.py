@@ -62,7 +62,7 @@ def choose_tile(num_rows: int) -> Tile:
 def num_parts(weight: GroupTensor, tile: Tile) -> int:
     """Return into how many parts the inputs are divided, so that few outputs occupy a GPU, too."""
     out, size = weight.shape
-    steps, columns = size // depth_of(weight.format, size), cdiv(out, tile.columns)
+    steps, columns = size // depth_of(weight.format, size, tile.rows), cdiv(out, tile.columns)
     return max(1, min(_PROGRAMS[tile.rows] // columns, steps // _LEAST_STEPS))
 
 
@@ -96,7 +96,7 @@ def multiply(
     parts = out
     if num_parts > 1:
         parts = torch.empty((num_parts, num_rows, num_outputs), dtype=torch.float32, device=x.device)
-    layout = layout_of(weight)
+    layout = layout_of(weight, tile.rows)
     steps = size // layout["DEPTH"]
     group_linear_kernel[(cdiv(num_rows, tile.rows), cdiv(num_outputs, tile.columns), num_parts)](
         *(parts, x, *pointers_of(weight), out if bias is None else bias),
@@ -121,7 +121,7 @@ def multiply(
 def expand(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out n"]:
     """Return what `expand_groups` does, by one launch."""
     out, size = weight.shape
-    layout = layout_of(weight)
+    layout = layout_of(weight, rows=1)
     values = torch.empty((out, size), dtype=dtype, device=weight.codes.device)
     expand_groups_kernel[(size // layout["DEPTH"], cdiv(out, _EXPANDED_COLUMNS))](
         *(values, *pointers_of(weight), out, size, weight.codes.stride(0)), **layout, COLUMNS=_EXPANDED_COLUMNS

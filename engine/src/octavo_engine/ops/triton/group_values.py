@@ -18,19 +18,21 @@ from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
 NUM_STAGES = {16: 3, 64: 3, 128: 2}
 
 
-def depth_of(weight_format: GroupFormat, size: int) -> int:
+def depth_of(weight_format: GroupFormat, size: int, rows: int) -> int:
     """Return the inputs of a step: as many as divide a row, and are a part of a group or several whole ones.
 
-    A table's values go through shared memory, as the loads of a loop do, which is too small for 128 inputs.
+    `rows`: of a tile. A table's values go through shared memory, as all loads of a loop do, which has no place for 128
+    inputs of large tiles.
     """
-    group, depths = weight_format.group_size, (64, 32) if weight_format.codes == "table4" else (128, 64, 32)
+    group, is_large = weight_format.group_size, weight_format.codes == "table4" and rows > 16
+    depths = (64, 32) if is_large else (128, 64, 32)
     return next(depth for depth in depths if size % depth == 0 and (group % depth == 0 or depth % group == 0))
 
 
-def layout_of(weight: GroupTensor) -> dict[str, Any]:
-    """Return the arguments of kernels that say how a weight is stored."""
+def layout_of(weight: GroupTensor, rows: int) -> dict[str, Any]:
+    """Return the arguments of kernels that say how a weight is stored. `rows`: of a tile."""
     kind = weight.format
-    depth = depth_of(kind, weight.shape[-1])
+    depth = depth_of(kind, weight.shape[-1], rows)
     return {"CODES": kind.codes, "OFFSETS": kind.offsets, "GROUP": kind.group_size, "DEPTH": depth}
 
 

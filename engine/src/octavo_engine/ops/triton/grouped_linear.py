@@ -86,7 +86,7 @@ def grouped_linear(
             *(out, x, *pointers_of(weight), weight.scales if weight.order is None else weight.order),
             *(rows.slots, rows.starts),
             **shape,
-            **layout_of(weight),
+            **layout_of(weight, tile.rows),
             HAS_ORDER=weight.order is not None,
             num_warps=4 if tile.rows == 16 else 8,
             num_stages=NUM_STAGES[tile.rows],
