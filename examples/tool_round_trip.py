@@ -45,7 +45,9 @@ def main(base_url: str) -> None:
         print(f"the model calls {call.function.name}({call.function.arguments})")
         city = json.loads(call.function.arguments)["city"]
         messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{TEMPERATURES[city]} degrees"})
-    answer = client.chat.completions.create(model=model, messages=messages, tools=[WEATHER], tool_choice="none")
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=[WEATHER], tool_choice="none", temperature=0
+    )
     print(answer.choices[0].message.content)
 
 
