@@ -35,8 +35,6 @@ class GpuStandIn(CpuDevice):
         self.packs_weights, self.compiles_late = False, True
         self.group_gpu = torch.device("cpu")
 
-    keeps = CudaDevice.keeps
-
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:  # type: ignore[override]
         gpu = CudaDevice(self.rank)
         gpu.num_ranks = 2

@@ -1,7 +1,10 @@
 """Models whose weights stay in groups, as on a GPU: they compute as expanded ones do, in the planned memory."""
 
 import gc
+import json
 import logging
+import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,13 @@ import pytest
 import torch
 from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
-from octavo_engine.devices.memory import MemoryInfo
+from octavo_engine.devices.memory import GIB, MemoryInfo
 from octavo_engine.layers.group_method import GroupMethod
 from octavo_engine.models.model import Model
+from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
+from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
-from octavo_engine.runner import weight_formats
+from octavo_engine.runner import capacity, weight_formats
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
@@ -225,3 +230,66 @@ def test_sleep_frees_groups_and_a_wake_loads_equal_bits(method: str | None, tmp_
         executor.restore("weights")
         assert first_logprobs(executor, 1) == before
         executor.shutdown()
+
+
+class PlannedGpu(CudaDevice):
+    """A GPU of 80 GiB that plans, and computes nothing."""
+
+    def prepare(self, config: EngineConfig) -> None:
+        """Set no device."""
+
+    def memory(self, num_ranks: int = 1) -> MemoryInfo:
+        return MemoryInfo(total_bytes=80 * GIB, available_bytes=79 * GIB, utilization=0.9)
+
+    def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        return CudaBackend(specs, block_size, dtype, "meta", num_programs=132)
+
+
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 8192,
+    "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "torch_dtype": "float16", "rope_theta": 500000.0,
+    "eos_token_id": 2,
+    "quantization_config": {"bits": 4, "group_size": 128, "quant_method": "awq", "zero_point": True, "version": "gemm"},
+}  # fmt: skip
+
+
+def write_llama_70b(folder: Path) -> None:
+    """Write the header of a checkpoint in AWQ of groups of 128, and a hole for its 40 GB of tensors."""
+    header: dict[str, Any] = {}
+    end = 0
+
+    def add(name: str, dtype: str, *shape: int) -> None:
+        nonlocal end
+        start, end = end, end + math.prod(shape) * {"I32": 4, "F16": 2}[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+    size, inner, keys = 8192, 28672, 1024
+    layers = {"self_attn.q_proj": (size, size), "self_attn.k_proj": (size, keys), "self_attn.v_proj": (size, keys),
+        "self_attn.o_proj": (size, size), "mlp.gate_proj": (size, inner), "mlp.up_proj": (size, inner),
+        "mlp.down_proj": (inner, size)}  # fmt: skip
+    for layer in range(80):
+        for name, (inputs, outputs) in layers.items():
+            prefix = f"model.layers.{layer}.{name}"
+            add(f"{prefix}.qweight", "I32", inputs, outputs // 8)
+            add(f"{prefix}.qzeros", "I32", inputs // 128, outputs // 8)
+            add(f"{prefix}.scales", "F16", inputs // 128, outputs)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            add(f"model.layers.{layer}.{norm}.weight", "F16", size)
+    for name, *shape in (("model.embed_tokens", 128256, size), ("model.norm", size), ("lm_head", 128256, size)):
+        add(f"{name}.weight", "F16", *shape)
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    (folder / "config.json").write_text(json.dumps(LLAMA_70B))
+
+
+def test_a_llama_of_70_billion_weights_in_awq_fits_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_llama_70b(tmp_path)
+    monkeypatch.setattr(capacity, "open_device", lambda kind: PlannedGpu())
+    planned = capacity.plan_capacity(EngineConfig(model=str(tmp_path), device="cuda"))
+    assert (planned.device, planned.dtype, planned.max_model_len) == ("cuda", "float16", 8192)
+    assert planned.weights_bytes <= 1.03 * planned.file_bytes
+    assert planned.kv_bytes >= 20 * GIB
+    assert planned.weights_bytes + planned.kv_bytes <= 0.9 * planned.total_bytes

@@ -1,5 +1,6 @@
 """The method of a linear layer whose weight is kept in groups, which a GPU multiplies as they are."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from octavo_engine.layers.linear_method import LinearSpec, PartsMethod
 from octavo_engine.ops.activation import Activation, act_mul
 from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, GroupTensor, expand_groups
 from octavo_engine.ops.quantise import quantised_groups
+from octavo_engine.ops.triton_devices import runs_triton
 from octavo_engine.wire.errors import StartupError
 
 
@@ -28,7 +30,7 @@ class GroupMethod(PartsMethod):
         """Build the method. `place`: a part of a larger weight, which this one fills."""
         super().__init__(spec, build, [group_format] * len(spec.names))
         self.weight = empty_groups(spec, build, group_format) if place is None else place
-        self.has_table, self._dtype = False, build.dtype
+        self._has_table, self._dtype = False, build.dtype
         self._input_scales: set[float | None] = set()
         self._fp8_product: Callable[[Tensor], Tensor] | None = None
 
@@ -36,6 +38,11 @@ class GroupMethod(PartsMethod):
     def rounds_inputs(self) -> bool:
         """True if inputs are rounded to e4m3; known once the layer is packed."""
         return self._fp8_product is not None
+
+    @property
+    def expanded_bytes(self) -> int:
+        """The memory that a product of many rows takes for the expanded weight."""
+        return math.prod(self.weight.shape) * self._dtype.itemsize
 
     def _load_stored(self, name: str, part: int, tensor: GroupTensor, rows: range) -> None:
         self._set_table(name, tensor.table)
@@ -70,13 +77,13 @@ class GroupMethod(PartsMethod):
         if table is None:
             return
         assert self.weight.table is not None
-        if self.has_table and not torch.equal(self.weight.table.cpu(), table):
+        if self._has_table and not torch.equal(self.weight.table.cpu(), table):
             raise StartupError(
                 f"tensor '{name}': its table of values (quant_map) differs from those of the other parts of the layer "
                 f"({', '.join(self.spec.names)}): use another checkpoint, or --dtype float32."
             )
         self.weight.table.copy_(table)
-        self.has_table = True
+        self._has_table = True
 
     def apply(self, x: Tensor) -> Tensor:
         x = self._ordered(x)
@@ -89,17 +96,22 @@ class GroupMethod(PartsMethod):
         return act_mul(self.apply(x), activation)
 
     def pack(self) -> None:
-        """Choose the product; weights stay as they were loaded.
+        """Choose the product, and compile it for all numbers of rows; weights stay as they were loaded.
 
         The one scale of all inputs is used if all parts have the same; otherwise each row has its own.
         """
-        if not self.weight.format.rounds_inputs:
-            return
-        from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8, takes_fp8  # needs Triton
+        if self.weight.format.rounds_inputs:
+            from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8, takes_fp8  # needs Triton
 
-        if takes_fp8(self.weight.format, self.spec.rank_inputs):
-            scale = next(iter(self._input_scales)) if len(self._input_scales) == 1 else None
-            self._fp8_product = partial(fp8_linear, weight=prepare_fp8(self.weight, self.bias, self._dtype, scale))
+            if takes_fp8(self.weight.format, self.spec.rank_inputs):
+                scale = next(iter(self._input_scales)) if len(self._input_scales) == 1 else None
+                self._fp8_product = partial(fp8_linear, weight=prepare_fp8(self.weight, self.bias, self._dtype, scale))
+                return
+        if runs_triton(self.weight.codes):
+            from octavo_engine.ops.triton.group_linear import compile_tiles
+
+            dtype = self._dtype
+            compile_tiles(self.weight, self.bias, dtype, torch.float32 if self.spec.wide else dtype)
 
     def weights_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
@@ -107,6 +119,10 @@ class GroupMethod(PartsMethod):
 
 def multiply(x: Tensor, weight: GroupTensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """Return x @ weight.T + bias. `out_dtype`: by default, the type of `x`."""
+    if runs_triton(x):
+        from octavo_engine.ops.triton.group_linear import group_linear  # Triton is missing on machines without a GPU
+
+        return group_linear(x, weight, bias, out_dtype=out_dtype)
     dtype = out_dtype or x.dtype
     values = expand_groups(weight, x.dtype).to(dtype)
     return F.linear(x.to(dtype), values, None if bias is None else bias.to(dtype))

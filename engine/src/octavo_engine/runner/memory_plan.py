@@ -17,6 +17,7 @@ from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.cuda_device import graph_buckets
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo, size
+from octavo_engine.layers.group_method import GroupMethod
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import Experts
 from octavo_engine.media.processed_images import UNCACHED_BYTES
@@ -196,7 +197,8 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
         adapters_bytes=adapters,
         bytes_per_block=bytes_per_block,
         reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype)
-        + _experts_bytes(config, device, model),
+        + _experts_bytes(config, device, model)
+        + _expanded_bytes(config, model),
         images_bytes=_images_bytes(config, device, model, longest),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block),
     )
@@ -212,6 +214,13 @@ def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
         return 0
     rows = batched_tokens(config, device.name) + max((each.num_tokens for each in graph_buckets(config)), default=0)
     return rows * values * model.build.dtype.itemsize
+
+
+def _expanded_bytes(config: EngineConfig, model: Model) -> int:
+    """Return the memory of the largest weight in groups, which a step of many rows expands, and so does a graph."""
+    methods = (module.method for module in model.modules() if isinstance(module, Linear))
+    sizes = (each.expanded_bytes for each in methods if isinstance(each, GroupMethod) and not each.spec.wide)
+    return max(sizes, default=0) * (2 if graph_buckets(config) else 1)
 
 
 def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:

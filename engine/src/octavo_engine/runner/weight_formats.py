@@ -43,10 +43,11 @@ def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> d
 
 def _kept_format(info: StoredTensor, device: Device, dtype: torch.dtype) -> WeightFormat | None:
     groups = group_format(info)
-    formats = [None if info.type is None else QUANTISED_FORMATS.get(info.type.name), groups]
-    if groups is not None and groups.rounds_inputs:
-        formats.append(replace(groups, rounds_inputs=False))
-    return next((each for each in formats if each is not None and device.keeps(each, dtype)), None)
+    kept = [] if groups is None else [groups, replace(groups, rounds_inputs=False)]
+    if found := next((each for each in kept if device.keeps(each, dtype)), None):
+        return found
+    blocks = None if info.type is None else QUANTISED_FORMATS.get(info.type.name)  # which may read all scales
+    return blocks if blocks is not None and device.keeps(blocks, dtype) else None
 
 
 def loaded_format(config: EngineConfig, device: Device) -> WeightFormat | None:
@@ -104,8 +105,8 @@ def log_activations(config: QuantisedConfig | None, model: Model) -> None:
 
 def log_expanded(stored: StoredTensors, kept: Container[str], device: Device, dtype: torch.dtype) -> None:
     """Log which quantised tensors are expanded, why, and how much memory that takes."""
-    quantised = {name: info for name, info in stored.items() if info.type is None or info.type.block_elements > 1}
-    expanded = {name: info for name, info in quantised.items() if name not in kept}
+    others = {name: info for name, info in stored.items() if name not in kept}
+    expanded = {name: info for name, info in others.items() if info.type is None or info.type.block_elements > 1}
     if not expanded:
         return
     type_name = str(dtype).removeprefix("torch.")
