@@ -83,7 +83,7 @@ class EngineConfig(Declared):
     )
     quantization: Quantization | None = setting(
         None,
-        "Type to which the weights of linear layers are quantised while they load, on a CPU: int8 or int4; gptq, awq, "
+        "Type to which the weights of linear layers are quantised while they load: int8 or int4; gptq, awq, "
         "compressed-tensors, fp8, bitsandbytes, gguf: only such checkpoints are accepted.",
         flags=("-q",),
         parse=str,
