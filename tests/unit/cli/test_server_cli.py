@@ -143,7 +143,6 @@ def test_unknown_flag_is_rejected_with_a_suggestion(argv, message, capsys):
         (["-tp", "2", "--async-scheduling"], "tensor_parallel_size=2 is not supported with async_scheduling"),
         (["-pp", "2", "--async-scheduling"], "pipeline_parallel_size=2 is not supported with async_scheduling"),
         (["-dp", "2"], "data_parallel_size=2 is not supported"),
-        (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8' is not supported"),
         (["--quantization", "modelopt"], "quantization='modelopt' is not supported"),
         (["--lora-modules", "a=/x"], "needs --enable-lora"),
         (["--enable-lora", "--lora-modules", "a"], "lora_modules='a' names no adapter"),

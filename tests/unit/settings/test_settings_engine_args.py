@@ -69,7 +69,6 @@ def test_an_unknown_name_gets_its_near_matches():
         ("data_parallel_size", 4, 1),
         ("quantization", "modelopt", None),
         ("enable_prompt_adapter", True, False),
-        ("kv_cache_dtype", "fp8", "auto"),
         ("tokenizer_mode", "mistral", "hf"),
         ("data_parallel_size", 2, 1),
     ],

@@ -162,7 +162,7 @@ def test_settings_that_change_nothing_here_are_logged(tmp_path: Path, caplog: py
     files = changed(tmp_path, "fp8_tensor", cache_scales, kv_cache_scheme={"num_bits": 8, "type": "float"})
     with caplog.at_level(logging.INFO):
         assert loaded(files)
-    message = "the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here"
+    message = "the checkpoint was made for a quantised KV cache (kv_cache_scheme); see --kv-cache-dtype"
     assert caplog.messages[0].partition(":")[0] == message
     assert set(dict(lazy_weights(files))) == set(dict(iter_weights(files)))
 

@@ -153,6 +153,10 @@ class CpuDevice:
         return isinstance(weight_format, QuantisedFormat) and kernels_expand_blocks(dtype)
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend:
+        if dtype == torch.float8_e4m3fn:
+            raise StartupError(
+                "--kv-cache-dtype fp8_e4m3 needs a GPU, but the device is cpu: leave it out, or use --device cuda."
+            )
         return cpu_backend(specs, block_size, dtype)
 
     def check_ranks(self, config: EngineConfig, num_threads: int) -> None:

@@ -202,7 +202,7 @@ def make_drafter(
     config: EngineConfig, device: Device, draft: LoadedModel, plan: MemoryPlan, batch: PersistentBatch
 ) -> Drafter:
     """Allocate the draft model's KV cache and make its `Drafter`."""
-    backend = device.attention_backend(draft.model.kv_specs(), config.block_size, plan.dtype)
+    backend = device.attention_backend(draft.kv_specs(), config.block_size, plan.kv_dtype)
     num_host_blocks = plan.kv.num_host_blocks
 
     def make_host() -> Tensor | None:

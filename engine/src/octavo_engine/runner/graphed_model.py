@@ -1,7 +1,7 @@
 """`GraphedModel`: a model that is replaced when an engine wakes up, and the graphs of its steps."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from octavo_engine.devices.step_inputs import (
     Tower,
 )
 from octavo_engine.models.model import Model
-from octavo_engine.ops.attention import AttentionBackend, ForwardContext
+from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.runner.image_encoder import ImageEncoder
 
 
@@ -24,13 +24,21 @@ from octavo_engine.runner.image_encoder import ImageEncoder
 class LoadedModel:
     """`reload` loads the model again after its weights were released, or raises StartupError.
 
-    `images`: of a model that takes images.
+    `images`: of a model that takes images. `cache_scales`: of K and V in an FP8 cache, by the number of the layer.
     """
 
     model: Model
     reload: Callable[[], Model]
     fingerprint: str = ""  # of the weights
     images: ImageEncoder | None = None
+    cache_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    def kv_specs(self) -> list[LayerKVSpec]:
+        """Return the specs of the model's layers with the scales of its checkpoint, which are 1 if it has none."""
+        model = self.model
+        layers = zip(model.build.stages.share(model.config.num_layers), model.kv_specs(), strict=True)
+        scales = ((spec, *self.cache_scales.get(layer, (1.0, 1.0))) for layer, spec in layers)
+        return [replace(spec, k_scale=k_scale, v_scale=v_scale) for spec, k_scale, v_scale in scales]
 
 
 class GraphedModel:

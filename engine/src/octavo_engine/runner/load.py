@@ -203,6 +203,7 @@ def _log_ranks(plans: RankPlans) -> None:
 def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
     config, plan = plans.config, plans.ranks[0]
     dtype = str(plan.dtype).removeprefix("torch.")
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     return ReadyInfo(
         max_model_len=plan.max_model_len,
         adapter_folders={module.name: module.path for module in config.lora_modules},
@@ -210,10 +211,10 @@ def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
         num_host_blocks=plan.kv.num_host_blocks,
         block_size=config.block_size,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device.name,
         weights_fingerprint=fingerprint,
-        hash_root=root_hash(fingerprint, dtype, config.block_size),
+        hash_root=root_hash(fingerprint, kv_dtype, config.block_size),
         weights_bytes=sum(each.model.weights_bytes for each in plans.ranks),
         kv_bytes=sum(each.kv.kv_bytes for each in plans.ranks),
         max_num_seqs=most_seqs(config),

@@ -55,12 +55,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: before loading. `model`: its needs in `dtype`. `model_impl`: as the user set it. `block_formats`: of
-    tensors that may stay in blocks or groups. `quantise_to`: the format to which other weights are quantised.
+    """`memory`: before loading. `model`: its needs in `dtype`. `kv_dtype`: of the KV cache. `model_impl`: as the user
+    set it. `block_formats`: of tensors that may stay in blocks or groups. `quantise_to`: the format to which other
+    weights are quantised.
     """
 
     model_impl: ModelImpl
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     max_model_len: int
     model: ModelMemory
     kv: KVSize
@@ -120,6 +122,7 @@ def plan_memory(
     return MemoryPlan(
         model_impl=config.model_impl,
         dtype=dtype,
+        kv_dtype=_cache_dtype(config, dtype),
         max_model_len=max_model_len,
         model=model,
         kv=kv,
@@ -127,6 +130,11 @@ def plan_memory(
         block_formats=kept_formats(stored or {}, device, dtype),
         quantise_to=loaded_format(config, device),
     )
+
+
+def _cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the KV cache of models in `dtype`."""
+    return dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def _first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None) -> torch.dtype:
@@ -191,7 +199,8 @@ def _build(
 
 def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: torch.dtype, longest: int) -> ModelMemory:
     adapters = adapters_bytes(config, device, model)
-    bytes_per_block = device.attention_backend(model.kv_specs(), config.block_size, dtype).bytes_per_block()
+    cache = device.attention_backend(model.kv_specs(), config.block_size, _cache_dtype(config, dtype))
+    bytes_per_block = cache.bytes_per_block()
     return ModelMemory(
         weights_bytes=adapters + (planned_weights_bytes(model) if device.packs_weights else model.weights_bytes()),
         adapters_bytes=adapters,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo_engine.devices.cuda_calls import is_out_of_memory
@@ -43,7 +44,14 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import download_dir, resolve_text_files
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import Progress, iter_weights, lazy_weights, loading_bar, tower_weights
+from octavo_engine.weights.loader import (
+    Progress,
+    iter_weights,
+    lazy_weights,
+    loading_bar,
+    read_cache_scales,
+    tower_weights,
+)
 from octavo_engine.wire.errors import OctavoError, StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
@@ -178,6 +186,14 @@ def load_checkpoint(
     log_expanded(stored, kept, device, plan.dtype)
     log_activations(checkpoint.files.quantisation, model)
     log_quantised(model, plan.quantise_to)
+    scales = {}
+    if plan.kv_dtype == torch.float8_e4m3fn:
+        scales = read_cache_scales(checkpoint.files)
+        _LOGGER.info(
+            "KV cache of %s in e4m3: %d layers have scales of the checkpoint, others 1",
+            checkpoint.files.name,
+            len(scales),
+        )
 
     def reload() -> Model:
         if weights_fingerprint(checkpoint.files, quantization) != fingerprint:  # block hashes, which routers know
@@ -186,7 +202,7 @@ def load_checkpoint(
         return load()
 
     images = None if config is None else load_images(config, device, checkpoint.files, model)
-    return LoadedModel(model, reload, fingerprint, images)
+    return LoadedModel(model, reload, fingerprint, images, scales)
 
 
 def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
@@ -232,7 +248,7 @@ def make_runner(
 ) -> tuple[Runner, EngineMemory]:
     """Allocate the KV cache and make the runner of a loaded model."""
     model = loaded.model
-    backend = device.attention_backend(model.kv_specs(), config.block_size, plan.dtype)
+    backend = device.attention_backend(loaded.kv_specs(), config.block_size, plan.kv_dtype)
     backend.allocate(plan.kv.num_blocks)
     batch = PersistentBatch(
         max_num_seqs=most_seqs(config),

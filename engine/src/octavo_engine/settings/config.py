@@ -22,6 +22,7 @@ from octavo_engine.settings.records import (
     SMALLER_DEFAULT_SEQS,
     ContentFormatName,
     Dtype,
+    KVCacheDtype,
     KVEventsConfig,
     LogprobsMode,
     LoRAModule,
@@ -179,6 +180,12 @@ class EngineConfig(Declared):
         unset="auto",
     )
     block_size: int = setting(16, "Tokens per KV block.", ge=1, le=1024)
+    kv_cache_dtype: KVCacheDtype = setting(
+        "auto",
+        "Type of the KV cache; auto: the type of the model; fp8_e4m3, on a GPU: one byte for each value, with the "
+        "checkpoint's scales or 1.",
+        aliases={"fp8": "fp8_e4m3"},
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
         "Size of the KV cache in bytes; accepts 4G.",

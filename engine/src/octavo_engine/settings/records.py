@@ -10,6 +10,7 @@ from octavo_engine.settings.declare import Declared, setting
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 ModelImpl = Literal["auto", "octavo", "transformers"]
+KVCacheDtype = Literal["auto", "fp8_e4m3"]
 Quantization = Literal["gguf", "gptq", "awq", "compressed-tensors", "fp8", "bitsandbytes", "int8", "int4"]
 ContentFormatName = Literal["auto", "string", "openai"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

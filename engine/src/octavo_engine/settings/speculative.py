@@ -22,7 +22,7 @@ _VLLM_FIELDS = {
     "parallel_drafting": VllmArgument(fulfilled=(False,), missing="drafts are made one after another."),
     "use_heterogeneous_vocab": VllmArgument(fulfilled=(False,), missing="a draft model has the target's vocabulary."),
     "rejection_sample_method": VllmArgument(fulfilled=("standard",), missing="outputs don't depend on drafts."),
-    "kv_cache_dtype": VllmArgument(fulfilled=("auto",), missing="the KV cache has the type of the model."),
+    "kv_cache_dtype": VllmArgument(fulfilled=("auto",), missing="a draft model's KV cache has the target's type."),
     "quantization": VllmArgument(missing="a draft model keeps the type of its checkpoint."),
 }
 #: vLLM's short arguments -> the fields that they set.

@@ -231,7 +231,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "data_parallel_rpc_port": replace(SETTING, flags=("-dpp",)),
     "data_parallel_backend": replace(SETTING, flags=("-dpb",)),
     # Types and formats.
-    "kv_cache_dtype": _values("auto", missing="the KV cache has the type of the model.", remedy="see --dtype."),
     "override_attention_dtype": VllmArgument(missing="attention has the type of the model.", remedy="see --dtype."),
     "config_format": _values("auto", "hf", missing="only config.json of Hugging Face is read."),
     "tokenizer_mode": _values(

@@ -5,6 +5,7 @@ reports missing, unexpected or wrongly shaped tensors, as it has the list of req
 """
 
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ from octavo_engine.weights.quantised_layers import (
     log_settings,
     quantised_layers,
 )
-from octavo_engine.weights.safetensors_file import iter_safetensors, lazy_safetensors
+from octavo_engine.weights.safetensors_file import LazyTensor, iter_safetensors, lazy_safetensors
 from octavo_engine.wire.errors import StartupError
 
 #: A function of (bytes done, total bytes).
@@ -48,6 +49,9 @@ _TEXT_PREFIXES = {
     "lm_head.": "lm_head.",
     **{prefix: prefix for prefix in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
+
+#: vLLM's names for scales of a layer's KV cache, with the number of the layer: of K, of V, or one for both.
+_CACHE_SCALE = re.compile(r"\b(\d+)\.\w+\.(?:(?:\w+\.)?(kv|k|v)_scale|([kv])_proj\.output_scale)$")
 
 
 @overload
@@ -133,17 +137,44 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
     """Return the quantised layers by the names of their weights; {} for an unquantised checkpoint."""
     if files.quantisation is None:
         return {}
+    tensors = _text_tensors(files)
+    if log:
+        log_settings(files.quantisation, tensors)
+    headers = {name: tensor.info for name, tensor in tensors.items()}
+    return quantised_layers(files.quantisation, headers, lambda name: tensors[name][...])
+
+
+def read_cache_scales(files: ModelFiles) -> dict[int, tuple[float, float]]:
+    """Return the scales of K and V in an FP8 cache, by layer; {} for an unquantised checkpoint. Raises StartupError."""
+    found: dict[int, dict[str, float]] = {}
+    for name, tensor in {} if files.quantisation is None else _text_tensors(files).items():
+        match = _CACHE_SCALE.search(name)
+        if match is not None:
+            found.setdefault(int(match[1]), {})[match[2] or match[3]] = _read_scale(name, tensor[...])
+    both = {layer: scales.get("kv", max(scales.values())) for layer, scales in found.items()}  # as in vLLM
+    return {layer: (scales.get("k", both[layer]), scales.get("v", both[layer])) for layer, scales in found.items()}
+
+
+def _read_scale(name: str, tensor: Tensor) -> float:
+    values = tensor.float().flatten().tolist()
+    if len(values) == 1 and torch.finfo(torch.float32).tiny <= values[0] < float("inf"):
+        return float(values[0])
+    what = f"is {values[0]}" if len(values) == 1 else f"has {len(values)} values"
+    raise StartupError(
+        f"tensor '{name}' {what}, but the scale of a KV cache is one positive number: leave out --kv-cache-dtype, or "
+        "use another checkpoint."
+    )
+
+
+def _text_tensors(files: ModelFiles) -> dict[str, LazyTensor]:
+    """Return the tensors of safetensors files by their names in the text-only model."""
     is_nested = isinstance(nested_config(files.config).get("text_config"), dict)
-    tensors = {
+    return {
         text_name: tensor
         for path in files.weight_files
         for name, tensor in lazy_safetensors(path, advance=lambda _: None)
         if (text_name := _text_name(name) if is_nested else name) is not None
     }
-    if log:
-        log_settings(files.quantisation, tensors)
-    headers = {name: tensor.info for name, tensor in tensors.items()}
-    return quantised_layers(files.quantisation, headers, lambda name: tensors[name][...])
 
 
 def _iter_hugging_face(

@@ -178,7 +178,7 @@ def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
     if config.ignored and not any(part.startswith("re:") or part in name for part in config.ignored for name in known):
         _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
     if config.quantised_cache:
-        _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); it has the model's type here")
+        _LOGGER.info("the checkpoint was made for a quantised KV cache (kv_cache_scheme); see --kv-cache-dtype")
 
 
 def _checked(name: str, config: QuantisedConfig, parts: dict[str, SafeTensor], usual: LayerFormat) -> QuantisedLayer:

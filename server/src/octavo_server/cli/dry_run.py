@@ -63,7 +63,7 @@ def describe(config: EngineConfig, capacity: "Capacity") -> str:
         flag = "--max-loras" if config.max_cpu_loras is None else "--max-cpu-loras"
         room = f"reserved for {adapters_in_memory(config)} of rank {config.max_lora_rank} ({flag}, --max-lora-rank)"
         rows.insert(2, ("adapters", f"{size(c.adapters_bytes)} {room}"))
-    changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(c)]
+    changes = [f"  {flag:<27} {effect}" for flag, effect in _changes(config, c)]
     return "\n".join([*(f"{name:<11} {text}" for name, text in rows), "", "flags that change these sizes", *changes])
 
 
@@ -73,9 +73,11 @@ def _at_once(c: "Capacity") -> str:
     return f"{', or '.join(shown)}; at most {c.max_num_seqs} (--max-num-seqs)"
 
 
-def _changes(c: "Capacity") -> list[tuple[str, str]]:
+def _changes(config: EngineConfig, c: "Capacity") -> list[tuple[str, str]]:
     per_gib = int(_GIB / c.kv_bytes_per_token)
     other = ("bfloat16", "halves") if c.dtype == "float32" else ("float32", "at least doubles")
+    is_wide = config.kv_cache_dtype == "auto"
+    narrow = ("--kv-cache-dtype fp8", "one byte for each value of the KV cache")
     return [
         ("--kv-cache-memory-bytes N", f"the size of the KV cache: each GiB holds {per_gib:,} tokens"),
         (
@@ -84,7 +86,8 @@ def _changes(c: "Capacity") -> list[tuple[str, str]]:
             "longest requests fit",
         ),
         ("--max-num-seqs N", f"largest number of requests in a step, now {c.max_num_seqs}"),
-        (f"--dtype {other[0]}", f"{other[1]} the memory of the weights and of a token in the KV cache"),
+        (f"--dtype {other[0]}", f"{other[1]} the memory of the weights{' and of a token in the KV cache' * is_wide}"),
+        *([narrow] if is_wide and c.device == "cuda" else []),
         ("--swap-space GIB", "CPU memory for preempted requests, in addition to the KV cache"),
         ("--num-gpu-blocks-override N", f"the number of KV blocks, now {c.num_blocks:,}"),
     ]
