@@ -5,7 +5,7 @@ import os
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.api_keys import CHECK_EVERY_S
+from octavo_server.http.api_keys import CHECK_EVERY_S
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_testing.clock import Clock
 from octavo_testing.fleets import until
@@ -60,7 +60,7 @@ def test_a_broken_change_leaves_the_secret_and_is_logged_once(tmp_path, clock, c
 
 
 async def test_the_secret_is_replaced_without_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo_server.api_keys.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("octavo_server.http.api_keys.CHECK_EVERY_S", 0.0)
     theirs, ours = tmp_path / "replicas", tmp_path / "routers"
     write(theirs, "old")
     write(ours, "old")

@@ -5,7 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
-from octavo_server import api_keys
+from octavo_server.http import api_keys
 from octavo_server.http.responses import SSEResponse
 from octavo_testing.fleets import until
 from octavo_testing.raw_http import JSON_TYPE, RawConnection, request_bytes

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
-from octavo_server import rate_limits
+from octavo_server.http import rate_limits
 from octavo_server.kv import publisher
 from octavo_testing.fleets import until
 from octavo_testing.routing import routing

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.api_keys import tenant_label
+from octavo_server.http.api_keys import tenant_label
 from octavo_server.http.request_threads import TENANT
 from octavo_server.http_metrics import UNCOUNTED
 

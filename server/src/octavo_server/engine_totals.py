@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from octavo_server.api_keys import tenant_label
+from octavo_server.http.api_keys import tenant_label
 from octavo_server.prometheus_text import Histogram, family_text, line_start
 
 #: One sample: the values of the metric's own labels, and the number.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from octavo_engine.wire.records import Timing
     from octavo_engine.wire.sampling import SamplingParams
 
-    from octavo_server.rate_limits import OwnRequest
-    from octavo_server.tenants_file import TenantLimits
+    from octavo_server.http.rate_limits import OwnRequest
+    from octavo_server.http.tenants_file import TenantLimits
 
 
 @dataclass(slots=True, kw_only=True)

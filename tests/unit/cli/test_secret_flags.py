@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.api_keys import ApiKeys
 from octavo_server.cli.route_flags import add_route_flags, settings_of
+from octavo_server.http.api_keys import ApiKeys
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,12 @@
 
 import pytest
 from octavo_engine.wire.errors import InvalidRequest
-from octavo_server.api_keys import ApiKeys
 from octavo_server.http.access import MAX_TENANT_CHARS, AccessPolicy, Identity, access_policy, kind_of
+from octavo_server.http.api_keys import ApiKeys
 from octavo_server.http.cors import CorsPolicy
+from octavo_server.http.tenants_file import TenantLimits
 from octavo_server.openai.errors import Forbidden, Unauthorized
 from octavo_server.router.settings import RouterSettings
-from octavo_server.tenants_file import TenantLimits
 from starlette.exceptions import HTTPException
 
 ADMIN_PORT = 9000

@@ -8,7 +8,7 @@ import logging
 import pytest
 from octavo_engine.wire.errors import AdapterNameTaken, InvalidRequest, StartupError, Unavailable
 from octavo_server.api.adapter_file import LEAST_RETRY_S, MAX_CHARS, MAX_ENTRIES, AdapterFileFollower, read_adapter_file
-from octavo_server.api_keys import CHECK_EVERY_S
+from octavo_server.http.api_keys import CHECK_EVERY_S
 from octavo_testing.clock import Clock
 
 pytestmark = pytest.mark.asyncio

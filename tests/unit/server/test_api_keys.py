@@ -6,7 +6,7 @@ import os
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
-from octavo_server.api_keys import CHECK_EVERY_S, ApiKeys, read_keys
+from octavo_server.http.api_keys import CHECK_EVERY_S, ApiKeys, read_keys
 from octavo_testing.clock import Clock
 
 
@@ -84,7 +84,7 @@ def test_a_swapped_secret_is_reloaded_without_a_restart(tmp_path, clock):
 def test_a_secret_with_many_keys_costs_one_check(tmp_path, clock, monkeypatch):
     secret(tmp_path / "keys", **{f"k{i}": f"sk-{i}" for i in range(50)})
     ring = ApiKeys(paths=[tmp_path / "keys"], clock=clock)
-    monkeypatch.setattr("octavo_server.api_keys._entries", None)
+    monkeypatch.setattr("octavo_server.http.api_keys._entries", None)
     clock.now_s = CHECK_EVERY_S
     assert ring.tenant_of(b"sk-7") == "k7"
 

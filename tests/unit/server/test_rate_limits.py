@@ -1,11 +1,11 @@
 """Limits of tenants in one process: what counts and for how long, and what a response says. In virtual time."""
 
 import pytest
+from octavo_server.http.rate_limits import BUSY_RETRY_S, REPORT_S, SILENCE_S, WINDOW_S, RateLimits, TenantUse
+from octavo_server.http.tenants_file import NO_LIMITS
 from octavo_server.kv.frames import TenantLoad
 from octavo_server.kv.publisher import TenantWindow
 from octavo_server.openai.errors import RateLimited
-from octavo_server.rate_limits import BUSY_RETRY_S, REPORT_S, SILENCE_S, WINDOW_S, RateLimits, TenantUse
-from octavo_server.tenants_file import NO_LIMITS
 from octavo_testing.clock import Clock
 
 

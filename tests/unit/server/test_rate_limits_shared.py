@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 from octavo_engine.wire.records import TenantUsage
+from octavo_server.http.rate_limits import RateLimits
+from octavo_server.http.tenants_file import NO_LIMITS
 from octavo_server.kv.frames import TenantLoad
 from octavo_server.kv.publisher import TENANTS_EVERY_S, TenantWindow
 from octavo_server.openai.errors import RateLimited
-from octavo_server.rate_limits import RateLimits
-from octavo_server.tenants_file import NO_LIMITS
 from octavo_testing.clock import Clock
 
 pytestmark = pytest.mark.slow

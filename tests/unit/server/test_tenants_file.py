@@ -4,8 +4,8 @@ import logging
 
 import pytest
 from octavo_engine.wire.errors import StartupError
-from octavo_server.api_keys import CHECK_EVERY_S
-from octavo_server.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
+from octavo_server.http.api_keys import CHECK_EVERY_S
+from octavo_server.http.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
 from octavo_testing.clock import Clock
 
 FILE = """

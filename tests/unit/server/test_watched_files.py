@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.api.adapter_file import read_adapter_file
-from octavo_server.api_keys import read_keys, read_watched
+from octavo_server.http.api_keys import read_keys, read_watched
 from octavo_server.http.router_secret import read_secrets
+from octavo_server.http.tenants_file import TenantsFile
 from octavo_server.router.fleet.listed_services import ListedServices
-from octavo_server.tenants_file import TenantsFile
 
 READERS: list[Callable[[Path], object]] = [TenantsFile, ListedServices, read_adapter_file, read_keys, read_secrets]
 

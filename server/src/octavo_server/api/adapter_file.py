@@ -20,10 +20,10 @@ import yaml
 from octavo_engine.settings.lora import check_adapter_name
 from octavo_engine.wire.errors import OctavoError, StartupError
 
-from octavo_server.api_keys import CHECK_EVERY_S, FileWatch, read_watched
 from octavo_server.backoff import Backoff
+from octavo_server.http.api_keys import CHECK_EVERY_S, FileWatch, read_watched
+from octavo_server.http.tenants_file import load_yaml
 from octavo_server.kv.frames import AdapterFile
-from octavo_server.tenants_file import load_yaml
 
 if TYPE_CHECKING:
     from octavo_server.engine_client import EngineClient

@@ -27,16 +27,16 @@ from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.rate_limits import RateLimits
 from octavo_server.http.request_id import is_usable
 from octavo_server.http.request_threads import RequestThreads
+from octavo_server.http.tenants_file import TenantLimits, TenantsFile
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.embedding import VectorFields
 from octavo_server.openai.fields import EngineFields, GenerationFields
 from octavo_server.openai.limits import check_chars, check_fits
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
-from octavo_server.rate_limits import RateLimits
 from octavo_server.request_metrics import RequestUsage
-from octavo_server.tenants_file import TenantLimits, TenantsFile
 from octavo_server.watchdog import EngineSnapshot, StallDetector
 
 if TYPE_CHECKING:

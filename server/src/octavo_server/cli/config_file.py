@@ -102,7 +102,7 @@ def _flags(args: Iterable[str]) -> Iterator[str]:
 def _read(path: Path) -> dict[Any, Any]:
     import yaml
 
-    from octavo_server.tenants_file import load_yaml
+    from octavo_server.http.tenants_file import load_yaml
 
     try:
         content = load_yaml(path.read_text(encoding="utf-8"))

@@ -8,12 +8,12 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.access_log import UsageLog
 from octavo_server.api.adapter_file import read_adapter_file
-from octavo_server.api_keys import ApiKeys
 from octavo_server.config import ServerConfig, TlsSettings
+from octavo_server.http.api_keys import ApiKeys
 from octavo_server.http.router_secret import router_secrets
+from octavo_server.http.tenants_file import TenantsFile
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
-from octavo_server.tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from octavo_engine.text.template import ChatTemplate

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.anthropic.answer import VERSION
 from octavo_server.anthropic.routes import COUNT_TOKENS, MESSAGES, RENDER, is_messages_path
-from octavo_server.api_keys import ApiKeys
 from octavo_server.config import HttpSettings
 from octavo_server.http.allowed_hosts import ANY, AllowedHosts
+from octavo_server.http.api_keys import ApiKeys
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.request_threads import TENANT
 from octavo_server.http.router_secret import (
@@ -30,9 +30,9 @@ from octavo_server.http.router_secret import (
     WEIGHT_HEADER,
     router_secrets,
 )
+from octavo_server.http.tenants_file import TenantLimits
 from octavo_server.json_responses import error_reply
 from octavo_server.openai.errors import Forbidden, Unauthorized
-from octavo_server.tenants_file import TenantLimits
 
 #: `probe` and `metrics` are open to everybody, `public` too unless the server runs with --router-only. With an admin
 #: port, `admin` and `metrics` answer only there, `client` and `public` only on the main port, `probe` on both.

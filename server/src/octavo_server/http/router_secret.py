@@ -14,7 +14,7 @@ from pathlib import Path
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.hashing import unnamed_tenant
 
-from octavo_server.api_keys import ApiKeys, FileWatch, read_watched, reason_unread
+from octavo_server.http.api_keys import ApiKeys, FileWatch, read_watched, reason_unread
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,13 @@ from octavo_server.http.access import AccessMiddleware, AccessPolicy, access_pol
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.rate_limits import RateLimits
 from octavo_server.http.request_id import RequestIdMiddleware
 from octavo_server.http.request_threads import RequestThreads
 from octavo_server.http.router_secret import OutgoingSecret
 from octavo_server.http.server import DrainingServer
+from octavo_server.http.tenants_file import TenantsFile
 from octavo_server.json_responses import error_reply
-from octavo_server.rate_limits import RateLimits
 from octavo_server.router import routes
 from octavo_server.router.admin_routes import AdminContext, build_admin
 from octavo_server.router.balance.balancer import Balancer
@@ -45,7 +46,6 @@ from octavo_server.router.proxy.retries import RetryBudget
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.pool import ConnectionPools
 from octavo_server.supervise import cancel_tasks, supervised
-from octavo_server.tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from octavo_server.router.observe.spans import RouteTracer

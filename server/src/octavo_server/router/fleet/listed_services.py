@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.api_keys import FileWatch, read_watched
+from octavo_server.http.api_keys import FileWatch, read_watched
 
 logger = logging.getLogger(__name__)
 

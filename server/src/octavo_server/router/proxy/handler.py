@@ -19,6 +19,7 @@ from octavo_server.http.body import BodyBudget, BodyReservation
 from octavo_server.http.cors import CorsPolicy
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.rate_limits import RateLimits
 from octavo_server.http.request_id import request_id_of
 from octavo_server.http.request_threads import TENANT
 from octavo_server.http.responses import log_failure
@@ -29,8 +30,8 @@ from octavo_server.http.router_secret import (
     WEIGHT_HEADER,
     OutgoingSecret,
 )
+from octavo_server.http.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
 from octavo_server.openai.errors import MalformedRequest, RateLimited, ReplicaLost, ReplicaTimeout, describe
-from octavo_server.rate_limits import RateLimits
 from octavo_server.router.balance.balancer import Balancer
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.observe.request_observer import CLIENT_LEFT, RequestObserver, RouterTelemetry
@@ -42,7 +43,6 @@ from octavo_server.router.proxy.request import DIALECTS, KINDS, UNCOUNTED, Proxy
 from octavo_server.router.proxy.retries import Retries, RetryBudget, retry_reason
 from octavo_server.router.settings import RouterSettings
 from octavo_server.router.upstream.headers import NOT_FORWARDED, Headers
-from octavo_server.tenants_file import NO_LIMITS, TenantLimits, TenantsFile
 
 if TYPE_CHECKING:
     from octavo_server.router.balance.lease import Lease

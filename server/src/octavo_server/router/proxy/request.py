@@ -9,7 +9,7 @@ from octavo_server.http.body import BodyReservation
 from octavo_server.router.upstream.headers import Headers, request_head
 
 if TYPE_CHECKING:
-    from octavo_server.rate_limits import OwnRequest
+    from octavo_server.http.rate_limits import OwnRequest
     from octavo_server.router.observe.request_observer import RequestObserver
     from octavo_server.router.prompts.prompt import Prompt, RouteKind
     from octavo_server.router.proxy.sse import Dialect

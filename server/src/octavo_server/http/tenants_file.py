@@ -15,7 +15,7 @@ from octavo_engine.wire.errors import StartupError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from octavo_server.api_keys import FileWatch, read_watched
+from octavo_server.http.api_keys import FileWatch, read_watched
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from math import ceil, exp
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo_server.http.tenants_file import TenantLimits
 from octavo_server.openai.errors import RateLimited
-from octavo_server.tenants_file import TenantLimits
 
 if TYPE_CHECKING:
     from octavo_server.kv.frames import TenantLoad
