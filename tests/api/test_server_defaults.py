@@ -5,16 +5,16 @@ import json
 
 import pytest
 from octavo_server.anthropic.messages import CountTokensRequest, MessagesRequest
+from octavo_server.api.chat_batch import BatchChatRequest
+from octavo_server.api.scoring import RerankRequest, ScoreRequest
+from octavo_server.api.tokens import DetokenizeRequest, TokenizeRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.chat_batch import BatchChatRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.embedding import EmbeddingRequest
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.openai.scoring import RerankRequest, ScoreRequest
 from octavo_server.openai.structured import StructuredOutputsBody
-from octavo_server.openai.tokenize import DetokenizeRequest, TokenizeRequest
 from octavo_server.openai.unsupported import _ALLOWED_IF, _REFUSED, _REPLACED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

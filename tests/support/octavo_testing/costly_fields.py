@@ -9,9 +9,9 @@ from itertools import combinations
 from typing import Any
 
 from octavo_server.anthropic.messages import MessagesRequest
+from octavo_server.api.chat_batch import BatchChatRequest
 from octavo_server.config import RequestLimits
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.chat_batch import BatchChatRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.responses import ResponsesRequest
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 import pytest
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_server.anthropic.messages import MessagesRequest
+from octavo_server.api.chat_batch import BatchChatRequest
+from octavo_server.api.invocations import InvocationShape
 from octavo_server.config import RequestLimits
 from octavo_server.openai import errors
 from octavo_server.openai.chat import ChatCompletionRequest
-from octavo_server.openai.chat_batch import BatchChatRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.errors import MalformedRequest
-from octavo_server.openai.invocations import InvocationShape
 from octavo_server.openai.request_parser import parse_request
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_testing.hostile_bodies import (

@@ -1,10 +1,16 @@
-"""`POST /v1/chat/completions/batch`: several conversations in one request, with one choice for each, as in vLLM."""
+"""`POST /v1/chat/completions/batch`: several conversations in one request, with one choice for each, as in vLLM.
+
+Tools and streams are refused.
+"""
 
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
+from octavo_engine.wire.errors import InvalidRequest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,12 +19,54 @@ from octavo_server.api.chat_writer import ChatWriter
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import held_body, parse_body
+from octavo_server.config import RequestLimits
 from octavo_server.http.responses import CancellableJSONResponse
-from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
-from octavo_server.openai.chat_batch import BatchChatRequest
+from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest, ChatMessage
+from octavo_server.openai.entries import Entries
+from octavo_server.openai.fields import GenerationFields
+from octavo_server.openai.limits import check_counts
+from octavo_server.openai.request_parser import validate_entries, validate_request
+from octavo_server.openai.tools import Tool
 from octavo_server.openai.unsupported import refuse_unsupported
 
 router = APIRouter()
+
+
+class BatchChatRequest(GenerationFields):
+    """`messages` holds one list of messages for each conversation; other fields are those of a chat request."""
+
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"tools": Tool}
+
+    messages: Entries[Entries[dict[str, Any]]]
+    tools: Entries[Tool] | None = None
+
+    def conversations(self, limits: RequestLimits) -> list[ChatCompletionRequest]:
+        """One chat request for each conversation. Raises InvalidRequest and MalformedRequest."""
+        self._check(limits)
+        shared = self.model_dump(exclude_unset=True, exclude={"messages", "tools"}, by_alias=True)
+        request = validate_request({**shared, "messages": []}, ChatCompletionRequest)
+        return [self._conversation(request, messages, limits) for messages in self.messages]
+
+    def _conversation(
+        self, shared: ChatCompletionRequest, messages: list[dict[str, Any]], limits: RequestLimits
+    ) -> ChatCompletionRequest:
+        check_counts({"messages": messages}, limits)
+        request = shared.model_copy(update={"messages": validate_entries(messages, ChatMessage, "messages")})
+        request.check()
+        return request
+
+    def _check(self, limits: RequestLimits) -> None:
+        for name, is_sent in {"stream": self.stream, "tools": self.tools, "n": (self.n or 1) != 1}.items():
+            if is_sent:
+                raise InvalidRequest(f"{name} is not supported in a batch: send single chat requests.", param=name)
+        if not self.messages:
+            raise InvalidRequest("messages must hold at least one conversation.", param="messages")
+        if len(self.messages) > limits.max_prompts:
+            raise InvalidRequest(
+                f"messages holds {len(self.messages)} conversations, more than {limits.max_prompts}, the limit: send "
+                "fewer, or start the server with a larger --max-prompts.",
+                param="messages",
+            )
 
 
 @router.post(

@@ -4,9 +4,11 @@ The endpoint of that shape reads the body again, so fields, limits, errors and s
 """
 
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import InvalidRequest
+from pydantic import BaseModel, ConfigDict, RootModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
@@ -16,11 +18,23 @@ from octavo_server.api.completions import create_completion
 from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts
 from octavo_server.api.request_parsing import parse_body, read_body
-from octavo_server.openai.chat import ChatCompletion
-from octavo_server.openai.completion import Completion
-from octavo_server.openai.invocations import InvocationRequest, InvocationShape
+from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
+from octavo_server.openai.completion import Completion, CompletionRequest
 
 router = APIRouter()
+
+
+class InvocationShape(BaseModel):
+    """The fields that decide the endpoint."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    messages: Any = None
+    prompt: Any = None
+
+
+class InvocationRequest(RootModel[ChatCompletionRequest | CompletionRequest]):
+    """The body as the API document declares it."""
 
 
 @router.post(

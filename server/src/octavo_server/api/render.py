@@ -4,7 +4,11 @@ The code of the generating endpoints reads the body, so token ids, limits and er
 hashes from two fields of the response: `token_ids`, and `cache_salt` as the engine receives it.
 """
 
+from typing import Any
+
 from fastapi import APIRouter
+from msgspec import Struct
+from octavo_engine.wire.sampling import SamplingParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,10 +26,29 @@ from octavo_server.json_responses import json_reply
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.fields import GenerationFields
-from octavo_server.openai.render import RenderedRequest
 from octavo_server.openai.responses import ResponsesRequest
 
 router = APIRouter()
+
+
+class RenderedRequest(Struct, kw_only=True):
+    """vLLM's `GenerateRequest` of one prompt, with its text.
+
+    `sampling_params` is complete: defaults are filled in, and `max_tokens` fits the free context; only an unset `seed`
+    stays unset.
+    """
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str | None
+    sampling_params: SamplingParams
+    stream: bool
+    stream_options: dict[str, Any] | None
+    cache_salt: str | None
+    priority: int
+    features: None = None
+    kv_transfer_params: None = None
 
 
 @router.post(

@@ -1,11 +1,13 @@
 """`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`: give HTTP clients the model's tokenizer."""
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
+from msgspec import Struct
 from octavo_engine.text.template import special_tokens
 from octavo_engine.wire.errors import InvalidRequest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,11 +16,48 @@ from octavo_server.api.context import ApiContext, context_of
 from octavo_server.api.openapi import accepts, answers
 from octavo_server.api.request_parsing import held_body, parse_body, read_body
 from octavo_server.json_responses import json_reply
-from octavo_server.openai.chat import ChatCompletionRequest
+from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
+from octavo_server.openai.entries import Entries
 from octavo_server.openai.errors import NotEnabled
-from octavo_server.openai.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from octavo_server.openai.fields import LenientModel
+from octavo_server.openai.tools import Tool
 
 router = APIRouter()
+
+
+class TokenizeRequest(LenientModel):
+    """Body of `/tokenize`: it has either `prompt`, or `messages`, which the chat template renders."""
+
+    ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"messages": ChatMessage, "tools": Tool}
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Entries[ChatMessage] | None = None
+    tools: Entries[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(LenientModel):
+    model: str | None = None
+    tokens: Entries[int]
+
+
+class Tokenized(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(Struct):
+    prompt: str
+
 
 #: Class of a tokenizer whose tokenizer_config.json names none, as transformers loads it.
 DEFAULT_CLASS = "PreTrainedTokenizerFast"
