@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo_server.api.context import context_of
 from octavo_server.api.openapi import TEXT, answers
+from octavo_server.http.lifecycle import drain_reply
 from octavo_server.prometheus_text import CONTENT_TYPE
 
 router = APIRouter()
@@ -54,25 +55,21 @@ async def ready(request: Request) -> Response:
 
 @router.get("/drain", **answers("Whether the server accepts requests, and how many are running", STATE))
 async def show_drain(request: Request) -> Response:
-    lifecycle = context_of(request).lifecycle
-    remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
-    return JSONResponse({"state": lifecycle.state, "running": lifecycle.num_requests, "remaining_s": remaining_s})
+    return drain_reply(context_of(request).lifecycle)
 
 
 @router.post("/drain", include_in_schema=False)
 async def drain(request: Request) -> Response:
     """Reject new requests; running ones may finish. The OpenAPI document, for clients, does not contain this route."""
-    context_of(request).lifecycle.drain()
-    return await show_drain(request)
+    lifecycle = context_of(request).lifecycle
+    lifecycle.drain()
+    return drain_reply(lifecycle)
 
 
 @router.delete("/drain", include_in_schema=False)
 async def resume(request: Request) -> Response:
-    """Cancel the drain, so that requests are accepted again. Status 409 if the server is already stopping."""
-    context_of(request).lifecycle.resume()
-    answer = await show_drain(request)
-    answer.status_code = 409 if context_of(request).lifecycle.state == "stopping" else 200
-    return answer
+    lifecycle = context_of(request).lifecycle
+    return drain_reply(lifecycle, is_done=lifecycle.resume())
 
 
 @router.get("/version", **answers("The server's version", dict[str, str]))

@@ -14,6 +14,7 @@ from typing import Literal
 from octavo_engine.wire.errors import Unavailable
 from octavo_engine.wire.sleep import WAKE_RETRY_S
 from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.http.access import kind_of, route_path
@@ -144,6 +145,13 @@ class Lifecycle:
         self._in_flight.end_all(
             Unavailable("The server is shutting down: send the request again.", retry_after_s=RETRY_AFTER_S)
         )
+
+
+def drain_reply(lifecycle: Lifecycle, *, is_done: bool = True) -> Response:
+    """Return the response of `/drain`. `is_done`: False, for status 409, where a stopping server was to resume."""
+    remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
+    state = {"state": lifecycle.state, "running": lifecycle.num_requests, "remaining_s": remaining_s}
+    return JSONResponse(state, 200 if is_done else 409)
 
 
 class DrainMiddleware:

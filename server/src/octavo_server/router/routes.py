@@ -6,7 +6,6 @@ requests bypass it.
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import APIRouter
 from octavo_engine.wire.errors import ModelNotFound, Unavailable
@@ -14,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo_server.anthropic.answer import VERSION, model_info, model_page
-from octavo_server.http.lifecycle import Lifecycle
+from octavo_server.http.lifecycle import Lifecycle, drain_reply
 from octavo_server.json_responses import json_reply
 from octavo_server.openai.errors import NotCompacted, NotStored
 from octavo_server.openai.models import ModelList, ModelObject, permission
@@ -114,8 +113,7 @@ for path in (*KINDS, *sorted(OTHERS)):
 
 @router.get("/drain")
 async def show_drain(request: Request) -> Response:
-    context = _context(request)
-    return _drain_state(context)
+    return drain_reply(_context(request).lifecycle)
 
 
 @router.post("/drain")
@@ -123,26 +121,14 @@ async def drain(request: Request) -> Response:
     context = _context(request)
     context.lifecycle.drain()
     context.group.drain()
-    return _drain_state(context)
+    return drain_reply(context.lifecycle)
 
 
 @router.delete("/drain")
 async def resume(request: Request) -> Response:
-    """Accept requests again. Return 409 if the router is stopping."""
     context = _context(request)
     context.group.resume()
-    return _drain_state(context, 200 if context.lifecycle.resume() else 409)
-
-
-def _drain_state(context: ServiceContext, status: int = 200) -> Response:
-    lifecycle = context.lifecycle
-    remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
-    state: dict[str, Any] = {
-        "state": lifecycle.state,
-        "running": lifecycle.num_requests,
-        "remaining_s": remaining_s,
-    }
-    return JSONResponse(state, status)
+    return drain_reply(context.lifecycle, is_done=context.lifecycle.resume())
 
 
 def _card(context: ServiceContext, name: str) -> ModelObject:
