@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from octavo_engine.wire.records import EngineStats, TenantUsage
 from octavo_server.config import QueueLimits
-from octavo_server.engine_totals import TenantTotals
+from octavo_server.request_metrics import TenantTotals
 from octavo_testing.clock import Clock
 from octavo_testing.fleets import until
 from octavo_testing.scripted import write_byte_model

@@ -1,20 +1,86 @@
 """Metrics of requests, observed in the front end as the engine's outputs arrive: counts and times, no text.
 
 `RequestMetrics` turns the outputs of one prompt into observations for a `MetricsSink`; `RequestSummary` holds its
-totals for a trace, `RequestUsage` those of a client's request, which may have several prompts.
+totals for a trace, `RequestUsage` those of a client's request, which may have several prompts, and `TenantTotals` those
+of an API key.
 """
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_engine.wire.metrics import METRICS, Metric
+
+from octavo_server.http.api_keys import tenant_label
+from octavo_server.prometheus_text import family_text, line_start
+
 if TYPE_CHECKING:
     from octavo_engine.frontend.outputs import CompletionOutput, RequestOutput
-    from octavo_engine.wire.records import Timing
+    from octavo_engine.wire.records import TenantUsage, Timing
     from octavo_engine.wire.sampling import SamplingParams
 
     from octavo_server.http.rate_limits import OwnRequest
     from octavo_server.http.tenants_file import TenantLimits
+
+MAX_TENANTS = 1000
+#: Label of the tenants beyond the first `MAX_TENANTS`. No key has such a name.
+OTHER_TENANTS = "(others)"
+
+
+class TenantFamily:
+    """A counter by tenant and one more label. The lines of a tenant are kept until it changes, as there may be many."""
+
+    def __init__(self, metric: Metric, common: Mapping[str, str]) -> None:
+        self._name, self._help = f"{metric.full_name()}_total", metric.help
+        self._labels, self._common = (*common, *metric.labels), tuple(common.values())
+        self._counts: dict[str, Counter[str]] = {}
+        self._lines: dict[str, str] = {}
+
+    def add(self, tenant: str, **counts: int) -> None:
+        self._counts.setdefault(tenant, Counter()).update(counts)
+        self._lines[tenant] = ""
+
+    def text(self) -> str:
+        for tenant in [tenant for tenant, lines in self._lines.items() if not lines]:
+            self._lines[tenant] = "".join(
+                f"{line_start(self._name, self._labels, (*self._common, tenant, kind))}{count}\n"
+                for kind, count in self._counts[tenant].items()
+            )
+        return family_text(self._name, "counter", self._help, self._lines.values())
+
+
+class TenantTotals:
+    """Tokens and ended requests by tenant, for the first `MAX_TENANTS` and for all others together."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        families = {metric.name: TenantFamily(metric, common) for metric in METRICS if "tenant" in metric.labels}
+        self._tokens, self._requests = families["tenant_tokens"], families["tenant_requests"]
+        self._tenants: set[str] = set()
+
+    def add_usage(self, tenants: "Mapping[str, TenantUsage]") -> None:
+        for name, usage in tenants.items():
+            if usage.prompt_tokens or usage.cached_tokens or usage.generation_tokens:
+                self._tokens.add(
+                    self._label(name),
+                    prompt=usage.prompt_tokens,
+                    cached=usage.cached_tokens,
+                    generated=usage.generation_tokens,
+                )
+
+    def add_request(self, name: str, reason: str) -> None:
+        self._requests.add(self._label(name), **{reason: 1})
+
+    def text(self) -> str:
+        return self._tokens.text() + self._requests.text()
+
+    def _label(self, name: str) -> str:
+        label = tenant_label(name)
+        if label not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            return OTHER_TENANTS
+        self._tenants.add(label)
+        return label
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,16 +26,9 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from octavo_server.engine_totals import (
-    EngineCollector,
-    HistogramCollector,
-    Samples,
-    TenantTotals,
-    cache_labels,
-    engine_samples,
-)
+from octavo_server.engine_metrics import EngineCollector, HistogramCollector, Samples, cache_labels, engine_samples
 from octavo_server.http_metrics import HttpMetrics
-from octavo_server.request_metrics import RequestMetrics, RequestSummary, RequestUsage
+from octavo_server.request_metrics import RequestMetrics, RequestSummary, RequestUsage, TenantTotals
 
 if TYPE_CHECKING:
     from octavo_engine.frontend.adapter_names import NamedAdapter

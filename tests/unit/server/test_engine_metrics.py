@@ -3,7 +3,8 @@
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.metrics import METRICS
 from octavo_engine.wire.records import TenantUsage
-from octavo_server.engine_totals import MAX_TENANTS, TenantTotals, cache_labels
+from octavo_server.engine_metrics import cache_labels
+from octavo_server.request_metrics import MAX_TENANTS, TenantTotals
 from octavo_testing.scripted import ready_info
 from octavo_testing.server import parse_metrics
 

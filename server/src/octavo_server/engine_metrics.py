@@ -3,84 +3,24 @@
 Gauges and counters are computed from the core's running totals (`EngineStats`) at each scrape.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
-from octavo_engine.wire.metrics import METRICS, Feature, active_metrics
+from octavo_engine.wire.metrics import Feature, active_metrics
 from octavo_engine.wire.metrics import Metric as EngineMetric
-from octavo_engine.wire.records import EngineStats, TenantUsage
+from octavo_engine.wire.records import EngineStats
 from octavo_engine.wire.sleep import MemoryTag
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from octavo_server.http.api_keys import tenant_label
-from octavo_server.prometheus_text import Histogram, family_text, line_start
+from octavo_server.prometheus_text import Histogram
 
 #: One sample: the values of the metric's own labels, and the number.
 Sample = tuple[tuple[str, ...], float]
 Samples = dict[str, list[Sample]]
-
-MAX_TENANTS = 1000
-#: Label of the tenants beyond the first `MAX_TENANTS`. No key has such a name.
-OTHER_TENANTS = "(others)"
-
-
-class TenantFamily:
-    """A counter by tenant and one more label. The lines of a tenant are kept until it changes, as there may be many."""
-
-    def __init__(self, metric: EngineMetric, common: Mapping[str, str]) -> None:
-        self._name, self._help = f"{metric.full_name()}_total", metric.help
-        self._labels, self._common = (*common, *metric.labels), tuple(common.values())
-        self._counts: dict[str, Counter[str]] = {}
-        self._lines: dict[str, str] = {}
-
-    def add(self, tenant: str, **counts: int) -> None:
-        self._counts.setdefault(tenant, Counter()).update(counts)
-        self._lines[tenant] = ""
-
-    def text(self) -> str:
-        for tenant in [tenant for tenant, lines in self._lines.items() if not lines]:
-            self._lines[tenant] = "".join(
-                f"{line_start(self._name, self._labels, (*self._common, tenant, kind))}{count}\n"
-                for kind, count in self._counts[tenant].items()
-            )
-        return family_text(self._name, "counter", self._help, self._lines.values())
-
-
-class TenantTotals:
-    """Tokens and ended requests by tenant, for the first `MAX_TENANTS` and for all others together."""
-
-    def __init__(self, common: Mapping[str, str]) -> None:
-        families = {metric.name: TenantFamily(metric, common) for metric in METRICS if "tenant" in metric.labels}
-        self._tokens, self._requests = families["tenant_tokens"], families["tenant_requests"]
-        self._tenants: set[str] = set()
-
-    def add_usage(self, tenants: Mapping[str, TenantUsage]) -> None:
-        for name, usage in tenants.items():
-            if usage.prompt_tokens or usage.cached_tokens or usage.generation_tokens:
-                self._tokens.add(
-                    self._label(name),
-                    prompt=usage.prompt_tokens,
-                    cached=usage.cached_tokens,
-                    generated=usage.generation_tokens,
-                )
-
-    def add_request(self, name: str, reason: str) -> None:
-        self._requests.add(self._label(name), **{reason: 1})
-
-    def text(self) -> str:
-        return self._tokens.text() + self._requests.text()
-
-    def _label(self, name: str) -> str:
-        label = tenant_label(name)
-        if label not in self._tenants and len(self._tenants) >= MAX_TENANTS:
-            return OTHER_TENANTS
-        self._tenants.add(label)
-        return label
 
 
 class EngineCollector(Collector):
