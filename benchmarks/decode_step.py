@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.memory import keep_freed_memory
 from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
-from octavo_engine.devices.torch_env import keep_freed_memory
 from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.models.model import Model
 from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from octavo_engine.devices.torch_env import SHAPES, SPIN_COUNT, keep_freed_memory, limit_openmp_spin
+from octavo_engine.devices.memory import keep_freed_memory
+from octavo_engine.devices.torch_env import SHAPES, SPIN_COUNT, limit_openmp_spin
 from octavo_engine.loop.start import find_loader
 from octavo_testing.scripted import LOADER
 
@@ -48,7 +49,7 @@ def test_loading_an_executor_bounds_the_shape_caches(monkeypatch: pytest.MonkeyP
 
 FREED = """
 import ctypes, resource
-from octavo_engine.devices.torch_env import keep_freed_memory
+from octavo_engine.devices.memory import keep_freed_memory
 keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)

@@ -1,5 +1,11 @@
-"""The memory of a machine, or of its container, and how it is written."""
+"""The memory of a machine, or of its container, how it is written, and how much of it stays with a process.
 
+Freed memory: glibc maps and unmaps outputs of megabytes, so each step would write to new pages: 29,000 page faults for
+a prompt of 1024 tokens of SmolLM2, 3 % of its time. Up to `KEPT_BYTES` of free memory stay with the process instead.
+"""
+
+import ctypes
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +20,9 @@ NUM_ENGINES_VARIABLE = "OCTAVO_NUM_ENGINES"
 ENGINES_PER_GPU_VARIABLE = "OCTAVO_ENGINES_PER_GPU"
 #: Memory of Python, torch and activations in the engine core, plus the API process, measured with SmolLM2.
 PROCESS_BYTES = 384 * MIB
+KEPT_BYTES = 256 * MIB
+_MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+_MALLOC_OPTIONS = ((-3, 32 * MIB), (-1, KEPT_BYTES))  # M_MMAP_THRESHOLD, of which this is the most; M_TRIM_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +74,11 @@ def host_memory(limits: CgroupLimits, root: Path = Path("/"), *, num_engines: in
 
 def size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
+
+
+def keep_freed_memory() -> None:
+    """Let outputs of one step use the memory of earlier ones, unless the user has set up glibc's allocator."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
+    if mallopt is not None and not any(os.environ.get(name) for name in _MALLOC_VARIABLES):
+        for option, value in _MALLOC_OPTIONS:
+            mallopt(option, value)

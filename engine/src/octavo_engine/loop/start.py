@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo_engine.core.scheduler import Scheduler
 from octavo_engine.core.trace import TracingScheduler
-from octavo_engine.devices.torch_env import bound_shape_caches, keep_freed_memory, limit_openmp_spin
+from octavo_engine.devices.memory import keep_freed_memory
+from octavo_engine.devices.torch_env import bound_shape_caches, limit_openmp_spin
 from octavo_engine.loop.engine_core import EngineCore, Proposer
 from octavo_engine.loop.loaded_adapters import AdapterSource
 from octavo_engine.loop.proposers import DraftModelProposer
