@@ -17,8 +17,7 @@ from octavo_engine.devices.cuda_graphs import GraphedSteps, capture_sizes, decod
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.step_inputs import RunnableModel, StepLimits
 from octavo_engine.devices.transfers import Fetch
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.loop.engine_core import EngineCore, freeze_gc
 from octavo_engine.ops import triton_devices
 from octavo_engine.ops.triton import sampling

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.grammar.library import GrammarError
+from octavo_engine.grammar.compiler import GrammarError
 from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.records import EngineRequest

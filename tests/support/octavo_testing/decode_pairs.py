@@ -13,8 +13,7 @@ from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.recorded_steps import RecordedSteps
 from octavo_engine.devices.step_inputs import RunnableModel, StepGraphs, StepLimits
 from octavo_engine.devices.transfers import Copy
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.models.registry import complete_config
 from octavo_engine.ops.attention import AttentionBackend, ForwardContext, LayerKVSpec
 from octavo_engine.ops.reference import ReferenceBackend

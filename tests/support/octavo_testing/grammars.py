@@ -3,8 +3,7 @@
 import random
 
 import numpy as np
-from octavo_engine.grammar.compiler import CompiledGrammar, GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import CompiledGrammar, GrammarCompiler, Vocabulary
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.grammar.state import GrammarState

@@ -7,8 +7,7 @@ import torch
 from octavo_engine.devices.cuda_device import is_cuda_failure
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.transfers import Fetch, HostTimer
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.ops.attention import AttentionBatch, ForwardContext
 from octavo_engine.runner.batch import PersistentBatch
 from octavo_engine.runner.runner import Runner

@@ -4,8 +4,7 @@ import gc
 import threading
 
 import pytest
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import GrammarError
+from octavo_engine.grammar.compiler import GrammarCompiler, GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.wire.structured import StructuredOutputs

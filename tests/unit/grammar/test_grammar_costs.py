@@ -1,6 +1,6 @@
 """The cost limits of a grammar, by the library's own figures, so that no clock is needed."""
 
-from octavo_engine.grammar.library import parser_limits
+from octavo_engine.grammar.compiler import parser_limits
 
 
 def test_a_lexer_gets_a_tenth_of_the_library_s_fuel():

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.grammar.post_reasoning import PostReasoningState
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource

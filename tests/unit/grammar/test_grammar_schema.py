@@ -6,7 +6,7 @@ from contextlib import suppress
 import jsonschema
 import pytest
 from octavo_engine.grammar import keywords
-from octavo_engine.grammar.library import GrammarError
+from octavo_engine.grammar.compiler import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.settings.records import MAX_GRAMMAR_BYTES

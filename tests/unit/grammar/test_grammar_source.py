@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from octavo_engine.grammar.library import GrammarError
+from octavo_engine.grammar.compiler import GrammarError
 from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.settings.records import MAX_GRAMMAR_BYTES
@@ -30,7 +30,7 @@ AWKWARD = [
 FORK = """
 import os, signal
 from llguidance import LLMatcher
-from octavo_engine.grammar.library import check_grammar
+from octavo_engine.grammar.compiler import check_grammar
 
 grammar = LLMatcher.grammar_from_lark('start: "a"')
 check_grammar(grammar)

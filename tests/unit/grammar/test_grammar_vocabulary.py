@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.grammar.state import GrammarState
 from octavo_engine.wire.structured import StructuredOutputs

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.grammar.library import GrammarError
+from octavo_engine.grammar.compiler import GrammarError
 from octavo_engine.loop.engine_core import EngineCore
 from octavo_engine.loop.pending_requests import PendingRequests, Work
 from octavo_engine.settings.records import SchedulerConfig

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo_engine.grammar.library import GrammarError, check_grammar, grammar_of_schema
+from octavo_engine.grammar.compiler import WHITESPACE, GrammarError, check_grammar, grammar_of_schema, json_options
 from octavo_engine.grammar.references import MAX_PATTERNS, refuse, subschemas
 from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema
 from octavo_engine.wire.errors import InvalidRequest
@@ -21,12 +21,6 @@ from octavo_engine.wire.structured import KINDS, StructuredOutputs
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
-
-#: Whitespace between JSON's tokens, unless the request sets it: none, one space, or a newline with indentation. Without
-#: a bound a small model may write only whitespace until it reaches max_tokens.
-WHITESPACE = r"( ?|\n[ \t]{0,24})"
-#: Escapes allowed in JSON, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
-ESCAPES = '"\\bfnrt'
 
 #: Rule of the whitespace between JSON's tokens, for grammars with parts.
 _WS, _NO_WS = f"ws: WS?\nWS: /{WHITESPACE}/\n", 'ws: ""\n'
@@ -102,13 +96,6 @@ class GrammarSource:
             return grammar_of_schema(strict.rewritten, options)
         except GrammarError as error:
             raise refuse(f"{error}.", _place_of(str(error), strict.rewritten, options)) from error
-
-
-def json_options(shape: StructuredOutputs) -> "JsonCompileOptions":
-    options: JsonCompileOptions = {"lenient": False, "json_allowed_escapes": ESCAPES}
-    if shape.disable_any_whitespace:
-        return {**options, "whitespace_flexible": False}
-    return {**options, "whitespace_pattern": shape.whitespace_pattern or WHITESPACE}
 
 
 def _kind(shape: StructuredOutputs) -> str:

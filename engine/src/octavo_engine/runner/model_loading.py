@@ -15,8 +15,7 @@ from torch import Tensor
 from octavo_engine.devices.cuda_calls import is_out_of_memory
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import size
-from octavo_engine.grammar.compiler import GrammarCompiler
-from octavo_engine.grammar.library import Vocabulary
+from octavo_engine.grammar.compiler import GrammarCompiler, Vocabulary
 from octavo_engine.media.image_prompts import has_extra
 from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.media.processor_settings import read_processor_settings
