@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_engine.frontend.assembly import position_logprobs
 from octavo_engine.frontend.beam_search import BeamSearch, BeamSearchParams
+from octavo_engine.frontend.output_stream import position_logprobs
 from octavo_engine.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo_engine.frontend.request_builder import TokenizedPrompt
 from octavo_engine.ops.sampling import ranks_natively

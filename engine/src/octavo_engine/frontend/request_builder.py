@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from octavo_engine.frontend.assembly import RequestAssembly
+from octavo_engine.frontend.output_stream import RequestAssembly
 from octavo_engine.frontend.request_limits import (
     check_ids,
     check_length,

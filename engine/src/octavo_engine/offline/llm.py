@@ -13,8 +13,8 @@ from functools import partial
 from itertools import cycle
 from typing import Any, cast
 
-from octavo_engine.frontend.assembly import RequestAssembly
 from octavo_engine.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from octavo_engine.frontend.output_stream import RequestAssembly
 from octavo_engine.frontend.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from octavo_engine.frontend.request_builder import Frontend, Prompt, ResolvedParams, TokenizedPrompt
 from octavo_engine.loop.start import find_loader, start_core

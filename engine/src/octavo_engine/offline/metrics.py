@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from octavo_engine.frontend.assembly import RequestAssembly
+from octavo_engine.frontend.output_stream import RequestAssembly
 from octavo_engine.wire.metrics import DEFAULT_PREFIX, active_metrics
 from octavo_engine.wire.records import EngineStats, SeqOutput
 
 if TYPE_CHECKING:
-    from octavo_engine.frontend.assembly import RequestAssembly, SequenceAssembly
+    from octavo_engine.frontend.output_stream import RequestAssembly, SequenceAssembly
 
 
 @dataclass(frozen=True, slots=True)

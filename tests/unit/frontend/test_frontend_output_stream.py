@@ -1,5 +1,5 @@
 import pytest
-from octavo_engine.frontend.assembly import RequestAssembly
+from octavo_engine.frontend.output_stream import RequestAssembly
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.wire.records import EngineRequest, ErrorInfo, SeqOutput, Timing, TokenLogprobs
