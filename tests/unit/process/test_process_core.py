@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from octavo_engine.process import messages
-from octavo_engine.process.pipes import from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_engine.wire.inspection import SequenceInfo

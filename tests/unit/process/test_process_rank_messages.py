@@ -7,9 +7,9 @@ from pathlib import Path
 import zmq
 from octavo_engine.devices.memory import HostMemory, MemoryInfo
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.messages import Failed
+from octavo_engine.process.ipc_sockets import make_folder, remove_folder
+from octavo_engine.process.messages import Failed, framed, read_message
 from octavo_engine.process.parallel_executor import _without_grammars
-from octavo_engine.process.pipes import framed, make_folder, read_message, remove_folder
 from octavo_engine.process.rank_processes import RankProcess, Report, without_text
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles

@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process import messages
-from octavo_engine.process.pipes import framed, from_core_address, make_folder, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder, to_core_address
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
@@ -244,7 +244,7 @@ class CoreProcess:
 
     def _write_start(self, start: messages.Start) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(framed(messages.encode(start)))
+        self._process.stdin.write(messages.framed(messages.encode(start)))
 
     def _exit_description(self) -> str:
         code = self._process.returncode

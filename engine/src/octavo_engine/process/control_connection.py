@@ -18,7 +18,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from octavo_engine.process.pipes import Waker
+from octavo_engine.process.ipc_sockets import Waker
 from octavo_engine.wire.errors import StartupError
 
 SECRET_VARIABLE = "OCTAVO_GROUP_SECRET"

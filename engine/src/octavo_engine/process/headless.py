@@ -25,7 +25,7 @@ from octavo_engine.process.control_connection import (
     describe_address,
     read_secret,
 )
-from octavo_engine.process.pipes import make_folder, remove_folder
+from octavo_engine.process.ipc_sockets import make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcess, own_start, without_text
 from octavo_engine.process.remote_hosts import common_settings, named_fingerprints, own_address
 from octavo_engine.settings.config import EngineConfig

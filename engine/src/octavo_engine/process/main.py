@@ -22,7 +22,7 @@ from octavo_engine.loop.engine_core import EngineCore, freeze_gc
 from octavo_engine.loop.start import find_loader, start_core
 from octavo_engine.process import messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
-from octavo_engine.process.pipes import Waker, from_core_address, read_message, remove_folder, to_core_address
+from octavo_engine.process.ipc_sockets import Waker, from_core_address, remove_folder, to_core_address
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, OctavoError, StartupError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     pipe_fd = os.dup(0)  # not inherited by child processes of the core
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    data = read_message(pipe_fd)  # the pipe stays open: its end signals the parent's exit
+    data = messages.read_message(pipe_fd)  # the pipe stays open: its end signals the parent's exit
     if data is None:
         return 1
     start = messages.decode_start(data)

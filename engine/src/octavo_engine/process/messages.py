@@ -2,8 +2,10 @@
 
 There are two one-way streams. To the core: `Add`, `Abort`, `Call`, `AdapterCall`, `Stop`. From the core: `Hello` once
 (both sockets are connected), then `Ready` or `Failed`, then `CoreOutputs` in `Outputs`, and for each call an `Answered`
-or `CallFailed`; `Failed` is the last message.
+or `CallFailed`; `Failed` is the last message. In a pipe, each message comes after its length in 4 bytes.
 """
+
+import os
 
 import msgspec
 
@@ -14,6 +16,8 @@ from octavo_engine.wire.errors import StartupCode
 from octavo_engine.wire.inspection import AdapterCallName, Answer, CallName
 from octavo_engine.wire.records import CoreOutputs, EngineRequest, ErrorInfo, SeqOutput
 from octavo_engine.wire.sleep import MemoryTag
+
+_LENGTH_BYTES = 4
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -111,3 +115,23 @@ def refusal(data: bytes, error: msgspec.ValidationError) -> CoreOutputs:
             for index in range(request["params"]["n"])
         ]
     )
+
+
+def read_message(fd: int) -> bytes | None:
+    """Read the next message; None once the other end is closed."""
+    length = _read_exactly(fd, _LENGTH_BYTES)
+    return None if length is None else _read_exactly(fd, int.from_bytes(length, "little"))
+
+
+def framed(message: bytes) -> bytes:
+    return len(message).to_bytes(_LENGTH_BYTES, "little") + message
+
+
+def _read_exactly(fd: int, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        chunk = os.read(fd, size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data

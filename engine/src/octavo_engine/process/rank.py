@@ -20,9 +20,9 @@ from octavo_engine.loop.engine_core import freeze_gc
 from octavo_engine.loop.start import import_compute
 from octavo_engine.process import rank_messages as messages
 from octavo_engine.process.exit_with_parent import exit_with_parent
+from octavo_engine.process.ipc_sockets import remove_folder
 from octavo_engine.process.main import IGNORED_SIGNALS
-from octavo_engine.process.messages import Failed
-from octavo_engine.process.pipes import framed, read_message, remove_folder
+from octavo_engine.process.messages import Failed, framed, read_message
 from octavo_engine.settings.config import ranks_per_host
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, GroupBroken, StartupError
 

@@ -1,4 +1,4 @@
-"""Messages in a pipe, each after its length in 4 bytes, and the folder of the two ipc sockets between parent and core.
+"""The folder of the two ipc sockets between parent and core, and a pipe that wakes a loop over sockets.
 
 A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
 remains, however the processes end afterwards. If one process ends before, the other removes it.
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from octavo_engine.wire.errors import StartupError
 
-_LENGTH_BYTES = 4
 MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
 
 
@@ -36,26 +35,6 @@ class Waker:
     def close(self) -> None:
         os.close(self.fd)
         os.close(self._write_fd)
-
-
-def read_message(fd: int) -> bytes | None:
-    """Read the next message; None once the other end is closed."""
-    length = _read_exactly(fd, _LENGTH_BYTES)
-    return None if length is None else _read_exactly(fd, int.from_bytes(length, "little"))
-
-
-def framed(message: bytes) -> bytes:
-    return len(message).to_bytes(_LENGTH_BYTES, "little") + message
-
-
-def _read_exactly(fd: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        chunk = os.read(fd, size - len(data))
-        if not chunk:
-            return None
-        data += chunk
-    return data
 
 
 def make_folder() -> str:
