@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection, read_secret
-from octavo_engine.process.remote_hosts import RemoteHosts, common_settings
+from octavo_engine.process.control_connection import ControlConnection
+from octavo_engine.process.remote_hosts import SECRET_VARIABLE, RemoteHosts, common_settings, read_secret
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.serve_command import free_port

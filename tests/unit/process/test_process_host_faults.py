@@ -18,11 +18,11 @@ import pytest
 import zmq
 from octavo_engine.process import headless, rank_processes, remote_hosts
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
+from octavo_engine.process.control_connection import ControlConnection
 from octavo_engine.process.headless import HeadlessHost
 from octavo_engine.process.messages import Failed
 from octavo_engine.process.rank_processes import RankProcesses
-from octavo_engine.process.remote_hosts import RemoteHosts, common_settings, own_address
+from octavo_engine.process.remote_hosts import SECRET_VARIABLE, RemoteHosts, common_settings, own_address
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.serve_command import free_port

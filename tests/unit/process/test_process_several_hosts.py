@@ -12,13 +12,13 @@ import zmq
 from octavo_engine.process import headless, parallel_executor, remote_hosts
 from octavo_engine.process import main as core_process
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import SECRET_VARIABLE, ControlConnection
+from octavo_engine.process.control_connection import ControlConnection
 from octavo_engine.process.headless import HeadlessHost
 from octavo_engine.process.ipc_sockets import from_core_address, make_folder, remove_folder
 from octavo_engine.process.messages import Failed, Start, decode_from_core
 from octavo_engine.process.parallel_executor import ParallelExecutor, load_executor
 from octavo_engine.process.rank_processes import RankProcesses, Report
-from octavo_engine.process.remote_hosts import RemoteHosts, common_settings, named_fingerprints
+from octavo_engine.process.remote_hosts import SECRET_VARIABLE, RemoteHosts, common_settings, named_fingerprints
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import LoRAModule
 from octavo_engine.sources.fingerprint import adapter_fingerprint

@@ -10,7 +10,6 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,10 +20,8 @@ from zmq.utils.monitor import parse_monitor_message
 from octavo_engine.process.ipc_sockets import Waker
 from octavo_engine.wire.errors import StartupError
 
-SECRET_VARIABLE = "OCTAVO_GROUP_SECRET"
 #: Seconds without a sign of life after which a host is lost.
 LOST_S = 5
-_LEAST_SECRET_CHARS = 32
 _HEARTBEAT_MS = 1000
 _HANDSHAKE_MS = 10_000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
@@ -57,18 +54,6 @@ class Receiver(Protocol):
 
     def refused(self) -> None:
         """Note that `MOST_FAILURES` handshakes in a row have failed, or on the first host, one of another process."""
-
-
-def read_secret(environment: Mapping[str, str]) -> bytes:
-    """Return the secret of the group. Raises StartupError without one, or for a short one."""
-    secret = environment.get(SECRET_VARIABLE, "")
-    if len(secret) >= _LEAST_SECRET_CHARS:
-        return secret.encode()
-    found = f"has {len(secret)} characters" if secret else "is not set"
-    raise StartupError(
-        f"${SECRET_VARIABLE} {found}; several hosts need the same secret of {_LEAST_SECRET_CHARS} characters or more: "
-        f"set it to the output of `openssl rand -hex 32` on all hosts."
-    )
 
 
 def describe_address(host: str, port: int) -> str:

@@ -17,17 +17,16 @@ import msgspec
 import zmq
 
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import (
-    LOST_S,
-    MOST_FAILURES,
-    SECRET_VARIABLE,
-    ControlConnection,
-    describe_address,
-    read_secret,
-)
+from octavo_engine.process.control_connection import LOST_S, MOST_FAILURES, ControlConnection, describe_address
 from octavo_engine.process.ipc_sockets import make_folder, remove_folder
 from octavo_engine.process.rank_processes import RankProcess, own_start, without_text
-from octavo_engine.process.remote_hosts import common_settings, named_fingerprints, own_address
+from octavo_engine.process.remote_hosts import (
+    SECRET_VARIABLE,
+    common_settings,
+    named_fingerprints,
+    own_address,
+    read_secret,
+)
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import download_dir, locate_adapter, resolve_files

@@ -23,10 +23,9 @@ import zmq
 
 from octavo_engine.log_format import current_format
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import SECRET_VARIABLE
 from octavo_engine.process.ipc_sockets import make_folder, remove_folder
 from octavo_engine.process.messages import Failed, framed, read_message
-from octavo_engine.process.remote_hosts import RemoteHosts, RemoteRank
+from octavo_engine.process.remote_hosts import SECRET_VARIABLE, RemoteHosts, RemoteRank
 from octavo_engine.settings.config import EngineConfig, ranks_per_host
 from octavo_engine.wire.errors import EngineDead, GroupBroken, StartupError
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from octavo_engine.process import rank_messages as messages
-from octavo_engine.process.control_connection import LOST_S, ControlConnection, describe_address, read_secret
+from octavo_engine.process.control_connection import LOST_S, ControlConnection, describe_address
 from octavo_engine.process.messages import Failed
 from octavo_engine.settings.config import EngineConfig, ranks_per_host
 from octavo_engine.sources.download_dir import fetched_revision
@@ -26,6 +26,8 @@ from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
+SECRET_VARIABLE = "OCTAVO_GROUP_SECRET"
+_LEAST_SECRET_CHARS = 32
 #: Time between two log lines about hosts that are waited for.
 _REMINDER_S = 10.0
 #: Settings that all hosts must have alike, as each of them decides something by them.
@@ -34,6 +36,18 @@ _COMMON = (
     *("model_impl", "device", "hf_overrides", "block_size", "max_model_len", "enable_lora", "max_lora_rank"),
 )
 OnReport = Callable[[int, messages.FromRank | None], None]
+
+
+def read_secret(environment: Mapping[str, str]) -> bytes:
+    """Return the secret of the group. Raises StartupError without one, or for a short one."""
+    secret = environment.get(SECRET_VARIABLE, "")
+    if len(secret) >= _LEAST_SECRET_CHARS:
+        return secret.encode()
+    found = f"has {len(secret)} characters" if secret else "is not set"
+    raise StartupError(
+        f"${SECRET_VARIABLE} {found}; several hosts need the same secret of {_LEAST_SECRET_CHARS} characters or more: "
+        f"set it to the output of `openssl rand -hex 32` on all hosts."
+    )
 
 
 def _first_address(config: EngineConfig) -> str:
