@@ -34,7 +34,7 @@ from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.messages import take_images
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
-from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from octavo_engine.wire.errors import InvalidRequest, StartupError
 from octavo_engine.wire.hashing import salted_digest
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, ImageInput
@@ -211,10 +211,7 @@ class Frontend:
         return TokenizedPrompt(text=text, token_ids=ids, images=images)
 
     def _read_images(self, images: Mapping[str, GivenImage], kwargs: object) -> list[Picture]:
-        """Read images by their place in the prompt. `kwargs`: `mm_processor_kwargs`.
-
-        Raises InvalidRequest, as ContextLengthExceeded for the first image that does not fit.
-        """
+        """Read images by their place in the prompt. `kwargs`: `mm_processor_kwargs`. Raises InvalidRequest."""
         name = "mm_processor_kwargs"
         kwargs = kwargs or {}
         if not isinstance(kwargs, Mapping):
@@ -225,17 +222,8 @@ class Frontend:
                 problem = f"{where} is for images; {self.config.model} accepts only text"
                 raise InvalidRequest(f"{problem}: leave it out.", param=where)
             return []
-        self.images.check_kwargs(kwargs)
-        if len(images) > (limit := self.config.limit_mm_per_prompt.get("image", len(images))):
-            remedy = f"the limit is {limit}: send fewer, or raise --limit-mm-per-prompt."
-            raise InvalidRequest(f"The prompt holds {len(images)} images; {remedy}", param=[*images][limit])
-        pictures, count = list[Picture](), 0
-        for where, image in images.items():
-            pictures.append(self.images.read(image, where, kwargs))
-            count += pictures[-1].num_tokens
-            if count > self.max_model_len:
-                raise ContextLengthExceeded(max_model_len=self.max_model_len, num_requested=1, num_input=count)
-        return pictures
+        most = self.config.limit_mm_per_prompt.get("image", len(images))
+        return self.images.read_all(images, kwargs, most_images=most, max_model_len=self.max_model_len)
 
     def build(
         self,

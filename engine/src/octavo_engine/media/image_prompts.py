@@ -7,7 +7,7 @@ join characters at the edges; of a prompt that is given as ids, each image token
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Protocol
@@ -25,7 +25,7 @@ from octavo_engine.media.processor_settings import (
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_engine.wire.records import ImageInput
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,28 @@ class ImagePrompts:
             logger.warning("%s takes only text, as the packages for images are not installed: %s", name, INSTALL)
         if self._rule is None:
             logger.warning("%s takes only text, as its checkpoint has no %s", name, IMAGE_PROCESSOR_FILE)
+
+    def read_all(
+        self, images: Mapping[str, GivenImage], kwargs: Kwargs, *, most_images: int, max_model_len: int
+    ) -> list[Picture]:
+        """Read images by their place in the prompt. Raises ContextLengthExceeded for the first that does not fit, and
+        InvalidRequest, also for settings of the image processor that cannot be replaced so."""
+        check_kwargs(kwargs, self._vision.family)
+        try:
+            if self._rule is not None:
+                self._make_rule(self._settings.replaced(kwargs))
+        except StartupError as error:
+            raise InvalidRequest(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from error
+        if len(images) > most_images:
+            remedy = f"the limit is {most_images}: send fewer, or raise --limit-mm-per-prompt."
+            raise InvalidRequest(f"The prompt holds {len(images)} images; {remedy}", param=[*images][most_images])
+        pictures, count = list[Picture](), 0
+        for where, image in images.items():
+            pictures.append(self.read(image, where, kwargs))
+            count += pictures[-1].num_tokens
+            if count > max_model_len:
+                raise ContextLengthExceeded(max_model_len=max_model_len, num_requested=1, num_input=count)
+        return pictures
 
     def read(self, given: GivenImage, where: str, kwargs: Kwargs) -> Picture:
         """Read the header of an image file, or encode an object of PIL or numpy. Raises InvalidRequest.
@@ -117,16 +139,6 @@ class ImagePrompts:
             message = f"mm_processor_kwargs makes {num_tokens} tokens of {where}, scaled to {_shown(scaled)} pixels"
             remedy = f"the server's settings allow {most_tokens}, of {_shown(usual)}: ask for fewer pixels"
             raise InvalidRequest(f"{message}; {remedy}, or set --mm-processor-kwargs.", param="mm_processor_kwargs")
-
-    def check_kwargs(self, kwargs: Kwargs) -> None:
-        """Raises InvalidRequest for settings of the image processor that cannot be replaced so."""
-        check_kwargs(kwargs, self._vision.family)
-        if self._rule is None:
-            return
-        try:
-            self._make_rule(self._settings.replaced(kwargs))
-        except StartupError as error:
-            raise InvalidRequest(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from error
 
     def _make_rule(self, settings: ProcessorSettings) -> ImageTokens:
         return make_image_tokens(self._vision.family, self._vision.hf, settings.image, self.token)
