@@ -13,7 +13,7 @@ from octavo_engine.ops.group_tensor import GroupTensor
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.weights.gguf_names import Placement, place_tensor
+from octavo_engine.weights.gguf_conversion import Placement, place_tensor
 from octavo_engine.weights.gguf_tensors import (
     interleaved_rows,
     read_gguf_blocks,
