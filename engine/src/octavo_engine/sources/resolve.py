@@ -22,7 +22,7 @@ from octavo_engine.sources.model_scope import ModelScopeModel
 from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.progress import Advance, ignore_progress
-from octavo_engine.sources.quantisation import read_quantisation
+from octavo_engine.sources.quantised_config import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
