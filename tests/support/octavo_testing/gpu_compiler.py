@@ -90,6 +90,7 @@ class Kernel:
     num_warps: int
     e4m3_conversions: int
     fused: int  # fp32 multiplications that are fused with an addition, other than those within divisions
+    longest_loop: int  # its instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,10 @@ class GpuCompiler:
     ) -> Report:
         """Compile the attention of a step of prompts and decodes. `cache`: the type of its KV cache, if another one."""
         return self._compile("attention", sm, heads, kv_heads, head_dim, dtype, cache or dtype)
+
+    def compile_groups(self, kind: str, group: int, *, sm: int, dtype: str, scale_dtype: str) -> Report:
+        """Compile the products of all tiles with a weight in groups, of a kind of `group_cases.KINDS`."""
+        return self._compile("groups", sm, kind, group, dtype, scale_dtype)
 
     def compile_fp8(self, out: int, size: int, num_groups: int, *, sm: int, dtype: str) -> Report:
         """Compile the FP8 kernels of all tiles for a weight [out, size], also where torch has a product."""
@@ -278,7 +283,20 @@ def measure(kernel: Any) -> Kernel:
         fp8_products=count_of("QMMA", "QGMMA"),
         num_warps=kernel.metadata.num_warps,
         e4m3_conversions=sum(count for name, count in instructions.items() if "E4M3" in name),
+        longest_loop=longest_loop(code),
     )
+
+
+def longest_loop(code: str) -> int:
+    """Return the number of instructions of the longest loop, which a jump back ends."""
+    places: dict[int, int] = {}
+    longest = 0
+    for address, instruction in re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.M):
+        places[int(address, 16)] = len(places)
+        target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+        if target is not None and int(target[1], 16) in places:
+            longest = max(longest, len(places) - places[int(target[1], 16)])
+    return longest
 
 
 def _cuobjdump(option: str, path: str) -> str:
@@ -406,6 +424,23 @@ def compile_attention(sm: int, heads: int, kv_heads: int, head_dim: int, dtype: 
     return {"kernels": [*map(measure_once, compiled.values())], "later": 0, "layer_launches": []}
 
 
+def compile_groups(sm: int, kind: str, group: int, dtype: str, scale_dtype: str) -> dict[str, Any]:
+    """Compile products with a weight in groups in this process; return the fields of a `Report`."""
+    from octavo_engine.ops.triton.group_linear import compile_tiles, group_linear
+
+    from octavo_testing.group_cases import random_group_tensor
+
+    compiled = record_compilations(sm)
+    scales, x_dtype = getattr(torch, scale_dtype), getattr(torch, dtype)
+    weight = random_group_tensor(kind, 1024, 1024, group, scale_dtype=scales, device="meta")
+    bias = torch.empty(1024, dtype=x_dtype, device="meta")
+    compile_tiles(weight, bias, x_dtype, x_dtype)
+    kernels = list(compiled.values())
+    for rows in (1, 2, 16, 17, 63, 64, 65, 128, 256, 257, 2048):
+        group_linear(torch.empty(rows, 1024, dtype=x_dtype, device="meta"), weight, bias)
+    return {"kernels": [*map(measure_once, kernels)], "later": len(compiled) - len(kernels), "layer_launches": []}
+
+
 def compile_fp8(sm: int, out: int, size: int, num_groups: int, dtype: str) -> dict[str, Any]:
     """Compile the FP8 kernels in this process; return the fields of a `Report`."""
     from octavo_engine.ops.triton.fp8_linear import TILES, round_rows, scaled_product
@@ -439,13 +474,15 @@ def main() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             kind, *arguments = json.loads(line)
-            compile_kind = {"model": compile_model, "attention": compile_attention, "fp8": compile_fp8}[kind]
+            compile_kind = KINDS[kind]
             print(json.dumps(compile_kind(*arguments)), flush=True)
             os._exit(0)
         _, status = os.wait()
         if status:
             print("null", flush=True)
 
+
+KINDS = {"model": compile_model, "attention": compile_attention, "groups": compile_groups, "fp8": compile_fp8}
 
 if __name__ == "__main__":
     main()
