@@ -11,7 +11,6 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import octavo_engine
@@ -19,10 +18,10 @@ import pytest
 import yaml
 from octavo_operator.spec.service import KIND, read_spec
 from octavo_server.cli.main import COMMANDS, build_parser
+from octavo_testing.printed_blocks import ROOT, logical_lines, printed_blocks
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = printed_blocks(DOCUMENTS)
 INLINE = re.compile(r"`(?:\.venv/bin/)?octavo ([a-z-]+)")
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -37,26 +36,7 @@ UNCHECKED = frozenset({"apt-get", "base64", "git", "jq", "openssl"})
 
 
 def blocks(languages: set[str]) -> list[Any]:
-    return [
-        pytest.param(body, id=f"{path.relative_to(ROOT)}:{number}")
-        for path in DOCUMENTS
-        for number, (language, body) in enumerate(BLOCK.findall(path.read_text()))
-        if language in languages
-    ]
-
-
-def logical_lines(block: str) -> Iterator[str]:
-    """Lines joined while a quote is open or a backslash ends them."""
-    pending = ""
-    for line in block.replace("\\\n", " ").splitlines():
-        pending += line + "\n"
-        try:
-            shlex.split(pending, comments=True)
-        except ValueError:
-            continue
-        yield pending
-        pending = ""
-    assert not pending, f"a quote is left open: {pending}"
+    return [pytest.param(block.body, id=str(block)) for block in BLOCKS if block.language in languages]
 
 
 def commands(line: str) -> Iterator[list[str]]:
