@@ -142,7 +142,7 @@ def test_programs_of_a_processor(
 def test_the_compiled_kernel_decides_how_many_programs_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
 
-    def decode_attention(*arguments: Any) -> SimpleNamespace:
+    def decode_attention(*arguments: Any, **_: Any) -> SimpleNamespace:
         launched.append(arguments[-1])
         registers, shared = (117, 39168) if arguments[1].kv.window is None else (142, 39168)
         return SimpleNamespace(n_regs=registers, metadata=SimpleNamespace(shared=shared, num_warps=4))
