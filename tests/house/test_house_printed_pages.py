@@ -53,7 +53,7 @@ def reason(block: PrintedBlock, part: str) -> str:
 
 
 def needs_cluster(page: str) -> bool:
-    """Whether a command that is run is one of a cluster."""
+    """Return True if a command that is run is one of a cluster."""
     commands = [part for block in BLOCKS if block.page == page for part in parts(block) if not reason(block, part)]
     return any(name in part for part in [*commands, *FIRST.get(page, [])] for name in CLUSTER_COMMANDS)
 
