@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from octavo_server.tenants_file import TenantsFile
+from octavo_server.http.tenants_file import TenantsFile
 from octavo_testing.chart import HELM_MISSING, helm_binary
 from octavo_testing.cluster import local_binaries
 from octavo_testing.control_plane import GARBAGE, NAMESPACES, control_plane, missing_tools
