@@ -30,6 +30,7 @@ FAULTS = {
     "write_kv.py": (r"offset, v, mask=mask", "offset, v * 2, mask=mask"),
     "elementwise.py": (r"acted \* up", "acted + up"),
     "group_values.py": (r"value = number \* scale", "value = number * scale * 1.1"),
+    "fp8_linear.py": (r"product \* scale\[:, None\]", "product * scale[:, None] * 1.1"),
     "sampling.py": (r"^import torch$", "import no_such_module\nimport torch"),
 }
 DIES = (r"^    kv_heads, block_size, dim = .*$", r"\g<0>\n    if dim == 80:\n        __import__('os')._exit(9)")
@@ -54,7 +55,7 @@ def test_all_steps_pass_on_the_cpu(tmp_path: Path) -> None:
     assert all(sum(line["step"] == step for line in lines) > 2 for step in steps)
     names = {line["name"].split()[0] for line in lines if line["step"] == "kernels"}
     kernels = {"decode_attention", "paged_attention", "write_kv", "write_qkv", "rms_norm", "gate", "blocks", "sample"}
-    kernels |= {"group_linear", "experts"}
+    kernels |= {"group_linear", "fp8_linear", "experts"}
     assert kernels <= names
 
 
@@ -83,7 +84,7 @@ def test_each_planted_fault_is_one_line_that_names_kernel_type_and_shape(tmp_pat
         plant(tmp_path / "root", name, pattern, replacement)
     plant(tmp_path / "root", "write_qkv.py", *DIES)
     plant(tmp_path / "root", "elementwise.py", *HANGS)
-    only = "kernels:attention float32 dim 80|float32$|rms_norm|write_qkv float32|min-p|int8"
+    only = "kernels:attention float32 dim 80|float32$|rms_norm|write_qkv float32|min-p|int8|fp8_linear"
     _, lines = run_gpu(
         tmp_path / "root", tmp_path / "out", "--only", only, "--budget", 900, "--work", tmp_path / "work"
     )
@@ -92,7 +93,7 @@ def test_each_planted_fault_is_one_line_that_names_kernel_type_and_shape(tmp_pat
     assert sorted(fails) == sorted(
         [f"{kernel} {shape}" for kernel in ("decode_attention", "paged_attention", "write_kv")]
         + ["gate float32", "experts float32", "sample float32 2 x 3000, min-p"]  # a gate is between experts' products
-        + ["group_linear float16 int8"]
+        + ["group_linear float16 int8", "fp8_linear float16 groups of 128"]
         + ["rms_norm float16", "write_qkv float32 dim 80, 80 rotary, norm"]
     )
     assert "no answer within" in fails["rms_norm float16"]

@@ -8,6 +8,7 @@ import torch
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor, expand_groups
 from octavo_engine.ops.triton.fp8_linear import TILES, FP8Weight, fp8_linear, prepare_fp8, round_rows, scaled_product
 from octavo_engine.ops.triton.grouped_linear import Tile
+from octavo_testing.group_cases import rounded_by_torch
 from octavo_testing.kernel_cases import random
 from octavo_testing.triton_device import exact_e4m3
 from torch import Tensor
@@ -28,14 +29,6 @@ def make_weight(out: int, size: int, num_groups: int, seed: int = 1) -> GroupTen
     group_format = GroupFormat(name="FP8", codes="e4m3", group_size=size // num_groups, scale_dtype=torch.float32)
     scales = torch.rand(num_groups, out, generator=torch.Generator().manual_seed(seed)) / 1000 + 1e-4
     return GroupTensor(format=group_format, codes=codes, scales=scales)
-
-
-def rounded_by_torch(x: Tensor, num_groups: int, given: float | None = None) -> Tensor:
-    """Return the values of rounded rows in fp64."""
-    groups = x.double().view(len(x), num_groups, -1).float()
-    largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    scales = largest / 448 if given is None else torch.full_like(largest, given)
-    return ((groups * (1 / scales)).clamp(-448, 448).to(E4M3).double() * scales.double()).view(x.shape)
 
 
 def error(got: Tensor, want: Tensor) -> float:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu.step import Case, Step, parse_step, run_cases
+from gpu.step import Case, LeftOut, Step, parse_step, run_cases
 from torch import Tensor
 
 BLOCK = 16
@@ -30,6 +30,7 @@ MIXES = {  # (tokens with KV before, tokens of this step) of each sequence
 VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "window": {"window": 24}, "cap": {"window": 700, "softcap": 5.0}}
 SIZES = {"cuda": (7, 896, 1024, 3072, 8192, 14336), "cpu": (7, 64)}
 FILTERS = ("greedy", "none", "top-k-top-p", "cool", "top-k", "top-1", "most", "top-p", "top-p-hot", "min-p", "all")
+ROUNDED = {"scale of each row": None, "static scale": 0.02, "groups of 128": None}  # and a given scale
 GROUP_KINDS = ("int4", "int4 with zeros", "int4 with minimums", "int8", "e4m3", "table4")
 ROTATIONS = ((64, 64, False), (80, 80, True), (96, 48, False), (64, 0, False), (128, 128, True), (256, 256, True))
 PRELOADED = ("octavo_testing.attention_cases", "octavo_testing.draw_cases", "octavo_engine.ops.triton.sampling")
@@ -199,6 +200,42 @@ def group_product(step: Step, name: str, kind: str, dtype: str) -> None:
     report_errors(step, name, pairs, TOLERANCE[dtype])
 
 
+def e4m3_of(step: Step) -> contextlib.AbstractContextManager[None]:
+    """Let the interpreter convert e4m3 as a GPU does. Raises LeftOut on a GPU without products of FP8."""
+    if step.is_gpu:
+        from octavo_engine.devices.cuda_device import has_fp8
+
+        if not has_fp8(torch.device(step.device)):
+            raise LeftOut("the GPU multiplies no FP8 numbers: its compute capability is below 8.9")
+        return contextlib.nullcontext()
+    from octavo_testing.triton_device import exact_e4m3
+
+    return exact_e4m3()
+
+
+def rounded_product(step: Step, name: str, kind: str, dtype: str) -> None:
+    """Check products of rounded rows by the kernel and, where torch has the product, by torch."""
+    from octavo_engine.ops.group_tensor import expand_groups
+    from octavo_engine.ops.triton.fp8_linear import DEPTH, fp8_linear, prepare_fp8
+    from octavo_testing.group_cases import random_group_tensor, rounded_by_torch
+
+    size, outs, counts = (4096, (1040, 1027), (1, 16, 17, 64, 300)) if step.is_gpu else (256, (48, 35), (1, 17))
+    scale, pairs, number = ROUNDED[kind], {}, getattr(torch, dtype)
+    with e4m3_of(step):
+        for out in outs:
+            group = DEPTH if kind == "groups of 128" else size
+            weight = random_group_tensor("e4m3", out, size, group, device=step.device)
+            prepared = prepare_fp8(weight, None, number, scale)
+            step.figure(f"{name}: {out} outputs by torch's _scaled_mm", "yes" if prepared.has_product else "no")
+            ways = {"kernel": replace(prepared, has_product=False)}
+            ways |= {"torch": prepared} if prepared.has_product else {}
+            for rows in counts:
+                x = (3 * torch.randn(rows, size, device=step.device)).to(number)
+                want = rounded_by_torch(x, size // group, scale) @ expand_groups(weight, torch.float64).t()
+                pairs |= {f"{rows} x {out} by {way}": (fp8_linear(x, each), want) for way, each in ways.items()}
+    report_errors(step, name, pairs, TOLERANCE[dtype])
+
+
 def experts(step: Step, name: str, dtype: str) -> None:
     """Check the products of experts, by each tile, with a gate between and the sum of each row."""
     from octavo_engine.ops.triton.grouped_linear import TILES
@@ -237,6 +274,8 @@ def cases_of(step: Step) -> dict[str, Case]:
         add(f"experts {dtype}", experts, dtype=dtype)
         for kind in GROUP_KINDS if dtype != "float32" else ():
             add(f"group_linear {dtype} {kind}", group_product, kind=kind, dtype=dtype)
+        for kind in ROUNDED if dtype != "float32" else ():
+            add(f"fp8_linear {dtype} {kind}", rounded_product, kind=kind, dtype=dtype)
         for dim, rotary, has_norm in ROTATIONS if step.is_gpu else ROTATIONS[:2]:
             shape = {"dtype": dtype, "dim": dim, "rotary": rotary, "has_norm": has_norm}
             name = f"write_qkv {dtype} dim {dim}, {rotary} rotary{', norm' * has_norm}"

@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 CASE_S, LOAD_S = 190.0, 45.0  # most seconds of a case, and of one load of requests
 HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128  # of Qwen3-0.6B
-LINEARS = {"cuda": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), "cpu": ((70, 128),)}  # of Llama-3-8B
+LINEARS = {"cuda": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)), "cpu": ((70, 256),)}  # of Llama-3-8B
 GROUPS = {"int4 with zeros": 128, "int8": 64, "e4m3": 64}  # kinds, and the inputs of a group
 PEERS = ("vllm", "sglang")
 HOST_CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
@@ -160,6 +160,29 @@ def linears(step: Step) -> None:
             note = f"{torch_s / own_s:.2f} times as fast as bf16; {torch_s / first_s:.2f} if expanded first"
             rate = sum(part.nbytes for part in parts) / own_s / 1e9
             step.figure(f"linears of {rows} rows, {name}", rate, "GB/s", note)
+
+
+def rounded_linears(step: Step) -> None:
+    """Measure the same linears with rows and weights in FP8, the time to round the rows included."""
+    from gpu.steps.kernels import e4m3_of
+    from octavo_engine.ops.triton.fp8_linear import DEPTH, fp8_linear, prepare_fp8
+    from octavo_testing.group_cases import random_group_tensor
+
+    kind, shapes = torch.bfloat16 if step.is_gpu else torch.float16, LINEARS[step.device]
+    with e4m3_of(step):
+        for rows in (16, 4096) if step.is_gpu else (2,):
+            xs = [torch.randn(rows, size, device=step.device).to(kind) for _, size in shapes]
+            plain = [torch.randn(shape, device=step.device).to(kind) for shape in shapes]
+            torch_s = replayed_s(lambda xs=xs, plain=plain: [*map(F.linear, xs, plain)], step)
+            work = 2 * rows * sum(out * size for out, size in shapes) / 1e12
+            step.figure(f"linears of {rows} rows by torch", work / torch_s, "TFLOP/s", f"{1e6 * torch_s:.0f} us")
+            for name, scale, group in (("scales of rows", None, 0), ("static", 0.01, 0), ("groups", None, DEPTH)):
+                given = [random_group_tensor("e4m3", *each, group or each[1], device=step.device) for each in shapes]
+                parts = [prepare_fp8(weight, None, kind, scale) for weight in given]
+                own_s = replayed_s(lambda xs=xs, parts=parts: [*map(fp8_linear, xs, parts)], step)
+                taken = sum(part.has_product for part in parts)
+                note = f"{torch_s / own_s:.2f} times as fast; torch's _scaled_mm takes {taken} of {len(parts)}"
+                step.figure(f"linears of {rows} rows in FP8, {name}", work / own_s, "TFLOP/s", note)
 
 
 def experts(step: Step) -> None:
@@ -289,7 +312,7 @@ def peer(step: Step, name: str, python: Path) -> None:
 def cases_of(step: Step) -> Mapping[str, Case]:
     """Return the cases in the order of their worth; Llama-3-8B is last, as it takes longest."""
     cases: dict[str, Case] = {"sampling": sampling, "decode attention": decode_attention}
-    cases |= {"linears": linears, "experts": experts}
+    cases |= {"linears": linears, "fp8 linears": rounded_linears, "experts": experts}
     cases |= {"engine": partial(engine, name=MODEL[step.device]), "profile": profile}
     cases["prompt attention"] = prompt_attention
     if peers := os.environ.get("OCTAVO_GPU_PEERS"):

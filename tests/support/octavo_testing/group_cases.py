@@ -58,6 +58,14 @@ def random_group_tensor(
     )
 
 
+def rounded_by_torch(x: Tensor, num_groups: int, given: float | None = None) -> Tensor:
+    """Return the values of rows that are rounded to e4m3, in fp64."""
+    groups = x.double().view(len(x), num_groups, -1).float()
+    largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    scales = largest / 448 if given is None else torch.full_like(largest, given)
+    return ((groups * (1 / scales)).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scales.double()).view(x.shape)
+
+
 def stack_experts(weights: Iterable[GroupTensor]) -> GroupTensor:
     """Return the weights of several experts as one."""
     parts = [*weights]
