@@ -57,6 +57,8 @@ def test_all_steps_pass_on_the_cpu(tmp_path: Path) -> None:
     kernels = {"decode_attention", "paged_attention", "write_kv", "write_qkv", "rms_norm", "gate", "blocks", "sample"}
     kernels |= {"group_linear", "fp8_linear", "experts"}
     assert kernels <= names
+    coded = {line["name"].split()[0] for line in lines if line["name"].endswith(", e4m3 cache")}
+    assert {"decode_attention", "paged_attention", "write_kv", "decode"} <= coded
 
 
 def test_a_run_ends_at_its_budget_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -84,14 +86,15 @@ def test_each_planted_fault_is_one_line_that_names_kernel_type_and_shape(tmp_pat
         plant(tmp_path / "root", name, pattern, replacement)
     plant(tmp_path / "root", "write_qkv.py", *DIES)
     plant(tmp_path / "root", "elementwise.py", *HANGS)
-    only = "kernels:attention float32 dim 80|float32$|rms_norm|write_qkv float32|min-p|int8|fp8_linear"
+    only = "kernels:attention float32 dim 80|float32$|rms_norm|write_qkv float32|min-p|int8|fp8_linear|e4m3 cache"
     _, lines = run_gpu(
         tmp_path / "root", tmp_path / "out", "--only", only, "--budget", 900, "--work", tmp_path / "work"
     )
     fails = {line["name"]: line["note"] for line in lines if line["status"] == "FAIL"}
     shape = "float32 dim 80, 2 heads a KV head, window"
+    shapes = (shape, "float16 dim 64, 4 heads a KV head, plain, e4m3 cache")
     assert sorted(fails) == sorted(
-        [f"{kernel} {shape}" for kernel in ("decode_attention", "paged_attention", "write_kv")]
+        [f"{kernel} {each}" for kernel in ("decode_attention", "paged_attention", "write_kv") for each in shapes]
         + ["gate float32", "experts float32", "sample float32 2 x 3000, min-p"]  # a gate is between experts' products
         + ["group_linear float16 int8", "fp8_linear float16 groups of 128"]
         + ["rms_norm float16", "write_qkv float32 dim 80, 80 rotary, norm"]

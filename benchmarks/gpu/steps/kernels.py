@@ -17,6 +17,7 @@ from gpu.step import Case, LeftOut, Step, parse_step, run_cases
 from torch import Tensor
 
 BLOCK = 16
+E4M3 = "float8_e4m3fn"
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-5}  # of ||out - reference|| / ||reference||
 MIXES = {  # (tokens with KV before, tokens of this step) of each sequence
     "cuda": {
@@ -50,20 +51,33 @@ def report_errors(step: Step, name: str, pairs: dict[str, tuple[Tensor, Tensor]]
 
 
 def backends(step: Step, spec: Any, dtype: str, num_blocks: int) -> tuple[Any, Any]:
-    """Return the engine's backend and the reference in fp32, with equal random caches."""
+    """Return the engine's backend and the reference in fp32, with equal random caches of a type."""
     from octavo_engine.devices.cuda_device import CudaDevice
     from octavo_engine.ops.cuda_backend import CudaBackend
     from octavo_engine.ops.reference import ReferenceBackend
-    from octavo_testing.attention_cases import in_reference_layout
+    from octavo_testing.attention_cases import E4M3Reference, e4m3_codes
 
     kind = getattr(torch, dtype)
     own: Any = CudaBackend([spec], BLOCK, kind, "cpu", num_programs=5)
     own = CudaDevice().attention_backend([spec], BLOCK, kind) if step.is_gpu else own
     reference = ReferenceBackend([spec], BLOCK, torch.float32, step.device)
     own.allocate(num_blocks)
-    own.caches[0].normal_()
-    reference.caches = [in_reference_layout(own.caches[0])]
+    (cache,) = own.caches
+    if dtype == E4M3:
+        reference = E4M3Reference([spec], BLOCK, step.device)
+        cache.copy_(e4m3_codes(torch.randn(cache.shape, device=step.device), spec.k_scale).view(torch.uint8))
+    else:
+        cache.normal_()
+    reference.caches = [cached_values(cache, spec)]
     return own, reference
+
+
+def cached_values(cache: Tensor, spec: Any) -> Tensor:
+    """Return keys and values in the layout of the reference, which has no scales."""
+    from octavo_testing.attention_cases import in_reference_layout
+
+    scales = torch.tensor([spec.k_scale, spec.v_scale], device=cache.device)
+    return in_reference_layout(cache) * scales.view(2, 1, 1, 1, 1)
 
 
 def attend(backend: Any, spec: Any, qkv: list[Tensor], batch: Any) -> Tensor:
@@ -72,22 +86,24 @@ def attend(backend: Any, spec: Any, qkv: list[Tensor], batch: Any) -> Tensor:
     return out
 
 
-def attention(step: Step, name: str, dtype: str, dim: int, group: int, variant: str) -> None:
+def attention(step: Step, name: str, dtype: str, dim: int, group: int, variant: str, *, cached: str) -> None:
     """Check the kernel of sequences with one query in the step, that of the others, and the write of both."""
     from octavo_testing import attention_cases as inputs
 
     spec = inputs.make_spec(heads=2 * group, kv_heads=2, dim=dim, **VARIANTS[variant])
+    if cached == E4M3:
+        spec = replace(spec, kv=replace(spec.kv, k_scale=0.02, v_scale=0.03))
     pairs: dict[str, dict[str, Any]] = {"decode_attention": {}, "paged_attention": {}, "write_kv": {}}
     for mix, sizes in MIXES[step.device].items():
         batch, num_blocks = inputs.make_batch([inputs.SeqShape(*size) for size in sizes], BLOCK)
         batch = inputs.on_device(batch, step.device)
-        own, reference = backends(step, spec.kv, dtype, num_blocks)
+        own, reference = backends(step, spec.kv, cached, num_blocks)
         qkv = [x.to(step.device) for x in inputs.random_qkv(spec, len(batch.slots), getattr(torch, dtype), seed=0)]
         got, again = attend(own, spec, qkv, batch), attend(own, spec, qkv, batch)
         got = torch.where(got == again, got, torch.nan)  # a repetition has the same bits
         wide = [x.float() for x in qkv]
         attend(reference, spec, wide, batch)
-        written = inputs.in_reference_layout(own.caches[0])
+        written = cached_values(own.caches[0], spec.kv)
         pairs["write_kv"][mix] = written, reference.caches[0]
         reference.caches = [written]  # attention is judged by the keys that it has read
         want = attend(reference, spec, wide, replace(batch, slots=torch.full_like(batch.slots, -1)))
@@ -260,6 +276,12 @@ def attention_shapes(step: Step, dtype: str) -> list[tuple[int, int, str]]:
     return plain + (others if dtype == "bfloat16" else others[:2])
 
 
+def is_cached_in_fp8(step: Step, dtype: str, dim: int, group: int, variant: str) -> bool:
+    """Return True for the shapes that are also checked with a cache of e4m3."""
+    is_usual = dim == 128 or (dim == 64 and variant == "plain")
+    return dtype != "float32" and group in (4, 7) and (is_usual if step.is_gpu else dim == 64)
+
+
 def cases_of(step: Step) -> dict[str, Case]:
     """Return the cases by names of kernel, type and shape; attention of unusual heads is last."""
     found: dict[str, Case] = {}
@@ -267,6 +289,7 @@ def cases_of(step: Step) -> dict[str, Case]:
     def add(name: str, check: Callable[..., None], **shape: Any) -> None:
         found[name] = partial(check, name=name, **shape)
 
+    add("blocks e4m3", blocks, dtype=E4M3)
     for dtype in ("bfloat16", "float16", "float32") if step.is_gpu else ("float32", "float16"):
         add(f"blocks {dtype}", blocks, dtype=dtype)
         for kernel in ("rms_norm", "gate"):
@@ -282,7 +305,10 @@ def cases_of(step: Step) -> dict[str, Case]:
             add(name, fused, kernel="write_qkv", **shape)
         for dim, group, variant in attention_shapes(step, dtype):
             name = f"attention {dtype} dim {dim}, {group} heads a KV head, {variant}"
-            add(name, attention, dtype=dtype, dim=dim, group=group, variant=variant)
+            shape = {"dtype": dtype, "dim": dim, "group": group, "variant": variant}
+            add(name, attention, **shape, cached=dtype)
+            if is_cached_in_fp8(step, **shape):
+                add(f"{name}, e4m3 cache", attention, **shape, cached=E4M3)
     dtype, dim = ("bfloat16", 128) if step.is_gpu else ("float32", 16)
     add(f"decode_attention {dtype} dim {dim}", bits, dtype=dtype, dim=dim)
     for rows, vocab in ((1, 151936), (64, 151936), (256, 151936)) if step.is_gpu else ((2, 3000),):

@@ -79,8 +79,11 @@ def replayed_s(work: Callable[[], object], step: Step) -> float:
     return median_s(graph.replay, step.device, most_s=0.3)
 
 
-def own_attention_s(step: Step, seqs: int, length: int, queries: int) -> float:
-    """Return the seconds of a layer's attention, for the last `queries` tokens of each sequence."""
+def own_attention_s(step: Step, seqs: int, length: int, queries: int, cached: str = "") -> float:
+    """Return the seconds of a layer's attention, for the last `queries` tokens of each sequence.
+
+    `cached`: the type of keys and values in the cache; empty: that of the model.
+    """
     from gpu.steps.kernels import BLOCK, backends
     from octavo_engine.ops.attention import AttentionSpec, LayerKVSpec
     from octavo_testing.attention_cases import SeqShape, make_batch, on_device
@@ -88,7 +91,7 @@ def own_attention_s(step: Step, seqs: int, length: int, queries: int) -> float:
     kv = LayerKVSpec(num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
     spec = AttentionSpec(layer_idx=0, num_heads=HEADS, kv=kv, scale=HEAD_DIM**-0.5)
     batch, num_blocks = make_batch([SeqShape(length - queries, queries)] * seqs, BLOCK)
-    backend, _ = backends(step, kv, "bfloat16" if step.is_gpu else "float32", num_blocks)
+    backend, _ = backends(step, kv, cached or ("bfloat16" if step.is_gpu else "float32"), num_blocks)
     batch = on_device(batch, step.device)
     backend.begin_step(batch)
     return replayed_s(partial(backend.attend, spec, *random_qkv(step, seqs * queries), batch), step)
@@ -105,6 +108,17 @@ def decode_attention(step: Step) -> None:
         took = own_attention_s(step, seqs, length, 1)
         share = seqs * length * 2 * KV_HEADS * HEAD_DIM * 2 / bandwidth(step) / took
         step.figure(f"decode attention {seqs} x {length}", 100 * share, "% of bandwidth", f"{1e6 * took:.0f} us")
+
+
+def coded_attention(step: Step) -> None:
+    """Measure decode attention with a cache of e4m3 beside one in 16 bits."""
+    from gpu.steps.kernels import E4M3
+
+    for seqs, length in DECODES[step.device]:
+        wide, took = (own_attention_s(step, seqs, length, 1, cached) for cached in ("", E4M3))
+        share = seqs * length * 2 * KV_HEADS * HEAD_DIM / bandwidth(step) / took
+        note = f"{1e6 * took:.0f} us, {wide / took:.2f} times as fast as with a cache in 16 bits"
+        step.figure(f"decode attention {seqs} x {length}, e4m3 cache", 100 * share, "% of bandwidth", note)
 
 
 def prompt_attention(step: Step) -> None:
@@ -312,6 +326,7 @@ def peer(step: Step, name: str, python: Path) -> None:
 def cases_of(step: Step) -> Mapping[str, Case]:
     """Return the cases in the order of their worth; Llama-3-8B is last, as it takes longest."""
     cases: dict[str, Case] = {"sampling": sampling, "decode attention": decode_attention}
+    cases["fp8 cache"] = coded_attention
     cases |= {"linears": linears, "fp8 linears": rounded_linears, "experts": experts}
     cases |= {"engine": partial(engine, name=MODEL[step.device]), "profile": profile}
     cases["prompt attention"] = prompt_attention

@@ -82,8 +82,8 @@ def e4m3_codes(x: Tensor, scale: float = 1.0) -> Tensor:
 class E4M3Reference(ReferenceBackend):
     """Rounds keys and values as an FP8 cache does, and attends to them in fp32."""
 
-    def __init__(self, specs: list[LayerKVSpec], block_size: int) -> None:
-        super().__init__(specs, block_size, torch.float32)
+    def __init__(self, specs: list[LayerKVSpec], block_size: int, device: torch.device | str = "cpu") -> None:
+        super().__init__(specs, block_size, torch.float32, device)
 
     def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch) -> Tensor:
         own = self.specs[spec.layer_idx]
