@@ -108,3 +108,27 @@ def test_other_weights_take_inputs_of_16_bits(kind: GroupFormat) -> None:
     assert not linear.method.rounds_inputs
     x: Tensor = random(3, SIZE)
     torch.testing.assert_close(linear(x), x @ expand_groups(weight, torch.float32).t() + 1, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_wide", "rounds"),
+    [
+        (FP8, False, True),
+        (replace(FP8, group_size=128), False, True),
+        (replace(FP8, group_size=64), False, False),
+        (replace(FP8, rounds_inputs=False), False, False),
+        (FP8, True, False),
+    ],
+)
+def test_a_plan_knows_which_layers_round_their_inputs_and_expand_no_weight(
+    kind: GroupFormat, is_wide: bool, rounds: bool
+) -> None:
+    """A wide layer, which is multiplied in fp32, does neither."""
+    build = BuildContext(
+        dtype=torch.float16, device=torch.device("meta"), max_model_len=16, block_formats={"part.weight": kind}
+    )
+    spec = LinearSpec(in_features=SIZE, outs=(32,), names=("part",), wide=is_wide)
+    method = Linear(spec, build).method
+    assert isinstance(method, GroupMethod)
+    assert method.rounds_inputs == rounds
+    assert method.expanded_bytes == (0 if rounds or is_wide else 32 * SIZE * 2)

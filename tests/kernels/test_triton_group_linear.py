@@ -90,8 +90,16 @@ def test_all_finite_e4m3_codes_are_exact() -> None:
 
 def test_many_rows_use_the_expanded_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     case = GroupCase.make("int4", MAX_ROWS + 1, 64, out=40, size=64, bias=True)
-    assert kernels.expanded_bytes(case.weight, HALF) == 40 * 64 * 2
     wide = group_linear(case.x, case.weight, case.bias, out_dtype=FP32)
     assert case.error(wide) <= 2e-6, "sums of fp32 outputs are not rounded"
     monkeypatch.setattr(kernels, "multiply", None)
     assert case.error(group_linear(case.x, case.weight, case.bias)) <= 1e-3
+
+
+def test_fp32_outputs_are_compiled_without_an_expansion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expanding a logits head would take gigabytes."""
+    case = GroupCase.make("int4", 1, 64, out=40, size=64)
+    monkeypatch.setattr(kernels, "expand", None)
+    kernels.compile_tiles(case.weight, None, HALF, FP32)
+    with pytest.raises(TypeError):
+        kernels.compile_tiles(case.weight, None, HALF, HALF)

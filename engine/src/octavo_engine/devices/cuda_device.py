@@ -253,7 +253,7 @@ class CudaDevice:
             num_programs=gpu.multi_processor_count,
             processor=Processor(gpu.shared_memory_per_multiprocessor, gpu.max_threads_per_multi_processor),
             has_wgmma=gpu.major == 9,
-            has_e4m3=(gpu.major, gpu.minor) >= (8, 9),
+            has_e4m3=(gpu.major, gpu.minor) >= _FP8_CAPABILITY,
             copy=self._input_copy,
         )
 

@@ -32,16 +32,15 @@ class GroupMethod(PartsMethod):
         self.weight = empty_groups(spec, build, group_format) if place is None else place
         self._has_table, self._dtype = False, build.dtype
         self._input_scales: set[float | None] = set()
+        is_plain = place is None and not spec.wide  # outputs of fp32, and products of all experts, take 16 bits
+        self.rounds_inputs = is_plain and self.weight.format.rounds_rows_of(spec.rank_inputs)
         self._fp8_product: Callable[[Tensor], Tensor] | None = None
 
     @property
-    def rounds_inputs(self) -> bool:
-        """True if inputs are rounded to e4m3; known once the layer is packed."""
-        return self._fp8_product is not None
-
-    @property
     def expanded_bytes(self) -> int:
-        """The memory that a product of many rows takes for the expanded weight."""
+        """The memory that a product of many rows takes for the expanded weight, which some layers never expand."""
+        if self.rounds_inputs or self.spec.wide:
+            return 0
         return math.prod(self.weight.shape) * self._dtype.itemsize
 
     def _load_stored(self, name: str, part: int, tensor: GroupTensor, rows: range) -> None:
@@ -100,14 +99,12 @@ class GroupMethod(PartsMethod):
 
         The one scale of all inputs is used if all parts have the same; otherwise each row has its own.
         """
-        if self.weight.format.rounds_inputs:
-            from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8, takes_fp8  # needs Triton
+        if self.rounds_inputs:
+            from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8  # needs Triton
 
-            if takes_fp8(self.weight.format, self.spec.rank_inputs):
-                scale = next(iter(self._input_scales)) if len(self._input_scales) == 1 else None
-                self._fp8_product = partial(fp8_linear, weight=prepare_fp8(self.weight, self.bias, self._dtype, scale))
-                return
-        if runs_triton(self.weight.codes):
+            scale = next(iter(self._input_scales)) if len(self._input_scales) == 1 else None
+            self._fp8_product = partial(fp8_linear, weight=prepare_fp8(self.weight, self.bias, self._dtype, scale))
+        elif runs_triton(self.weight.codes):
             from octavo_engine.ops.triton.group_linear import compile_tiles
 
             dtype = self._dtype

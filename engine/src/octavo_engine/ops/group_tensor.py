@@ -23,14 +23,16 @@ Offsets = Literal["none", "zeros", "minimums"]
 CODE_BLOCK = 32
 #: The zero point of int4 without offsets.
 MIDDLE = 8
+#: The inputs of a group whose rounded rows are multiplied with it, if a row has several groups.
+ROUNDED_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFormat:
     """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32.
 
-    `rounds_inputs`: of e4m3, the inputs are rounded to e4m3, too, before they are multiplied. Formats are equal with it
-    and without it.
+    `rounds_inputs`: of e4m3, the inputs are rounded to e4m3, too, where kernels multiply such groups. Formats are equal
+    with it and without it.
     """
 
     name: str
@@ -48,6 +50,10 @@ class GroupFormat:
     @property
     def codes_per_byte(self) -> int:
         return 1 if self.codes in ("int8", "e4m3") else 2
+
+    def rounds_rows_of(self, size: int) -> bool:
+        """Return True if rows of a size are rounded: kernels multiply these with one group, or groups of 128."""
+        return self.rounds_inputs and self.group_size in (size, ROUNDED_GROUP)
 
 
 #: Formats in which weights stay as they are in memory: blocks, which a CPU multiplies, and groups, which a GPU does.

@@ -228,7 +228,7 @@ def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
 def _expanded_bytes(config: EngineConfig, model: Model) -> int:
     """Return the memory of the largest weight in groups, which a step of many rows expands, and so does a graph."""
     methods = (module.method for module in model.modules() if isinstance(module, Linear))
-    sizes = (each.expanded_bytes for each in methods if isinstance(each, GroupMethod) and not each.spec.wide)
+    sizes = (each.expanded_bytes for each in methods if isinstance(each, GroupMethod))
     return max(sizes, default=0) * (2 if graph_buckets(config) else 1)
 
 

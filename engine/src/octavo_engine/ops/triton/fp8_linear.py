@@ -16,12 +16,12 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
+from octavo_engine.ops.group_tensor import ROUNDED_GROUP, GroupTensor
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
 #: The inputs after which the kernel adds a product of the tensor cores to its fp32 sum.
-DEPTH = 128
+DEPTH = ROUNDED_GROUP
 _ROUNDED_VALUES = 4096  # of a program that rounds several groups
 _MOST = tl.constexpr(448.0)  # the largest number of e4m3
 _LEAST = tl.constexpr(1e-30)  # of a group's largest value, so that zeros have a scale
@@ -40,11 +40,6 @@ class FP8Weight:
     bias: Tensor | None
     input_scale: float | None
     has_product: bool = False
-
-
-def takes_fp8(weight: GroupFormat, in_features: int) -> bool:
-    """Return True if the kernels multiply weights of a format with rounded rows: of one group, or groups of 128."""
-    return weight.codes == "e4m3" and weight.group_size in (in_features, DEPTH)
 
 
 def prepare_fp8(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, input_scale: float | None) -> FP8Weight:

@@ -71,13 +71,8 @@ def compile_tiles(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, 
     x = torch.zeros(1, weight.shape[1], dtype=dtype, device=weight.codes.device)
     for tile in TILES:
         multiply(x, weight, bias, out_dtype, tile, num_parts(weight, tile))
-    expand(weight, dtype)
-
-
-def expanded_bytes(weight: GroupTensor, dtype: torch.dtype) -> int:
-    """Return the bytes that a product of more than MAX_ROWS rows takes for the time of it."""
-    out, size = weight.shape
-    return out * size * dtype.itemsize
+    if out_dtype == dtype:  # fp32 outputs never use it
+        expand(weight, dtype)
 
 
 def multiply(
