@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MemoryInfo
 from octavo_engine.layers.group_method import GroupMethod
+from octavo_engine.layers.moe import Experts
 from octavo_engine.models.model import Model
+from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
@@ -23,7 +26,13 @@ from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
 from octavo_engine.runner.model_loading import load_model
-from octavo_engine.runner.weight_formats import LOADED_GROUPS, kept_formats, log_expanded, log_quantised
+from octavo_engine.runner.weight_formats import (
+    LOADED_GROUPS,
+    kept_formats,
+    log_activations,
+    log_expanded,
+    log_quantised,
+)
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles
@@ -37,7 +46,8 @@ from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.group_weights import KINDS, groups_kept
 from octavo_testing.paged import PagedDriver
 from octavo_testing.quantised_tiny import METHODS, make_quantised
-from octavo_testing.tiny_models import LENGTH, make_tiny
+from octavo_testing.tiny_models import LENGTH, TINY, Tiny, make_tiny
+from octavo_testing.triton_device import triton_kernels
 from torch import Tensor
 
 DEVICE, GPU = CpuDevice(), CudaDevice()
@@ -171,6 +181,37 @@ def test_weights_are_quantised_while_they_load(
     (message,) = caplog.messages
     assert message.startswith(f"{len(names)} tensors were quantised to {quantization} while loading")
     assert ("(40, 56)" in message) == (name == "qwen2_moe")
+
+
+def built(files: ModelFiles, **fields: Any) -> Model:
+    formats = kept_formats(stored_tensors(files), GPU, torch.float16)
+    build: dict[str, Any] = {"dtype": torch.float16, "device": "cpu", "max_model_len": LENGTH, "block_formats": formats}
+    return build_model(load_model_config(files), **build | fields)
+
+
+def test_logs_count_the_layers_of_experts_that_a_gpu_has_in_one_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 4}
+    monkeypatch.setitem(TINY, "moe", Tiny(model_type="qwen3_moe", config=TINY["qwen3_moe"].config | sizes))
+    files = resolve_model(str(make_quantised("moe", "fp8_tensor", tmp_path)[0]))
+    odd_sizes = resolve_model(str(make_tiny("qwen2_moe", tmp_path)))
+    caplog.set_level(logging.INFO, logger=weight_formats.__name__)
+    found: list[list[str]] = []
+    for kernels in (triton_kernels(), nullcontext()):
+        with kernels:
+            models = built(files), built(odd_sizes, quantise_to=LOADED_GROUPS["int8"])
+        assert [any(each.stacks for each in model.modules() if isinstance(each, Experts)) for model in models] == [
+            not found
+        ] * 2
+        caplog.clear()
+        log_activations(files.quantisation, models[0])
+        log_quantised(models[1], LOADED_GROUPS["int8"])
+        found.append(list(caplog.messages))
+    assert "6 linear layers round them to FP8 (e4m3), and 8 take 16 bits" in found[0][0]
+    for _, message in found:
+        assert "18 linear layers stay in float16, as their numbers of inputs (40, 56) are no multiples of 32" in message
 
 
 def test_quantised_weights_compute_in_16_bits(tmp_path: Path) -> None:

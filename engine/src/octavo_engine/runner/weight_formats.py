@@ -5,8 +5,9 @@ Other quantised tensors are expanded when they are read.
 
 import logging
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -15,6 +16,7 @@ from octavo_engine.devices.memory import size
 from octavo_engine.layers.group_method import GroupMethod
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod
+from octavo_engine.layers.moe import Experts
 from octavo_engine.models.model import Model
 from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, WeightFormat
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
@@ -73,8 +75,9 @@ def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
     """Log how many tensors were quantised while they were loaded, and which linear layers could not be."""
     if block_format is None:
         return
-    linears = (module for module in model.modules() if isinstance(module, Linear))
-    dense = [linear.spec for linear in linears if isinstance(linear.method, DenseMethod) and not linear.spec.wide]
+    dense = [
+        linear.spec for linear in _linears(model) if isinstance(linear.method, DenseMethod) and not linear.spec.wide
+    ]
     exceptions, dtype = "", str(model.build.dtype).removeprefix("torch.")
     if others := [spec for spec in dense if spec.in_features % CODE_BLOCK]:
         sizes = ", ".join(map(str, sorted({spec.in_features for spec in others})))
@@ -91,11 +94,18 @@ def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
     _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
 
 
+def _linears(model: Model) -> Iterator[Linear]:
+    """Return all linear layers, also those of experts in one tensor, which are no modules of the model."""
+    stacked = (each.each for each in model.modules() if isinstance(each, Experts) and each.stacks)
+    modules = chain(model.modules(), *(mlp.modules() for mlp in chain(*stacked)))
+    return (module for module in modules if isinstance(module, Linear))
+
+
 def log_activations(config: QuantisedConfig | None, model: Model) -> None:
     """Log the arithmetic of a checkpoint that was made for quantised activations."""
     if config is None or config.activation_bits is None:
         return
-    linears = [module.method for module in model.modules() if isinstance(module, Linear) and not module.spec.wide]
+    linears = [linear.method for linear in _linears(model) if not linear.spec.wide]
     rounding = sum(isinstance(method, GroupMethod) and method.rounds_inputs for method in linears)
     here = "they have 16 bits here, and 8 in products with blocks"
     if rounding:
