@@ -14,6 +14,7 @@ from octavo_engine.layers.mlp import gated_specs
 from octavo_engine.layers.shard import Shard, split_inputs, split_outputs
 from octavo_engine.ops.activation import ACTIVATIONS
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor, expand_groups
+from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.group_weights import KINDS, random_groups
@@ -150,6 +151,12 @@ def test_ranks_that_cut_groups_are_refused_with_sizes_that_work() -> None:
         rank_heads("o.weight", 8, 8, 16, build)  # of 32 inputs each
     with pytest.raises(StartupError, match=r"'m\.down\.weight': its 128 inputs are 2 int8 blocks of 64, too few"):
         gated_specs("m", 64, 128, ("g", "u", "down"), replace(build, block_formats={"m.down.weight": kind}))
+    for quantised in (INT8, QUANTISED_FORMATS["Q8_0"]):  # by a flag, which may be omitted
+        loading = replace(BUILD, quantise_to=quantised, group=Group(0, 16))
+        with pytest.raises(StartupError, match=r"cut: use one of 1.*, or omit --quantization\.$"):
+            rank_heads("o.weight", 16, 16, 24, loading)
+        with pytest.raises(StartupError, match=r"use at most \d+, or omit --quantization\.$"):
+            gated_specs("m", 64, 256, ("g", "u", "down"), loading)
     one_group = replace(build_of(replace(kind, group_size=128), "o"), group=Group(1, 4))
     assert rank_heads("o.weight", 8, 8, 16, one_group).query_values == range(32, 64)
 

@@ -52,7 +52,7 @@ def rank_heads(out: str, num_heads: int, num_kv_heads: int, dim: int, build: Bui
         raise StartupError(
             f"tensor '{out}': its {num_heads * dim} inputs are in {block_format.name} blocks of "
             f"{block}, which --tensor-parallel-size {group.size} would cut: use one of "
-            f"{', '.join(works)}, or a checkpoint in another format."
+            f"{', '.join(works)}, or {build.format_remedy(out, num_heads * dim)}."
         )
     return _share(group, num_heads, num_kv_heads, dim)
 

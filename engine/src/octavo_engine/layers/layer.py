@@ -51,6 +51,11 @@ class BuildContext:
         """Return the format in which a linear layer has a tensor [out, in] in memory; None if it is expanded."""
         return self.block_format(name, in_features) or self.quantised_format(in_features)
 
+    def format_remedy(self, name: str, in_features: int) -> str:
+        """Return what avoids the format that `linear_format` returns for a tensor, for errors."""
+        is_stored = self.block_format(name, in_features) is not None
+        return "a checkpoint in another format" if is_stored else "omit --quantization"
+
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 

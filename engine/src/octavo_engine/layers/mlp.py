@@ -91,8 +91,8 @@ def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
     if num_blocks < ranks:
         raise StartupError(
             f"tensor '{down}': its {inner_size} inputs are {num_blocks} {block_format.name} blocks of "
-            f"{size}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or a "
-            "checkpoint in another format."
+            f"{size}, too few for --tensor-parallel-size {ranks}: use at most {num_blocks}, or "
+            f"{build.format_remedy(down, inner_size)}."
         )
     return build.group.share(inner_size, size)
 
