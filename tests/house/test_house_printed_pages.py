@@ -1,8 +1,9 @@
-"""Every command, script and manifest of README, docs/ and examples/ is run as it is printed, or named with the reason.
+"""Runs the commands, scripts and manifests of README, docs/ and examples/ as the pages print them.
 
-`printed_pages.yaml` names what is not run. A page is run in order, in a copy of the tree and in a network of its own,
-in which its ports are free and no other host exists. Models of the hub are stand-ins with the same architecture.
-Manifests are sent to a real API server with `--dry-run=server`; a part of one first completes a whole one.
+`printed_pages.yaml` names those that are not run, each with the reason. A page is run in order, in a copy of the tree
+and in a network of its own, in which its ports are free and no other host exists. Models of the hub are stand-ins with
+the same architecture. Manifests are sent to a real API server with `--dry-run=server`; a part of one first completes a
+whole one.
 """
 
 import ctypes

@@ -37,7 +37,7 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 def without_product(weight: GroupTensor, bias: Tensor | None = None, scale: float | None = None) -> FP8Weight:
-    """Prepare a weight for the Triton kernel, whatever torch has."""
+    """Prepare a weight for the Triton kernel, also where torch could multiply it."""
     codes, scales = weight.codes.view(E4M3), weight.scales
     return FP8Weight(codes=codes, scales=scales, bias=bias, input_scale=scale if len(scales) == 1 else None)
 

@@ -1,4 +1,4 @@
-"""Random weights in groups, of every kind that a GPU multiplies as it is."""
+"""Random weights in groups, of every kind that a GPU multiplies without expanding it first."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
