@@ -6,9 +6,8 @@ import statistics
 import pytest
 from octavo_server.bench.load import RequestRecord
 from octavo_server.bench.metrics import Distribution, figures
-from octavo_server.bench.report import Run, block, result, warnings
+from octavo_server.bench.report import Run, block, result, table, warnings
 from octavo_server.bench.server_state import PrefixCache, parse_prefix_cache
-from octavo_server.bench.sweep import saturation, table
 
 #: Two requests of four tokens, one second apart, and one that failed.
 RECORDS = [
@@ -146,21 +145,6 @@ def test_prefix_cache_counters_are_summed_for_any_metric_prefix():
 def at_rate(rate, duration_s):
     records = [RequestRecord(prompt_tokens=1, start_s=i / rate, latency_s=0.1, output_tokens=1) for i in range(20)]
     return run(records, rate=rate, duration_s=duration_s)
-
-
-def test_saturation_is_the_highest_rate_kept_up_with():
-    sweep = [at_rate(1, 20.1), at_rate(2, 10.2), at_rate(4, 9.0), at_rate(8, 8.9)]
-    assert saturation(sweep) == 2
-    assert saturation(sweep[:2]) is None
-    assert saturation([at_rate(1, 20.1), at_rate(2, 10.1), at_rate(4, 5.1)]) is None
-
-
-def test_saturation_is_the_concurrency_of_full_throughput():
-    def at(concurrency, duration_s):
-        return run(RECORDS[:2], rate=math.inf, concurrency=concurrency, duration_s=duration_s)
-
-    assert saturation([at(1, 4.0), at(2, 2.0), at(4, 1.0), at(8, 0.98)]) == 4
-    assert saturation([at(1, 4.0), at(2, 2.0), at(4, 1.0)]) is None
 
 
 def test_sweep_table_has_a_row_per_load():

@@ -1,4 +1,4 @@
-"""Reports the figures of a run in vLLM's formats: its summary block, line by line, and its result file.
+"""Reports the figures of a run in vLLM's formats, its summary block and its result file, and the table of a sweep.
 
 Figures that vLLM doesn't measure are in a section at the end of the block, where vLLM has its optional sections, so
 that scripts written for vLLM still find its lines.
@@ -121,6 +121,28 @@ def warnings(run: Run, *, allows_hits: bool, was_reset: bool) -> list[str]:
     if errors:
         texts.append(f"{len(errors)} of {len(run.records)} requests failed; the first: {errors[0]}")
     return texts
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return the table of a sweep: the same measurement at several loads."""
+    by_concurrency = len({run.max_concurrency for run in runs}) > 1
+    names = ("concurrency" if by_concurrency else "rate req/s", "done", "req/s", "out tok/s")
+    percentiles = ("TTFT p50", "p99 ms", "ITL p50", "p99 ms", "cache hits")
+    rows: list[tuple[str, ...]] = [(*names, *percentiles)]
+    for run in runs:
+        f, cache = run.figures, run.prefix_cache
+        rows.append(
+            (
+                f"{run.max_concurrency or 0 if by_concurrency else run.request_rate:g}",
+                f"{f.completed}/{len(run.records)}",
+                f"{f.request_throughput:.2f}",
+                f"{f.output_throughput:.1f}",
+                *(f"{f.latencies[name].percentile(p):.1f}" for name in ("ttft", "itl") for p in (50, 99)),
+                "?" if cache is None else f"{cache.hit_rate:.1%}",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def result(run: Run, latencies: Sequence[str], percentiles: Sequence[float], *, detailed: bool) -> dict[str, Any]:

@@ -6,12 +6,15 @@ The exit code is 1 if nothing could be measured: no server, an invalid option, o
 import argparse
 import asyncio
 import gc
+import json
 import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import uvloop
 from octavo_engine.wire.errors import StartupError
@@ -21,11 +24,9 @@ from octavo_server.bench.datasets import TextTools, check_dataset, load_text_too
 from octavo_server.bench.load import BenchTarget, OnProgress, run_load
 from octavo_server.bench.metrics import figures
 from octavo_server.bench.options import BenchOptions, LoadLevel, parse_options
-from octavo_server.bench.report import BenchSubject, Run, block, warnings
+from octavo_server.bench.report import BenchSubject, Run, block, result, table, warnings
 from octavo_server.bench.samples import InvalidDataset, Sample
-from octavo_server.bench.saving import save_results
 from octavo_server.bench.server_state import read_prefix_cache, read_version, reset_prefix_cache
-from octavo_server.bench.sweep import table
 from octavo_server.client.api import ApiClient, ApiFailure, ListedModel, Unreachable
 
 _READY_POLL_S = 1.0
@@ -103,17 +104,17 @@ class _Bench:
         _freeze_gc()
         with _progress(len(samples), enabled=not args.disable_tqdm) as on_progress:
             offsets_s = load.arrivals.offsets_s(len(samples), seed)
-            result = await run_load(
+            measured = await run_load(
                 self.api, target, samples, offsets_s, max_concurrency=load.max_concurrency, on_progress=on_progress
             )
         after = await read_prefix_cache(self.api)
         run = Run(
             request_rate=load.arrivals.rate,
             max_concurrency=load.max_concurrency,
-            figures=figures(result.records, result.duration_s, self.options.goodput_ms),
-            records=result.records,
+            figures=figures(measured.records, measured.duration_s, self.options.goodput_ms),
+            records=measured.records,
             prefix_cache=None if before is None or after is None else after.since(before),
-            client_cpu_s=result.cpu_s,
+            client_cpu_s=measured.cpu_s,
         )
         self._print_report(run, was_reset=was_reset)
         return run
@@ -169,3 +170,65 @@ def _progress(total: int, *, enabled: bool) -> Iterator[OnProgress]:
                 bar.update(num_done)
 
         yield on_progress
+
+
+def save_results(
+    options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, runs: Sequence[Run]
+) -> list[Path]:
+    """Write the results if --save-result or --append-result is set; return the files. Raises OSError.
+
+    The files have vLLM's keys and names. A sweep writes a file per load, or a line per load to one file.
+    """
+    if not (args.save_result or args.append_result):
+        return []
+    folder = Path(args.result_dir or ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    date = time.strftime("%Y%m%d-%H%M%S")
+    appends = args.append_result or (args.result_filename is not None and len(runs) > 1)
+    written: dict[Path, None] = {}
+    for run in runs:
+        path = folder / (args.result_filename or _file_name(args, measured, run, date))
+        content = json.dumps(_content(options, args, measured, run, date))
+        if appends:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(content + "\n")
+        else:
+            path.write_text(content, encoding="utf-8")
+        written[path] = None
+    return list(written)
+
+
+def _content(
+    options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, run: Run, date: str
+) -> dict[str, Any]:
+    figures = result(run, options.latencies, options.percentiles, detailed=args.save_detailed)
+    return {
+        "date": date,
+        "endpoint_type": args.backend,
+        "backend": args.backend,
+        "label": args.label,
+        "model_id": measured.model,
+        "tokenizer_id": measured.tokenizer,
+        "server_version": measured.server_version,
+        "num_prompts": args.num_prompts,
+        **options.metadata,
+        "request_rate": _rate(run.request_rate),
+        "burstiness": args.burstiness,
+        "max_concurrency": run.max_concurrency,
+        **figures,
+    }
+
+
+def _rate(rate: float) -> float | str:
+    return "inf" if math.isinf(rate) else rate
+
+
+def _file_name(args: argparse.Namespace, measured: BenchSubject, run: Run, date: str) -> str:
+    label = args.label or args.backend
+    limit = f"-concurrency{run.max_concurrency}" if run.max_concurrency is not None else ""
+    model = measured.model.rpartition("/")[2]
+    if args.ramp_up_strategy is not None:
+        load = f"ramp-up-{args.ramp_up_strategy}-{args.ramp_up_start_rps:g}qps-{args.ramp_up_end_rps:g}qps"
+    else:
+        load = f"{_rate(run.request_rate)}qps"
+    return f"{label}-{load}{limit}-{model}-{date}.json"
