@@ -1,12 +1,14 @@
 """`pythonic` (Llama 3.2 and 4, ToolACE): the whole answer is a Python list of calls, `[weather(city="Oslo"), now()]`.
 
 Each argument has a name, and its value is emitted as JSON once it is complete. Text after the list is emitted as text.
+No code is run: `ast.literal_eval` parses literals; any other value becomes a JSON string with its source text.
 """
 
+import ast
 import json
 import re
+import warnings
 
-from octavo_server.output_parsing.python_scanner import PythonScanner, to_json
 from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 
@@ -14,6 +16,9 @@ START, END = "<|python_start|>", "<|python_end|>"
 
 _NAME = re.compile(r"[\w.-]*")
 _KEYWORD = re.compile(r"\w*")
+_RUN = re.compile(r"""[^'"\\\n()\[\]{},]+""")
+_STRING_RUN = re.compile(r"""[^'"\\\n]+""")
+_JSON_WORDS = ("true", "false", "null")
 
 
 class PythonicParser(ToolCallParser):
@@ -87,3 +92,69 @@ class PythonicParser(ToolCallParser):
         source = "".join(pieces)
         self.add_arguments(to_json(source) if scanner.is_done else source.strip())
         return scanner.is_done
+
+
+class PythonScanner:
+    """Scans one argument's value, up to the comma or closing bracket that follows it."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._depth = 0
+        self._quote = ""
+        self._after_backslash = False
+
+    def scan(self, text: str, pos: int) -> tuple[str, int]:
+        """Return the text of the part of the value that begins at `pos`, with escaped newlines within strings, and the
+        position after that part."""
+        pieces: list[str] = []
+        while pos < len(text) and not self.is_done:
+            if self._after_backslash:
+                self._after_backslash = False
+            elif run := (_STRING_RUN if self._quote else _RUN).match(text, pos):
+                pieces.append(run.group())
+                pos = run.end()
+                continue
+            elif self._ends_at(text[pos]):
+                self.is_done = True
+                break
+            pieces.append("\\n" if self._quote and text[pos] == "\n" else text[pos])
+            pos += 1
+        return "".join(pieces), pos
+
+    def _ends_at(self, char: str) -> bool:
+        """True if the value ends before `char`; otherwise update the nesting depth and the quote."""
+        if char == "\\":
+            self._after_backslash = True
+        elif self._quote:
+            self._quote = "" if char == self._quote else self._quote
+        elif char in "'\"":
+            self._quote = char
+        elif char in "([{":
+            self._depth += 1
+        elif self._depth == 0:
+            return char in ",)]}"
+        elif char in ")]}":
+            self._depth -= 1
+        return False
+
+
+def to_json(source: str) -> str:
+    source = source.strip()
+    if source in _JSON_WORDS:
+        return source
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escape sequences
+            value = ast.literal_eval(source)
+        return _dump_utf8(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return _dump_utf8(source)
+
+
+def _dump_utf8(value: object) -> str:
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    return text

@@ -1,28 +1,48 @@
 """Writes a response of `/v1/messages` from a generation, whole or as a stream of named events."""
 
+import uuid
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
 from octavo_server.anthropic.answer import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Fragment,
+    InputFragment,
     MessageDelta,
     MessageObject,
     MessageStart,
     MessageStop,
     Ping,
+    SignatureFragment,
     StopDelta,
     StopReason,
     StreamEvent,
+    TextBlock,
+    TextFragment,
+    ThinkingBlock,
+    ThinkingFragment,
+    ToolUseBlock,
     message_usage,
 )
 from octavo_server.api.answer_state import AnswerState
 from octavo_server.api.chat import ChatTurn
 from octavo_server.api.context import ApiContext
-from octavo_server.api.dialects.messages_output import BlockStream, whole_blocks
 from octavo_server.openai.errors import GenerationFailed
 from octavo_server.openai.sse import named_frame
-from octavo_server.output_parsing.events import OutputEvent, TextDelta, ToolCallStart, merge_adjacent
+from octavo_server.output_parsing.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    merge_adjacent,
+)
 
 
 class MessagesWriter:
@@ -101,3 +121,75 @@ class MessagesWriter:
 
 def _framed(events: Iterable[StreamEvent]) -> bytes:
     return b"".join(named_frame(event.type, event) for event in events)
+
+
+class BlockStream:
+    """Turns the events of an answer into stream events: one block at a time, numbered from 0."""
+
+    def __init__(self) -> None:
+        self.has_calls = False
+        self._num_blocks = 0
+        self._open: Block | None = None
+
+    def add(self, part: OutputEvent) -> list[StreamEvent]:
+        match part:
+            case TextDelta(text):
+                return self._continue(TextBlock(), TextFragment(text)) if text else []
+            case ReasoningDelta(text):
+                return self._continue(ThinkingBlock(), ThinkingFragment(text)) if text else []
+            case ToolCallStart(_, id, name):
+                self.has_calls = True
+                return self._start(ToolUseBlock(id=id, name=name))
+            case ToolCallArguments(_, text):
+                return [self._delta(InputFragment(text))]
+
+    def close(self) -> list[StreamEvent]:
+        """End the open block, if any."""
+        if self._open is None:
+            return []
+        signature = [self._delta(SignatureFragment(_signature()))] if isinstance(self._open, ThinkingBlock) else []
+        self._open = None
+        return [*signature, BlockStop(self._num_blocks - 1)]
+
+    def _continue(self, block: Block, fragment: Fragment) -> list[StreamEvent]:
+        started = [] if type(self._open) is type(block) else self._start(block)
+        return [*started, self._delta(fragment)]
+
+    def _start(self, block: Block) -> list[StreamEvent]:
+        closed = self.close()
+        self._open = block
+        self._num_blocks += 1
+        return [*closed, BlockStart(self._num_blocks - 1, block)]
+
+    def _delta(self, fragment: Fragment) -> BlockDelta:
+        return BlockDelta(self._num_blocks - 1, fragment)
+
+
+def whole_blocks(parts: Iterable[OutputEvent]) -> list[Block]:
+    """Blocks of a whole answer. `parts`: merged events."""
+    blocks: list[Block] = []
+    for part in parts:
+        match part:
+            case TextDelta(text):
+                blocks.append(TextBlock(text=text))
+            case ReasoningDelta(text):
+                blocks.append(ThinkingBlock(thinking=text, signature=_signature()))
+            case ToolCallStart(_, id, name):
+                blocks.append(ToolUseBlock(id=id, name=name))
+            case ToolCallArguments(_, text):
+                call = blocks[-1]
+                assert isinstance(call, ToolUseBlock)
+                call.input = _input(text)
+    return blocks
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments of a call; empty if the token limit has cut them."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+
+
+def _signature() -> str:
+    return uuid.uuid4().hex
