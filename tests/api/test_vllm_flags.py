@@ -141,7 +141,7 @@ async def test_outputs_are_logged_once_and_cut(client, caplog):
     async with serving(client, **settings) as served:
         for stream in (False, True):
             await served.http.post("/v1/completions", json={"prompt": "a", "n": 2, "stream": stream})
-    lines = [record.message for record in caplog.records if record.name.endswith("output_log")]
+    lines = [record.message for record in caplog.records if record.name.endswith("access_log")]
     assert len(lines) == 4
     assert all(line.endswith("output 'Hello', finish reason stop") for line in lines)
 

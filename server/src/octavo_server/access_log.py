@@ -1,4 +1,4 @@
-"""Lines about requests: uvicorn's access log, and the usage log of an engine's server.
+"""Lines about requests: uvicorn's access log, and an engine server's logs of usage and outputs.
 
 Requests of probes and scrapers, which are frequent, have no line in the access log. In the format json its lines have
 the fields tenant, code and, in a router, replica.
@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from octavo_server.http.request_threads import TENANT
 from octavo_server.http_metrics import UNCOUNTED
 
 if TYPE_CHECKING:
+    from octavo_engine.frontend.outputs import RequestOutput
+
     from octavo_server.request_metrics import RequestUsage
 
 logger = logging.getLogger(__name__)
@@ -106,3 +109,24 @@ class UsageLog:
         if reason is not None:
             self.close()
             logger.error("--usage-log %s ends here: %s. Remove the cause and restart the server.", self._path, reason)
+
+
+class OutputLog:
+    """Logs the text of each sequence of a request when the sequence ends (`--enable-log-outputs`).
+
+    `max_chars`: most characters of a text in the log. None: no limit.
+    """
+
+    def __init__(self, request_id: str, max_chars: int | None) -> None:
+        self._request_id = request_id
+        self._max_chars = max_chars
+        self._parts: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+
+    def add(self, prompt_idx: int, output: "RequestOutput") -> None:
+        """Add a delta of one prompt."""
+        for sequence in output.outputs:
+            key = prompt_idx, sequence.index
+            self._parts[key].append(sequence.text)
+            if sequence.finish_reason is not None:
+                text = "".join(self._parts.pop(key))[: self._max_chars]
+                logger.info("request %s: output %r, finish reason %s", self._request_id, text, sequence.finish_reason)

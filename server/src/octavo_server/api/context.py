@@ -17,10 +17,9 @@ from octavo_engine.wire.errors import InvalidRequest, ModelNotFound
 from octavo_engine.wire.hashing import tenant_salt
 from starlette.requests import Request
 
-from octavo_server.access_log import UsageLog
+from octavo_server.access_log import OutputLog, UsageLog
 from octavo_server.api.admission import Admission
 from octavo_server.api.generation import Generation, PromptInput
-from octavo_server.api.output_log import OutputLog
 from octavo_server.api.sleep_control import SleepControl
 from octavo_server.config import TEXT_BYTES, ServerConfig
 from octavo_server.engine_client import EngineClient

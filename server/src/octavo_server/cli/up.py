@@ -29,11 +29,10 @@ from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.declared_flags import add_flags, flags_of
 from octavo_server.cli.serve import engine_config_of, server_config_of
 from octavo_server.cli.up_flags import UpFlags
-from octavo_server.cli.up_manifest import parse_service, read_manifest, write_key_files
+from octavo_server.cli.up_manifest import ManifestServices, parse_service, read_manifest, write_key_files
 from octavo_server.config import HttpSettings, ServerConfig, TlsSettings
 from octavo_server.http.listener import LOOPBACK, ReservedPorts
 from octavo_server.up.console import Console
-from octavo_server.up.manifest import ManifestServices
 from octavo_server.up.plan import EngineOptions, Plan, UpOptions, plan_children
 from octavo_server.up.resource_split import GPU_VARIABLE, MachineResources, split_resources
 from octavo_server.up.supervisor import Supervisor, UpLimits

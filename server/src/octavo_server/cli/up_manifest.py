@@ -8,6 +8,7 @@ its user can read.
 import argparse
 import sys
 from contextlib import ExitStack, redirect_stderr
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,28 @@ from octavo_engine.wire.errors import StartupError
 
 from octavo_server.cli.plugins import operator_plugin
 from octavo_server.cli.serve import engine_config_of
-from octavo_server.up.manifest import ManifestService, ManifestServices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestService:
+    """One InferenceService. `args`, `env`: arguments and environment variables of each of its engines."""
+
+    name: str
+    served_names: tuple[str, ...]
+    replicas: int
+    args: tuple[str, ...]
+    env: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestServices:
+    """All services of a manifest. `keys`: tenant -> API key; None if no key is required. `notes`: lines for the log
+    about settings that have no effect on one machine."""
+
+    services: tuple[ManifestService, ...]
+    keys: dict[str, str] | None = field(repr=False)
+    drain_timeout_s: float
+    notes: tuple[str, ...]
 
 
 def read_manifest(args: argparse.Namespace) -> ManifestServices:

@@ -10,15 +10,18 @@ when `run` returns.
 
 import asyncio
 import logging
+import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
+
+import aiohttp
 
 from octavo_server.up.child import Child, ChildSpec
 from octavo_server.up.console import Console
 from octavo_server.up.plan import Plan
-from octavo_server.up.probe import Probe
 
 logger = logging.getLogger("octavo.up")
 
@@ -29,6 +32,9 @@ ALIVE_PATH = "/health"
 LEAST_S, MOST_S = 1.0, 30.0
 MAX_IN_A_ROW = 5
 STABLE_S = 60.0
+PROBE_PERIOD_S = 0.1
+PROBE_TIMEOUT_S = 5.0
+_ADMITTED = re.compile(r"^octavo_router_endpoints_admitted (\d+)", re.MULTILINE)
 
 
 class RestartPolicy:
@@ -66,6 +72,39 @@ class UpLimits:
     start_s: float = 1800.0
     admit_s: float = 60.0
     stop_s: float = 40.0
+
+
+class Probe:
+    """Polls the children: whether a server is ready, and how many replicas the router has admitted."""
+
+    async def __aenter__(self) -> "Probe":
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def wait_ready(self, url: str, path: str) -> None:
+        """Poll the path until its status is 200, without a time limit: the caller watches the process and cancels."""
+        while (await self._get(url + path))[0] != 200:
+            await asyncio.sleep(PROBE_PERIOD_S)
+
+    async def wait_admitted(self, router_url: str, num_replicas: int) -> None:
+        while True:
+            admitted = _ADMITTED.search((await self._get(f"{router_url}/metrics"))[1])
+            if admitted and int(admitted[1]) >= num_replicas:
+                return
+            await asyncio.sleep(PROBE_PERIOD_S)
+
+    async def _get(self, url: str) -> tuple[int, str]:
+        try:
+            async with self._session.get(url) as answer:
+                return answer.status, await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 0, ""
 
 
 class Supervisor:
