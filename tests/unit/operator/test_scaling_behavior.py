@@ -11,7 +11,7 @@ from octavo_operator.scaling.behavior import (
     behavior_document,
     read_behavior,
 )
-from octavo_operator.scaling.milli import target_to_milli, to_milli
+from octavo_operator.spec.quantity import target_to_milli, to_milli
 
 UP = (ScalingPolicy(type="Pods", value=4, period_s=15), ScalingPolicy(type="Percent", value=100, period_s=15))
 DOWN = (ScalingPolicy(type="Percent", value=100, period_s=15),)

@@ -5,9 +5,9 @@ from decimal import Decimal
 from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ENGINE, METRIC_NAMES
 from octavo_operator.scaling.behavior import behavior_document, read_behavior
-from octavo_operator.scaling.milli import target_to_milli
 from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.autoscaling import Autoscaling, MetricSpec, Provider
+from octavo_operator.spec.quantity import target_to_milli
 from octavo_operator.spec.service import GROUP, KIND, VERSION
 
 HPA = "HorizontalPodAutoscaler"

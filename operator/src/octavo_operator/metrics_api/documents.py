@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from octavo_operator.names import METRIC_NAMES
-from octavo_operator.scaling.milli import to_milli
+from octavo_operator.spec.quantity import to_milli
 from octavo_operator.spec.service import GROUP as SERVICE_GROUP
 from octavo_operator.spec.service import KIND
 from octavo_operator.spec.service import VERSION as SERVICE_VERSION

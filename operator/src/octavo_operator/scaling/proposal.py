@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from octavo_operator.scaling.behavior import Behavior
-from octavo_operator.scaling.milli import target_to_milli, to_milli
+from octavo_operator.spec.quantity import target_to_milli, to_milli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Quantities in Kubernetes' notation: a number with a decimal or binary suffix, or with an exponent."""
 
+import math
 import re
 from decimal import Decimal
 
@@ -20,3 +21,16 @@ def parse_quantity(quantity: int | str) -> Decimal | None:
     if match is None or match[2] not in _SUFFIXES:
         return None
     return Decimal(match[1]) * _SUFFIXES[match[2]]
+
+
+def to_milli(value: float) -> int:
+    """Thousandths of a measured value, to the nearest and from the middle to the even one: 1.5 -> 1500.
+
+    A HorizontalPodAutoscaler computes in them (`Quantity.MilliValue`), so all who scale must do so.
+    """
+    return round(value * 1000)
+
+
+def target_to_milli(target: Decimal) -> int:
+    """Thousandths of a target, rounded up as by Kubernetes' `MilliValue`."""
+    return math.ceil(target * 1000)
