@@ -34,7 +34,7 @@ UNENDING = {"json": StructuredOutputs(json=LONG_LIST), "regex": StructuredOutput
 
 def prompt_for(llm: AsyncLLM, schema_name: str) -> str:
     asked = f"Give me an example of a {schema_name.replace('_', ' ')} as JSON."
-    template = llm.chat_template
+    template = llm.frontend.chat_template
     assert template is not None
     return template.render([{"role": "user", "content": asked}], add_generation_prompt=True)
 

@@ -135,7 +135,7 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(served, monkeypatc
     def tokenised(*_, **__):
         raise AssertionError("tokenised")
 
-    monkeypatch.setattr(type(served.engine.tokenizer), "encode", tokenised)
+    monkeypatch.setattr(type(served.engine.frontend.tokenizer), "encode", tokenised)
     body = {"prompt": "x" * 50_000}
     answer = await served.http.post(TEXT, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")
@@ -145,7 +145,9 @@ async def test_a_text_far_beyond_the_context_is_not_tokenised(served, monkeypatc
 
 
 async def test_tokenize_takes_what_could_fit_the_context(served):
-    most = served.engine.max_model_len * max(map(len, map(served.engine.tokenizer.token_bytes, range(256))))
+    most = served.engine.frontend.max_model_len * max(
+        map(len, map(served.engine.frontend.tokenizer.token_bytes, range(256)))
+    )
     assert (await served.http.post("/tokenize", json={"prompt": "x" * most})).status_code == 200
     answer = await served.http.post("/tokenize", json={"prompt": "x" * 50_000})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_tokens")

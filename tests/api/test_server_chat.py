@@ -35,7 +35,7 @@ async def test_plain_response_has_all_fields(served):
     assert answer.id.startswith("chatcmpl-")
     assert answer.system_fingerprint.startswith("octavo-")
     (request,) = served.engine.requests
-    prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.frontend.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -182,7 +182,7 @@ async def test_tokens_are_written_as_ids_on_request(served):
 async def test_content_may_be_parts_or_null(served):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await chat(served, messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
-    prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.prompt_text(0)
     assert "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n<|im_end|>" in prompt
 
 
@@ -195,14 +195,14 @@ async def test_echo_continues_the_last_message(served):
 
 async def test_unset_sampling_fields_get_the_defaults_of_the_model(served, monkeypatch):
     defaults = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 3}
-    monkeypatch.setattr(served.engine._frontend, "default_sampling_params", defaults)
+    monkeypatch.setattr(served.engine.frontend, "default_sampling_params", defaults)
     await chat(served, top_p=0.7)
     params = served.engine.requests[0].params
     assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.7, 3)
 
 
 async def test_default_length_of_the_model_shrinks_to_the_free_context(served, monkeypatch):
-    monkeypatch.setattr(served.engine._frontend, "default_sampling_params", {"max_tokens": 5000})
+    monkeypatch.setattr(served.engine.frontend, "default_sampling_params", {"max_tokens": 5000})
     await chat(served)
     (request,) = served.engine.requests
     assert request.params.max_tokens == 512 - len(request.prompt_token_ids)
@@ -261,12 +261,12 @@ async def test_usage_is_forced_by_the_flag(tmp_path):
 async def test_a_final_message_can_be_continued(served):
     messages = [*HELLO, {"role": "assistant", "content": "Well, "}]
     await chat(served, messages=messages, extra_body={"continue_final_message": True})
-    prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.prompt_text(0)
     assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nWell, "
 
 
 async def test_model_without_a_template_gives_a_400(served, monkeypatch):
-    monkeypatch.setattr(served.engine._frontend, "chat_template", None)
+    monkeypatch.setattr(served.engine.frontend, "chat_template", None)
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})
     assert answer.status_code == 400
     assert "--chat-template" in answer.json()["error"]["message"]
@@ -274,7 +274,7 @@ async def test_model_without_a_template_gives_a_400(served, monkeypatch):
 
 async def test_error_raised_by_a_template_gives_a_400(served, monkeypatch):
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
-    monkeypatch.setattr(served.engine._frontend, "chat_template", template)
+    monkeypatch.setattr(served.engine.frontend, "chat_template", template)
     answer = await served.http.post("/v1/chat/completions", json={"messages": HELLO})
     assert answer.status_code == 400
     assert "roles must alternate" in answer.json()["error"]["message"]

@@ -87,7 +87,7 @@ async def refused(served, path, **fields):
 
 
 def prompt_of(served):
-    return served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    return served.engine.prompt_text()
 
 
 def offered(served):

@@ -76,7 +76,7 @@ async def raw_events(served, **fields):
 
 
 def prompt_of(served):
-    return served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    return served.engine.prompt_text()
 
 
 async def test_plain_message_has_all_fields(served, client):
@@ -413,7 +413,7 @@ async def test_a_tool_runner_sends_the_whole_conversation_again(served, client, 
     )
     final = await runner.until_done()
     assert final.content[-1].text == "Take an umbrella."
-    prompt = served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.prompt_text()
     assert "user\nhi" in prompt
     assert "weather city=Kraków</call>" in prompt
     assert "rain in Kraków for " in prompt

@@ -127,7 +127,7 @@ async def test_effort_none_turns_reasoning_off(qwen, fields, is_off, stream):
     parts = [chunk.choices[0].delta async for chunk in answer] if stream else [answer.choices[0].message]
     assert any(getattr(part, "reasoning", None) for part in parts) is not is_off
     prompt = qwen.engine.requests[-1].prompt_token_ids
-    assert qwen.engine.tokenizer.decode(prompt, skip_special_tokens=False).endswith("</think>\n\n") is is_off
+    assert qwen.engine.frontend.tokenizer.decode(prompt, skip_special_tokens=False).endswith("</think>\n\n") is is_off
 
 
 async def test_answer_without_reasoning_has_only_text(qwen):
@@ -166,7 +166,7 @@ async def test_calls_may_follow_reasoning(deepseek, num_first):
 async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
     reply = {"role": "assistant", "content": "Yes.", "reasoning": "Hm."}
     await ask(qwen, messages=[*HELLO, reply, *HELLO])
-    prompt = qwen.engine.tokenizer.decode(qwen.engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    prompt = qwen.engine.prompt_text(0)
     assert "<|im_start|>assistant\n<think>Hm.</think>Yes.<|im_end|>" in prompt
 
 
@@ -174,8 +174,8 @@ async def test_reasoning_of_earlier_turns_reaches_the_template(qwen):
 async def test_structured_output_starts_after_reasoning_with_token_markers(tmp_path, parser):
     folder = write_byte_model(tmp_path, more_special_tokens=("<think>", "</think>"))
     engine = ScriptedClient(folder, chat_template=QWEN)
-    start, end = (engine.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
-    engine.replies = [engine.tokenizer.encode('<think>Hm</think>[{"name": "now", "parameters": {}}]')]
+    start, end = (engine.frontend.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
+    engine.replies = [engine.frontend.tokenizer.encode('<think>Hm</think>[{"name": "now", "parameters": {}}]')]
     async with serving(engine, reasoning_parser=parser) as served:
         body = await ask(served, tools=TOOLS, tool_choice="required")
     params = engine.requests[0].params
@@ -191,7 +191,7 @@ async def test_structured_output_starts_after_reasoning_with_token_markers(tmp_p
 async def test_a_budget_of_reasoning_tokens_is_bounded_by_the_markers(tmp_path, parser):
     folder = write_byte_model(tmp_path, more_special_tokens=("<think>", "</think>"))
     engine = ScriptedClient(folder, chat_template=QWEN)
-    start, end = (engine.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
+    start, end = (engine.frontend.tokenizer.token_id(marker) for marker in ("<think>", "</think>"))
     async with serving(engine, reasoning_parser=parser) as served:
         await ask(served, thinking_token_budget=3)
     params = engine.requests[0].params

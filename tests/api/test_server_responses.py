@@ -75,7 +75,7 @@ async def raw_events(served, given="hi", **fields):
 
 
 def prompt_of(served):
-    return served.engine.tokenizer.decode(served.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+    return served.engine.prompt_text()
 
 
 async def test_plain_response_has_all_fields(served):

@@ -23,13 +23,15 @@ BODIES = {
 @pytest.fixture
 def encoded(served, monkeypatch):
     """(text, whether it was tokenised on the event loop) of each call."""
-    calls, encode = [], served.engine.tokenizer.encode
+    calls, encode = [], served.engine.frontend.tokenizer.encode
 
     def recorded(text, **options):
         calls.append((text, threading.current_thread() is threading.main_thread()))
         return encode(text, **options)
 
-    monkeypatch.setattr(type(served.engine.tokenizer), "encode", lambda _, text, **options: recorded(text, **options))
+    monkeypatch.setattr(
+        type(served.engine.frontend.tokenizer), "encode", lambda _, text, **options: recorded(text, **options)
+    )
     return calls
 
 

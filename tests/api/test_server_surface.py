@@ -56,7 +56,7 @@ async def test_prompt_survives_tokenize_and_detokenize(served):
 
 async def test_tokenize_accepts_a_conversation(served):
     answer = (await served.http.post("/tokenize", json={"messages": HELLO})).json()
-    assert served.engine.tokenizer.decode(answer["tokens"], skip_special_tokens=False) == RENDERED
+    assert served.engine.frontend.tokenizer.decode(answer["tokens"], skip_special_tokens=False) == RENDERED
     assert answer["token_strs"] is None
     await served.http.post("/v1/chat/completions", json={"messages": HELLO})
     assert served.engine.requests[0].prompt_token_ids == answer["tokens"]

@@ -20,7 +20,7 @@ async def test_tokenizer_info_has_the_settings_and_the_template(tmp_path):
     assert answer.status_code == 200
     assert (info["chat_template"], info["model_max_length"]) == (TEMPLATE, 77)
     assert info["tokenizer_class"]
-    codec = engine.tokenizer
+    codec = engine.frontend.tokenizer
     assert info["bos_token"] == codec.token_str(codec.bos_token_id)
     assert info["eos_token"] == codec.token_str(codec.eos_token_id)
     assert info["pad_token"] == "<pad>"

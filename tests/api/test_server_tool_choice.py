@@ -44,7 +44,7 @@ def served(server):
 def mistral(mistral_server):
     mistral_server.engine.reset()
     text = 'Sure.<|im_start|>[TOOL_CALLS]weather[ARGS]{"city": "Kraków"}'
-    mistral_server.engine.replies = [mistral_server.engine.tokenizer.encode(text, add_special_tokens=False)]
+    mistral_server.engine.replies = [mistral_server.engine.frontend.tokenizer.encode(text, add_special_tokens=False)]
     return mistral_server
 
 
@@ -127,10 +127,12 @@ async def test_without_a_parser_the_format_stands_alone(served):
 
 async def test_special_tokens_begin_calls_beside_a_format(mistral):
     """The grammar allows calls only by the special token, and JSON."""
-    mistral.engine.replies = [mistral.engine.tokenizer.encode("[TOOL_CALLS]now[ARGS]{}", add_special_tokens=False)]
+    mistral.engine.replies = [
+        mistral.engine.frontend.tokenizer.encode("[TOOL_CALLS]now[ARGS]{}", add_special_tokens=False)
+    ]
     answer = await choice_of(mistral, response_format=schema_format({"type": "object"}))
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
-    token = mistral.engine.tokenizer.token_id("[TOOL_CALLS]")
+    token = mistral.engine.frontend.tokenizer.token_id("[TOOL_CALLS]")
     assert f"<[{token}]>" in json.loads(mistral.engine.requests[0].grammar)["grammars"][0]["lark_grammar"]
 
 
@@ -196,7 +198,7 @@ async def test_results_of_calls_reach_the_template(served):
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "cold"}]},
     ]
     assert (await choice_of(served, tools=None, messages=[*HELLO, *turns]))["finish_reason"] == "stop"
-    prompt = served.engine.tokenizer.decode(served.engine.requests[0].prompt_token_ids)
+    prompt = served.engine.frontend.tokenizer.decode(served.engine.requests[0].prompt_token_ids)
     assert prompt == "user\nhi\nassistant\n\ntool\ncold\nassistant\n"
 
 

@@ -140,7 +140,7 @@ async def test_answer_without_calls_has_only_text(served):
 async def test_template_gets_the_tools(served):
     await chat(served)
     (request,) = served.engine.requests
-    prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.frontend.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert prompt.startswith(f"<|im_start|>tools\n{json.dumps(TOOLS)}<|im_end|>\n<|im_start|>user\nhi")
 
 

@@ -125,14 +125,15 @@ async def test_the_model_of_an_answer_is_the_first_served_name(tmp_path, path):
 
 
 async def test_minus_one_asks_for_the_logprobs_of_the_whole_vocabulary(served, monkeypatch):
-    resolve, seen = served.engine.resolve, []
+    kind, seen = type(served.engine.frontend), []
+    resolve = kind.resolve
 
-    def with_three(params, **more):
+    def with_three(frontend, params, **more):
         seen.append(params.logprobs)
         params.logprobs = 3
-        return resolve(params, **more)
+        return resolve(frontend, params, **more)
 
-    monkeypatch.setattr(served.engine, "resolve", with_three, raising=False)
+    monkeypatch.setattr(kind, "resolve", with_three)
     answer = (await post(served, CHAT, logprobs=True, top_logprobs=-1, max_tokens=1)).json()
     assert (seen, len(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"])) == ([-1], 4)
 
@@ -199,7 +200,7 @@ async def test_a_text_that_is_cut_keeps_the_begin_token_unless_a_side_is_given(t
     settings = {"bos_token": "<|im_start|>", "add_bos_token": True}
     config.write_text(json.dumps(json.loads(config.read_text()) | settings))
     async with serving(ScriptedClient(tmp_path)) as served:
-        start = served.engine.tokenizer.bos_token_id
+        start = served.engine.frontend.tokenizer.bos_token_id
         for side, ids in ((None, [start, *b"fg"]), ("left", [*b"efg"]), ("right", [start, *b"ab"])):
             served.engine.reset()
             await post(served, TEXT, prompt="abcdefg", truncate_prompt_tokens=3, truncation_side=side, max_tokens=1)
@@ -220,7 +221,7 @@ async def test_a_response_has_its_raw_messages_on_request(served, stream):
     last = answer.text.rpartition("data: ")[2]
     response = json.loads(last)["response"] if stream else answer.json()
     (request,) = served.engine.requests
-    prompt = served.engine.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    prompt = served.engine.frontend.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
     assert response["input_messages"] == [
         {"message": prompt, "tokens": request.prompt_token_ids, "type": "raw_message_tokens"}
     ]

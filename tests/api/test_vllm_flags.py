@@ -60,7 +60,7 @@ async def test_default_template_values_yield_to_the_request(client):
             body = {"messages": [{"role": "user", "content": "hi"}], **extra}
             assert (await served.http.post("/v1/chat/completions", json=body)).status_code == 200
             assert (await served.http.post("/tokenize", json=body)).status_code == 200
-    prompts = [client.tokenizer.decode(r.prompt_token_ids, skip_special_tokens=False) for r in client.requests]
+    prompts = [client.frontend.tokenizer.decode(r.prompt_token_ids, skip_special_tokens=False) for r in client.requests]
     assert prompts == ["calm: hi", "loud: hi", "calm: hi"]
 
 
@@ -79,7 +79,7 @@ async def test_unused_tools_are_described_unless_excluded(client, excludes, prom
         body = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL], "tool_choice": "none"}
         assert (await served.http.post("/v1/chat/completions", json=body)).status_code == 200
     (request,) = client.requests
-    assert client.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False) == prompt
+    assert client.frontend.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False) == prompt
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/chat/completions/render"])
@@ -96,7 +96,7 @@ async def test_a_request_brings_a_template_only_if_the_server_trusts_it(client, 
         answer = (await served.http.post(path, json=body)).json()
         broken = await served.http.post(path, json={**body, "chat_template": "{% if %}"})
     ids = answer.get("tokens") or answer.get("token_ids") or client.requests[0].prompt_token_ids
-    assert client.tokenizer.decode(ids, skip_special_tokens=False) == "<|endoftext|>hi!"
+    assert client.frontend.tokenizer.decode(ids, skip_special_tokens=False) == "<|endoftext|>hi!"
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "chat_template")
 
 

@@ -45,7 +45,7 @@ async def check_engine(http, engine):
         for key in ("sk-a", "sk-b"):
             assert (await http.post(path, json=body, headers=bearer(key))).status_code == 200
     requests = [(request.tenant, request.weight, request.params.max_tokens) for request in engine.requests]
-    room = engine.max_model_len - len(engine.requests[3].prompt_token_ids)
+    room = engine.frontend.max_model_len - len(engine.requests[3].prompt_token_ids)
     assert requests == [
         *[("alice", 0.5, 3), ("bob", 2.0, 9)],
         *[("alice", 0.5, 3), ("bob", 2.0, room)],

@@ -3,62 +3,20 @@
 These protocols contain no code; they keep the handlers independent of processes, sockets and models.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from octavo_engine.text.detokenizer import TokenTexts
-
-from octavo_server.openai.rendering import ChatRenderer
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from octavo_engine.frontend.adapter_names import NamedAdapter
     from octavo_engine.frontend.outputs import OutputKind, RequestOutput
-    from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
-    from octavo_engine.media.image_prompts import ImagePrompts
+    from octavo_engine.frontend.request_builder import Frontend, ResolvedParams, TokenizedPrompt
     from octavo_engine.settings.config import EngineConfig
-    from octavo_engine.settings.records import ModelConfig, ReadyInfo
+    from octavo_engine.settings.records import ReadyInfo
     from octavo_engine.wire.inspection import SequenceInfo
     from octavo_engine.wire.kv_stream import KVChange
-    from octavo_engine.wire.pooling import PoolingParams
     from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats
     from octavo_engine.wire.sampling import SamplingParams
     from octavo_engine.wire.sleep import MemoryTag
-
-
-class TextCodec(TokenTexts, Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def truncate(
-        self,
-        token_ids: list[int],
-        size: int,
-        *,
-        side: Literal["left", "right"] | None,
-        max_model_len: int,
-        is_framed: bool,
-        for_vector: bool = False,
-    ) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    def piece(self, token_id: int) -> str: ...
-
-    def token_str(self, token_id: int) -> str: ...
-
-    def token_id(self, token: str) -> int | None: ...
-
-    def special_id(self, token: str) -> int | None: ...
-
-    def to_json(self) -> str: ...
-
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    @property
-    def vocab_size(self) -> int: ...
 
 
 class EngineClient(Protocol):
@@ -75,27 +33,9 @@ class EngineClient(Protocol):
     def ready_info(self) -> "ReadyInfo": ...
 
     @property
-    def tokenizer(self) -> TextCodec: ...
-
-    @property
-    def model_config(self) -> "ModelConfig": ...
-
-    @property
-    def chat_template(self) -> ChatRenderer | None: ...
-
-    @property
-    def images(self) -> "ImagePrompts | None":
-        """None for a model that takes only text."""
+    def frontend(self) -> "Frontend":
+        """Tokenizer, chat template and default parameters of the model; turns messages and parameters into requests."""
         ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def default_sampling_params(self) -> Mapping[str, Any]: ...
-
-    @property
-    def tokenizer_config(self) -> Mapping[str, Any]: ...
 
     @property
     def stats(self) -> "EngineStats": ...
@@ -117,33 +57,6 @@ class EngineClient(Protocol):
 
     def probe_core(self) -> int:
         """Ask the engine core for an answer, unless it owes one; return how many it has given."""
-        ...
-
-    def tokenize_messages(
-        self,
-        messages: Sequence[dict[str, Any]],
-        render: "Callable[[Sequence[dict[str, Any]]], str]",
-        *,
-        add_special_tokens: bool = False,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> "TokenizedPrompt":
-        """Tokenise a conversation with its images, in any thread. `render` makes its text by a chat template.
-
-        Raises InvalidRequest.
-        """
-        ...
-
-    def resolve(self, params: "SamplingParams", *, priority: int = 0) -> "ResolvedParams":
-        """Check and resolve parameters once for all prompts of a request. Takes long with bad words, long lists or a
-        grammar, and may run in any thread. Raises InvalidRequest."""
-        ...
-
-    def resolve_pooling(self, params: "PoolingParams", *, priority: int = 0) -> "ResolvedParams":
-        """The same for prompts whose vectors `generate` yields. Raises InvalidRequest."""
-        ...
-
-    def fit(self, token_ids: list[int], resolved: "ResolvedParams") -> "SamplingParams":
-        """Parameters that `generate` would run, except for the seed. Raises InvalidRequest as `generate` does."""
         ...
 
     def generate(

@@ -58,10 +58,10 @@ class InlineClient(ScriptedClient):
         start_by_s: float | None = None,
         adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
-        resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
+        resolved = params if isinstance(params, ResolvedParams) else self.frontend.resolve(params, priority=priority)
         core_id = f"{request_id}.{next(self._ids)}"
-        request = self._frontend.build(prompt, resolved, request_id=core_id)
-        assembly = self._frontend.assemble(request, prompt, request_id=request_id)
+        request = self.frontend.build(prompt, resolved, request_id=core_id)
+        assembly = self.frontend.assemble(request, prompt, request_id=request_id)
         self.core.add(request)
         try:
             while not assembly.finished:

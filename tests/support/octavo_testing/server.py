@@ -20,7 +20,7 @@ from octavo_engine.frontend.adapter_names import NamedAdapter
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput
 from octavo_engine.frontend.request_builder import Frontend, ResolvedParams, TokenizedPrompt
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.records import ModelConfig, ReadyInfo
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import AdapterNameTaken, EngineDead, ModelNotFound
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
@@ -60,7 +60,7 @@ class ScriptedClient:
         self.on_kv: Callable[[KVChange | None, EngineStats], None] | None = None
         self.on_adapters: Callable[[dict[str, str]], None] | None = None
         self.on_add: Callable[[EngineRequest], None] | None = None
-        self._frontend = Frontend.load(self.config)
+        self.frontend = Frontend.load(self.config)
         self.reset()
 
     def reset(self) -> None:
@@ -90,10 +90,6 @@ class ScriptedClient:
         self.wake_error: Exception | None = None
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
 
-    def __getattr__(self, name: str) -> Any:
-        """Delegate `tokenizer`, `chat_template`, `max_model_len`, `default_sampling_params`, `resolve` and `fit`."""
-        return getattr(self.__dict__["_frontend"], name)
-
     async def generate(
         self,
         prompt: TokenizedPrompt,
@@ -111,8 +107,8 @@ class ScriptedClient:
         if adapter and adapter not in self.adapters:
             raise ModelNotFound(adapter)
         tokenized = replace(prompt, adapter=self.adapters[adapter].hash if adapter else "")
-        resolved = params if isinstance(params, ResolvedParams) else self._frontend.resolve(params, priority=priority)
-        request = self._frontend.build(
+        resolved = params if isinstance(params, ResolvedParams) else self.frontend.resolve(params, priority=priority)
+        request = self.frontend.build(
             *(tokenized, resolved),
             request_id=request_id,
             priority=priority,
@@ -121,7 +117,7 @@ class ScriptedClient:
             arrival_s=arrival_s,
             start_by_s=start_by_s,
         )
-        assembly = self._frontend.assemble(request, tokenized, request_id=request_id)
+        assembly = self.frontend.assemble(request, tokenized, request_id=request_id)
         self.requests.append(request)
         self.running.add(request_id)
         try:
@@ -141,9 +137,9 @@ class ScriptedClient:
             if not assembly.finished:
                 self.aborted.put_nowait(request_id)
 
-    @property
-    def model_config(self) -> ModelConfig:
-        return self._frontend.model
+    def prompt_text(self, index: int = -1) -> str:
+        """The prompt of a request, with its special tokens."""
+        return self.frontend.tokenizer.decode(self.requests[index].prompt_token_ids, skip_special_tokens=False)
 
     @property
     def num_unfinished(self) -> int:

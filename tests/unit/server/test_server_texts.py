@@ -19,8 +19,7 @@ class Engine:
         max_model_len=2048, num_blocks=512, num_host_blocks=0, block_size=16, dtype="bfloat16", kv_dtype="bfloat16",
         device="cpu", weights_fingerprint="f", hash_root=b"", weights_bytes=2**29, kv_bytes=2**28,
     )  # fmt: skip
-    chat_template = object()
-    model_config = SimpleNamespace(pooling=None)
+    frontend = SimpleNamespace(chat_template=object(), model=SimpleNamespace(pooling=None))
 
 
 def test_banner_shows_capacity_address_and_example():
@@ -44,7 +43,7 @@ def test_banner_shows_capacity_address_and_example():
 )
 def test_example_command_is_for_a_route_that_the_model_serves(pooling, template, route, field):
     engine = Engine()
-    engine.model_config, engine.chat_template = SimpleNamespace(pooling=pooling), template
+    engine.frontend = SimpleNamespace(model=SimpleNamespace(pooling=pooling), chat_template=template)
     *_, example = banner(engine, ServerConfig(served_model_names=("a",)), 8000, 4.25)
     url, body = re.fullmatch(r"try: curl (\S+) -H \S+ \S+ -d '(.*)'", example).groups()
     assert (url, json.loads(body)["model"]) == (f"http://localhost:8000{route}", "a")

@@ -8,10 +8,9 @@ stream and every later call raises EngineDead.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from octavo_engine.frontend.adapter_names import AdapterNames, NamedAdapter
 from octavo_engine.frontend.output_stream import OutputStream
@@ -19,17 +18,13 @@ from octavo_engine.frontend.outputs import OutputKind, RequestOutput, output_kin
 from octavo_engine.frontend.request_builder import Frontend, Prompt, ResolvedParams, TokenizedPrompt
 from octavo_engine.frontend.sleep_switch import SleepSwitch
 from octavo_engine.log_format import LogFormat
-from octavo_engine.media.image_prompts import ImagePrompts
 from octavo_engine.process.client import DEFAULT_LOADER, CoreProcess
 from octavo_engine.process.messages import Abort, Add
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.records import ModelConfig, ReadyInfo
-from octavo_engine.text.template import ChatTemplate
-from octavo_engine.text.tokenizer import Tokenizer
+from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.errors import EngineDead, InvalidRequest, Unavailable
 from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import KVChange
-from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, SeqOutput
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag, check_enabled, tags_of_level, tags_to_wake
@@ -38,7 +33,10 @@ LONG_PROMPT_CHARS = 2000  # longer prompts are tokenised in a thread, so that ot
 
 
 class AsyncLLM:
-    """Streams requests from one engine core. Create it with `start` and end it with `shutdown`, in one event loop."""
+    """Streams requests from one engine core. Create it with `start` and end it with `shutdown`, in one event loop.
+
+    `frontend`: the model's tokenizer, chat template and defaults; its `resolve` checks parameters for many prompts.
+    """
 
     def __init__(self, config: EngineConfig, frontend: Frontend, core: CoreProcess, ready: ReadyInfo) -> None:
         self.config = config
@@ -50,7 +48,7 @@ class AsyncLLM:
         self.on_adapters: Callable[[dict[str, str]], None] | None = None  # called with all hashes, by name
         self.on_block_lives: Callable[[list[BlockLife]], None] | None = None  # called only with --kv-cache-metrics
         self.dead_error: EngineDead | None = None
-        self._frontend = frontend
+        self.frontend = frontend
         self._core = core
         self._sleep_switch = SleepSwitch(core)
         self._adapter_names = AdapterNames(core, config, ready)
@@ -108,7 +106,7 @@ class AsyncLLM:
         resolved = params if isinstance(params, ResolvedParams) else await self._resolve(params, priority)
         # No await from here on: the core gets the request before any `unload_adapter`.
         tokenized.adapter = self._adapter_names.hash_of(adapter)
-        request = self._frontend.build(
+        request = self.frontend.build(
             tokenized,
             resolved,
             request_id=self._new_core_id(request_id),
@@ -131,18 +129,6 @@ class AsyncLLM:
                 self._check_alive()
         finally:
             self._forget(stream)
-
-    def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
-        """Check and resolve parameters once for all prompts that `generate` gets with them. Raises InvalidRequest."""
-        return self._frontend.resolve(params, priority=priority)
-
-    def resolve_pooling(self, params: PoolingParams, *, priority: int = 0) -> ResolvedParams:
-        """Check and resolve the parameters of prompts whose vectors `generate` yields. Raises InvalidRequest."""
-        return self._frontend.resolve_pooling(params, priority=priority)
-
-    def fit(self, token_ids: list[int], resolved: ResolvedParams) -> SamplingParams:
-        """Return the parameters that `generate` would send to the core, without a seed. Raises InvalidRequest."""
-        return self._frontend.fit(token_ids, resolved)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return (await self._tokenize(text, add_special_tokens)).token_ids
@@ -239,54 +225,11 @@ class AsyncLLM:
         self._num_answers += self._core.probe() or self._sleep_switch.is_switching
         return self._num_answers
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._frontend.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._frontend.chat_template
-
-    @property
-    def images(self) -> ImagePrompts | None:
-        return self._frontend.images
-
-    def tokenize_messages(
-        self,
-        messages: Sequence[dict[str, Any]],
-        render: Callable[[Sequence[dict[str, Any]]], str],
-        *,
-        add_special_tokens: bool = False,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-    ) -> TokenizedPrompt:
-        """Tokenise a conversation with its images, as `Frontend.tokenize_messages` does, in any thread."""
-        return self._frontend.tokenize_messages(
-            messages, render, add_special_tokens=add_special_tokens, mm_processor_kwargs=mm_processor_kwargs
-        )
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self._frontend.model
-
-    @property
-    def max_model_len(self) -> int:
-        return self._frontend.max_model_len
-
-    @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """Defaults from generation_config.json for the sampling parameters that a request leaves unset."""
-        return self._frontend.default_sampling_params
-
-    @property
-    def tokenizer_config(self) -> dict[str, Any]:
-        """The content of the model's tokenizer_config.json."""
-        return self._frontend.tokenizer_config
-
     async def _resolve(self, params: SamplingParams, priority: int) -> ResolvedParams:
         """Resolve parameters that take long in a thread, so that no stream is delayed."""
         if params.structured_outputs is None and not params.bad_words:
-            return self._frontend.resolve(params, priority=priority)
-        return await asyncio.to_thread(self._frontend.resolve, params, priority=priority)
+            return self.frontend.resolve(params, priority=priority)
+        return await asyncio.to_thread(self.frontend.resolve, params, priority=priority)
 
     async def _tokenize(self, prompt: Prompt | TokenizedPrompt, add_special_tokens: bool) -> TokenizedPrompt:
         self._check_alive()
@@ -295,8 +238,8 @@ class AsyncLLM:
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         has_images = isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data"))
         if has_images or (isinstance(text, str) and len(text) > LONG_PROMPT_CHARS):
-            return await asyncio.to_thread(self._frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
-        return self._frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
+            return await asyncio.to_thread(self.frontend.tokenize, prompt, add_special_tokens=add_special_tokens)
+        return self.frontend.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def _new_core_id(self, request_id: str) -> str:
         """Make a unique id for the core: late outputs never reach a later request with the same `request_id`.
@@ -309,7 +252,7 @@ class AsyncLLM:
         return f"{request_id}.{next(self._serial)}"
 
     def _add(self, prompt: TokenizedPrompt, request: EngineRequest, request_id: str) -> OutputStream:
-        stream = OutputStream(self._frontend.assemble(request, prompt, request_id=request_id))
+        stream = OutputStream(self.frontend.assemble(request, prompt, request_id=request_id))
         try:
             self._core.send(Add(_without_schema(request)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:

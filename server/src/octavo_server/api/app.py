@@ -89,7 +89,7 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
 
 
 def _add_routes(app: FastAPI, client: EngineClient) -> None:
-    is_embedding, name = client.model_config.pooling is not None, client.config.model
+    is_embedding, name = client.frontend.model.pooling is not None, client.config.model
     reason = f"{name} generates text: start the server with --runner pooling"
     if is_embedding:
         reason = f"{name} is an embedding model: send texts to POST /v1/embeddings"

@@ -47,8 +47,8 @@ class BeamRun:
                 temperature=self.params.temperature,
                 length_penalty=self.length_penalty,
             ),
-            eos_token_id=self.client.tokenizer.eos_token_id,
-            max_model_len=self.client.max_model_len,
+            eos_token_id=self.client.frontend.tokenizer.eos_token_id,
+            max_model_len=self.client.frontend.max_model_len,
             keeps_logprobs=self.params.logprobs is not None,
         )
         arrival_s, num_cached, has_started = time.monotonic(), 0, False
@@ -101,7 +101,7 @@ class BeamRun:
         start = len(self.prompt.token_ids)
         ids = beam.tokens[start:]
         hides_end = beam.finish_reason == "stop" and not self.params.include_stop_str_in_output
-        text = self.client.tokenizer.decode(
+        text = self.client.frontend.tokenizer.decode(
             ids[:-1] if hides_end else ids, skip_special_tokens=self.params.skip_special_tokens
         )
         logprobs = None

@@ -97,13 +97,13 @@ class PreparedChat:
 def share(context: ApiContext, body: ChatCompletionRequest) -> SharedFields:
     """Check and resolve all fields but the messages, in a thread. Raises InvalidRequest."""
     params = body.sampling_params(
-        context.client.default_sampling_params,
+        context.client.frontend.default_sampling_params,
         max_tokens=_output_limit(context, body),
         logprobs=body.num_logprobs,
     )
     tools = body.tool_use(context.config.tools, params.structured_outputs)
-    tools.constrain(params, context.client.tokenizer.special_id)
-    return SharedFields(tools, context.client.resolve(params, priority=body.priority or 0))
+    tools.constrain(params, context.client.frontend.tokenizer.special_id)
+    return SharedFields(tools, context.client.frontend.resolve(params, priority=body.priority or 0))
 
 
 def prepare(context: ApiContext, body: ChatCompletionRequest, shared: SharedFields) -> PreparedChat:
@@ -116,7 +116,7 @@ def prepare(context: ApiContext, body: ChatCompletionRequest, shared: SharedFiel
         shows_reasoning=body.include_reasoning is not False,
     )
     params = copy.copy(shared.resolved.params)
-    output_parsing.apply(params, context.client.tokenizer.token_id)
+    output_parsing.apply(params, context.client.frontend.tokenizer.token_id)
     if prompt.images:
         body.drop_images()
     return PreparedChat(prompt, replace(shared.resolved, params=params), output_parsing)
@@ -134,7 +134,7 @@ def _reasoning_start(context: ApiContext, body: ChatCompletionRequest, prompt: P
 def _output_limit(context: ApiContext, body: ChatCompletionRequest) -> int | None:
     """Most tokens of the answer: the request's limit; else the model's default; None without either, which stands for
     the whole free context. The generation cuts a limit to the free context."""
-    default = context.client.default_sampling_params.get("max_tokens")
+    default = context.client.frontend.default_sampling_params.get("max_tokens")
     return default if body.output_limit is None else body.output_limit
 
 
@@ -144,7 +144,9 @@ async def render_chat(context: ApiContext, body: ChatCompletionRequest, *, num_b
 
 def fitted_chat(context: ApiContext, body: ChatCompletionRequest) -> ChatCompletionRequest:
     """Drop the oldest messages, in a thread, until the prompt fits the context."""
-    return without_oldest(body, lambda chat: len(_prompt_of(context, chat).token_ids), context.client.max_model_len)
+    return without_oldest(
+        body, lambda chat: len(_prompt_of(context, chat).token_ids), context.client.frontend.max_model_len
+    )
 
 
 def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
@@ -156,7 +158,7 @@ def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
         context.check_prompt(text, may_exceed=truncates)
         return text
 
-    prompt = context.client.tokenize_messages(
+    prompt = context.client.frontend.tokenize_messages(
         body.conversation(), render, add_special_tokens=special, mm_processor_kwargs=body.mm_processor_kwargs
     )
     prompt.check_uncut(body.truncate_prompt_tokens)
@@ -168,14 +170,14 @@ def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRender
     """The request's chat template, else the model's. Raises InvalidRequest if the request's is not trusted or valid."""
     client = context.client
     if not body.chat_template:
-        return client.chat_template
+        return client.frontend.chat_template
     if not context.config.trust_request_chat_template:
         message = "chat_template needs a server with --trust-request-chat-template: leave it out."
         raise InvalidRequest(message, param="chat_template")
-    tokens = special_tokens(client.tokenizer_config, client.tokenizer)
+    tokens = special_tokens(client.frontend.tokenizer_config, client.frontend.tokenizer)
     return ChatTemplate(
         body.chat_template,
         tokens,
         content_format=client.config.chat_template_content_format,
-        image_token=client.images.token if client.images else None,
+        image_token=client.frontend.images.token if client.frontend.images else None,
     )

@@ -85,7 +85,7 @@ async def create_chat_batch(request: Request) -> Response:
     generation = context.new_generation(meta, bodies[0], prompts, shared.resolved, arrival_s)
     writer = ChatWriter(context, meta, bodies[0], generation, output_parsing=chats[0].output_parsing)
     for choice, chat in zip(writer.state.choices, chats, strict=True):
-        choice.parser = chat.output_parsing.new_parser(context.client.tokenizer.token_id)
+        choice.parser = chat.output_parsing.new_parser(context.client.frontend.tokenizer.token_id)
     return CancellableJSONResponse(context.in_flight, meta.id, writer.body, writer.state.headers)
 
 

@@ -64,7 +64,7 @@ def _parse(context: ApiContext, raw: bytes) -> tuple[CompletionRequest, Sampling
 
 
 def _sampling_params(context: ApiContext, body: CompletionRequest) -> SamplingParams:
-    defaults = context.client.default_sampling_params
+    defaults = context.client.frontend.default_sampling_params
     params = body.sampling_params(defaults, max_tokens=body.output_limit, logprobs=body.logprobs)
     if body.echo and params.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = params.logprobs
@@ -76,7 +76,7 @@ async def _prompt_input(context: ApiContext, body: CompletionRequest, prompt: Pr
     special = text is not None and body.add_special_tokens is not False
     if isinstance(prompt, str):
         prompt = await context.encode_prompt(prompt, add_special_tokens=special, may_exceed=may_exceed)
-    if (images := context.client.images) is not None:
+    if (images := context.client.frontend.images) is not None:
         images.find(prompt, (), "prompt")
     ids = context.truncate(prompt, body, is_framed=special)
     if body.echo and (text is None or len(ids) < len(prompt)):

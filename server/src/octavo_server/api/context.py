@@ -88,8 +88,8 @@ class ApiContext:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        codec, limits = self.client.tokenizer, self.config.limits
-        if limits.max_request_bytes is None and self.client.images is None:
+        codec, limits = self.client.frontend.tokenizer, self.config.limits
+        if limits.max_request_bytes is None and self.client.frontend.images is None:
             self.config = replace(self.config, limits=replace(limits, max_request_bytes=TEXT_BYTES))
         self.lifecycle = Lifecycle(self.in_flight, timeout_s=self.config.drain_timeout)
         self.lifecycle.on_change = self.publish_readiness
@@ -102,7 +102,7 @@ class ApiContext:
             clock=time.monotonic,
             on_refusal=self.telemetry.count_rejection,
         )
-        self.max_output_tokens = max_output_tokens(self.client.config, self.client.default_sampling_params)
+        self.max_output_tokens = max_output_tokens(self.client.config, self.client.frontend.default_sampling_params)
         self.longest_token = max((len(codec.token_bytes(t)) for t in range(codec.vocab_size)), default=1)
 
     def update_health(self) -> None:
@@ -219,8 +219,8 @@ class ApiContext:
     async def resolve(self, params: "SamplingParams", *, priority: int) -> "ResolvedParams":
         """Resolve the parameters of a request: in a thread if that takes long. Raises InvalidRequest."""
         if not (params.bad_words or params.allowed_token_ids or params.structured_outputs):
-            return self.client.resolve(params, priority=priority)
-        return await self.threads.run(partial(self.client.resolve, params, priority=priority), num_bytes=0)
+            return self.client.frontend.resolve(params, priority=priority)
+        return await self.threads.run(partial(self.client.frontend.resolve, params, priority=priority), num_bytes=0)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
         """Tokenise in a thread, so that streams continue meanwhile. Raises InvalidRequest for too long a text, and
@@ -234,12 +234,12 @@ class ApiContext:
     def tokenize_prompt(self, text: str, *, add_special_tokens: bool, may_exceed: bool = False) -> list[int]:
         """The same as `encode_prompt`, for callers that already run in a thread."""
         self.check_prompt(text, may_exceed=may_exceed)
-        return self.client.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.client.frontend.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_prompt(self, text: str, *, may_exceed: bool = False) -> None:
         """Raise the errors of `encode_prompt`."""
         if not may_exceed:
-            check_fits(text, max_model_len=self.client.max_model_len, longest_token=self.longest_token)
+            check_fits(text, max_model_len=self.client.frontend.max_model_len, longest_token=self.longest_token)
         check_chars(text, self.config.limits)
 
     def truncate(self, token_ids: list[int], body: GenerationFields | VectorFields, *, is_framed: bool) -> list[int]:
@@ -249,21 +249,21 @@ class ApiContext:
         """
         if body.truncate_prompt_tokens is None:
             return token_ids
-        return self.client.tokenizer.truncate(
+        return self.client.frontend.tokenizer.truncate(
             token_ids,
             body.truncate_prompt_tokens,
             side=body.truncation_side,
-            max_model_len=self.client.max_model_len,
+            max_model_len=self.client.frontend.max_model_len,
             is_framed=is_framed,
             for_vector=isinstance(body, VectorFields),
         )
 
     def decode(self, token_ids: list[int], *, param: str = "prompt") -> str:
         """Convert token ids to text. Raises InvalidRequest, which names `param`, for an id outside the vocabulary."""
-        vocab_size = self.client.tokenizer.vocab_size
+        vocab_size = self.client.frontend.tokenizer.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise InvalidRequest(f"token ids must be in [0, {vocab_size}).", param=param)
-        return self.client.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self.client.frontend.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _report_tenants(self) -> None:
         self.rate_limits.record_report(THIS_SERVER, 0, self.kv.tenant_loads())

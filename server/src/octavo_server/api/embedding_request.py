@@ -37,12 +37,12 @@ async def prepare(
     """
     context.admission.check_size(len(texts))
     meta = context.new_response_meta(prefix, request, body)
-    resolved = context.client.resolve_pooling(body.pooling_params(), priority=body.priority or 0)
+    resolved = context.client.frontend.resolve_pooling(body.pooling_params(), priority=body.priority or 0)
     prompts = list[PromptInput]()
     for name, text in texts:
         with _errors_naming(name):
             prompts.append(PromptInput(token_ids=await _token_ids(context, body, text)))
-            context.client.fit(prompts[-1].token_ids, resolved)
+            context.client.frontend.fit(prompts[-1].token_ids, resolved)
     return meta, context.new_generation(meta, body, prompts, resolved, arrival_s)
 
 

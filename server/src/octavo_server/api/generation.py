@@ -91,7 +91,7 @@ class Generation:
 
     def fitted(self) -> list[SamplingParams]:
         """Sampling parameters that the engine would use for each prompt. Raises InvalidRequest as `deltas` does."""
-        return [self.client.fit(prompt.token_ids, self._fitted(prompt)) for prompt in self.prompts]
+        return [self.client.frontend.fit(prompt.token_ids, self._fitted(prompt)) for prompt in self.prompts]
 
     def deltas(self) -> AsyncGenerator[GenerationDelta, None]:
         """Run the request. Raises the engine's errors, InvalidRequest for too many log-probabilities, GenerationFailed
@@ -192,14 +192,14 @@ class Generation:
         params = fit_to_context(
             resolved.params,
             len(prompt.token_ids),
-            self.client.max_model_len,
+            self.client.frontend.max_model_len,
             clamp=True,
             max_output_tokens=self.max_output_tokens,
         )
         return replace(resolved, params=params)
 
     def _num_logprobs(self, prompt: PromptInput) -> NumLogprobs:
-        params, vocab_size = self._fitted(prompt).params, self.client.tokenizer.vocab_size
+        params, vocab_size = self._fitted(prompt).params, self.client.frontend.tokenizer.vocab_size
         named = params.logprob_token_ids
         generated, given = (
             0 if asked is None else vocab_size if asked == -1 else max(asked, 1)

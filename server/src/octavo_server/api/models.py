@@ -41,6 +41,6 @@ def _card(context: ApiContext, name: str) -> ModelObject:
         context.created,
         root=client.config.model if adapter is None else adapter.path,
         parent=None if adapter is None else adapter.parent or context.config.model_name,
-        max_model_len=client.max_model_len,
+        max_model_len=client.frontend.max_model_len,
         permission=[permission(name, context.created)],
     )

@@ -73,8 +73,10 @@ async def tokenize(request: Request) -> Response:
         ids = await _token_ids(context, body, num_bytes=num_bytes)
     strings = None
     if body.return_token_strs:
-        strings = await context.threads.run(lambda: [*map(context.client.tokenizer.piece, ids)], num_bytes=len(ids))
-    return json_reply(Tokenized(len(ids), context.client.max_model_len, ids, strings))
+        strings = await context.threads.run(
+            lambda: [*map(context.client.frontend.tokenizer.piece, ids)], num_bytes=len(ids)
+        )
+    return json_reply(Tokenized(len(ids), context.client.frontend.max_model_len, ids, strings))
 
 
 @router.post("/detokenize", **accepts(DetokenizeRequest, "The text of token ids", answer=Detokenized))
@@ -97,10 +99,10 @@ async def tokenizer_info(request: Request) -> Response:
     if not context.config.enable_tokenizer_info_endpoint:
         raise NotEnabled("/tokenizer_info", "--enable-tokenizer-info-endpoint")
     client = context.client
-    info = {"tokenizer_class": DEFAULT_CLASS, "bos_token": None, "eos_token": None, **client.tokenizer_config}
-    info |= special_tokens(client.tokenizer_config, client.tokenizer)
-    if client.chat_template is not None:
-        info["chat_template"] = client.chat_template.source
+    info = {"tokenizer_class": DEFAULT_CLASS, "bos_token": None, "eos_token": None, **client.frontend.tokenizer_config}
+    info |= special_tokens(client.frontend.tokenizer_config, client.frontend.tokenizer)
+    if client.frontend.chat_template is not None:
+        info["chat_template"] = client.frontend.chat_template.source
     return json_reply(info)
 
 

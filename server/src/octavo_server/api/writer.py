@@ -25,7 +25,7 @@ class BaseResponseWriter(ABC):
         self, context: ApiContext, meta: ResponseMeta, request: GenerationFields, generation: Generation
     ) -> None:
         self.meta = meta
-        self.codec = context.client.tokenizer
+        self.codec = context.client.frontend.tokenizer
         self.generation = generation
         self.state = AnswerState(len(generation.prompts), generation.params.n, generation.num_prompt_tokens)
         self.returns_ids = bool(request.return_token_ids)

@@ -21,7 +21,7 @@ def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float
     url = f"{scheme}://localhost" if config.uds else f"{scheme}://{reachable_host(config.host)}:{port}"
     socket = "" if config.uds is None else f" (Unix socket {config.uds})"
     names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
-    route = EMBEDDINGS if client.model_config.pooling else CHAT if client.chat_template else COMPLETIONS
+    route = EMBEDDINGS if client.frontend.model.pooling else CHAT if client.frontend.chat_template else COMPLETIONS
     example = example_command(name, url, route=route, needs_key=config.needs_key, uds=config.uds)
     return [
         f"model {client.config.model}{names}: {ready.dtype} on {ready.device}, {ready.weights_bytes / GIB:.2f} GiB",

@@ -145,7 +145,7 @@ async def _serve(
             port = config.port if config.uds is not None else sock.getsockname()[1]
             for line in banner(engine, config, port, time.monotonic() - started_s):
                 logger.info(line)
-            if warning := template_warning(config.tools.tool_call_parser, engine.chat_template):
+            if warning := template_warning(config.tools.tool_call_parser, engine.frontend.chat_template):
                 logger.warning(warning)
             await server.serve(sockets=[sock])
             return 1 if server.engine_died else 0

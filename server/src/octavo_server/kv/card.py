@@ -47,12 +47,12 @@ def model_card(
     cache_isolation: bool,
     defaults: RenderDefaults = NO_DEFAULTS,
 ) -> KVModelCard:
-    ready, tokenizer, template = client.ready_info, client.tokenizer, client.chat_template
+    ready, tokenizer, template = client.ready_info, client.frontend.tokenizer, client.frontend.chat_template
     card = KVModelCard(
         models=models,
         root=ready.hash_root if client.config.enable_prefix_caching else b"",
         block_size=ready.block_size,
-        max_model_len=client.max_model_len,
+        max_model_len=client.frontend.max_model_len,
         tokenizer=tokenizer.to_json(),
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -17,7 +17,7 @@ from octavo_server.openai.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from octavo_server.openai.completion import CompletionLogprobs
 
 if TYPE_CHECKING:
-    from octavo_server.engine_client import TextCodec
+    from octavo_engine.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
 MAX_KEYS = 1024  # that a writer keeps
@@ -27,7 +27,7 @@ ALL = -1  # the number of top log-probabilities that stands for the whole vocabu
 class LogprobWriter:
     """Formats log-probabilities. `as_ids`: write tokens as "token_id:123" (return_tokens_as_token_ids)."""
 
-    def __init__(self, codec: "TextCodec", *, num_top: int, as_ids: bool) -> None:
+    def __init__(self, codec: "Tokenizer", *, num_top: int, as_ids: bool) -> None:
         self._codec = codec
         self._num_top = num_top
         self._as_ids = as_ids

@@ -53,7 +53,7 @@ class MessagesWriter:
         self._generation = turn.generation
         self.state = AnswerState(1, 1, turn.generation.num_prompt_tokens)
         self._choice = self.state.choices[0]
-        self._choice.parser = turn.output_parsing.new_parser(context.client.tokenizer.token_id)
+        self._choice.parser = turn.output_parsing.new_parser(context.client.frontend.tokenizer.token_id)
         self._blocks = BlockStream()
 
     async def body(self) -> bytes:
@@ -115,7 +115,7 @@ class MessagesWriter:
     def _has_filled_context(self) -> bool:
         """True if the answer has fewer tokens than were allowed, but no more fit the context."""
         num_tokens, allowed = self._choice.num_tokens, self._generation.params.max_tokens
-        is_full = self._generation.num_prompt_tokens + num_tokens >= self._generation.client.max_model_len
+        is_full = self._generation.num_prompt_tokens + num_tokens >= self._generation.client.frontend.max_model_len
         return is_full and (allowed is None or num_tokens < allowed)
 
 

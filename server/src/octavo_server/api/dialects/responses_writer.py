@@ -35,7 +35,7 @@ class ResponsesWriter:
     the request, whose input may be large."""
 
     def __init__(self, context: ApiContext, request: ResponsesRequest, turn: ChatTurn) -> None:
-        self._codec = codec = context.client.tokenizer
+        self._codec = codec = context.client.frontend.tokenizer
         self._echoed = request.echoed()
         self._wants_logprobs = request.wants_logprobs
         self._wants_messages = bool(request.enable_response_messages)
