@@ -15,6 +15,7 @@ from octavo_engine.core.state import SchedulerState
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_engine.wire.hashing import scoped_root
+from octavo_engine.wire.inspection import SequenceInfo
 from octavo_engine.wire.kv_stream import Tier
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import BlockLife, EngineRequest, EngineStats, ErrorInfo, SeqOutput, TenantUsage
@@ -250,6 +251,28 @@ class Scheduler:
             return "adapter" if group.request.grammar is None else "grammar"
         waits = group is not None and any(seq.status != "running" for seq in group.live)
         return (self._state.blocked_by or "budget") if waits else None
+
+    def describe_sequences(self, now: float) -> list[SequenceInfo]:
+        return [self._describe(seq, now) for seq in self.sequences()]
+
+    def _describe(self, seq: Sequence, now: float) -> SequenceInfo:
+        assert seq.status != "finished"
+        has_run = seq.num_cached >= 0
+        return SequenceInfo(
+            request_id=seq.request_id,
+            indices=list(seq.indices),
+            state=seq.status,
+            waiting_reason=None if seq.status == "running" else self.waiting_reason(seq.request_id),
+            prompt_tokens=seq.num_prompt,
+            generated_tokens=seq.num_output,
+            computed_tokens=seq.computed,
+            cached_tokens=max(seq.num_cached, 0),
+            blocks=len(seq.table),
+            preemptions=seq.num_preemptions,
+            priority=seq.group.request.priority,
+            age_s=now - seq.arrival_s,
+            queued_s=(seq.scheduled_s if has_run else now) - seq.arrival_s,
+        )
 
     def stats(self) -> EngineStats:
         """Return a snapshot of gauges and counters; the caller, which has a clock, sets `step_s`."""

@@ -9,7 +9,6 @@ bug and is raised to the caller.
 """
 
 import gc
-import heapq
 import logging
 import time
 from collections import deque
@@ -18,9 +17,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from octavo_engine.core.inspection import describe_sequences
 from octavo_engine.loop.loaded_adapters import AdapterSource, LoadedAdapters, Reply
-from octavo_engine.loop.pending_requests import PendingRequests, Work, error_info, grammar_work, image_work
+from octavo_engine.loop.pending_requests import (
+    PendingRequests,
+    QueueDeadlines,
+    Work,
+    error_info,
+    grammar_work,
+    image_work,
+)
 from octavo_engine.wire.errors import CALL_ERRORS, EngineDead, InvalidRequest, OctavoError, Unavailable
 from octavo_engine.wire.inspection import Answer, CallName
 from octavo_engine.wire.plan import SeqId, StepCosts, StepPlan, StepResult
@@ -206,7 +211,7 @@ class EngineCore:
             case "probe":
                 return True
             case "debug_requests":
-                return describe_sequences(self._scheduler, self._clock())
+                return self._scheduler.describe_sequences(self._clock())
             case "reset_prefix_cache":
                 done = self._scheduler.reset_prefix_cache()
                 self._publish_interim()  # before the answer: its receiver may then look at the published blocks
@@ -377,32 +382,3 @@ def freeze_gc() -> None:
     """Exempt all existing objects from garbage collection: they live until exit, and scanning them delays tokens."""
     gc.collect()
     gc.freeze()
-
-
-class QueueDeadlines:
-    """Deadlines by which waiting requests must have been started: the limit on queue time, kept beside the scheduler.
-
-    A deadline is sent with its request, and the core compares it with its own clock before each step, so a request
-    whose deadline has passed is never started. Parent and core share the machine's monotonic clock. A deadline is
-    dropped once `is_waiting(id)` is False: the request was scheduled or has ended.
-    """
-
-    def __init__(self, is_waiting: Callable[[str], bool]) -> None:
-        self._is_waiting = is_waiting
-        self._heap: list[tuple[float, str]] = []
-
-    def add(self, request_id: str, start_by_s: float) -> None:
-        heapq.heappush(self._heap, (start_by_s, request_id))
-
-    def pop_expired(self, now: float) -> list[str]:
-        """Remove and return the waiting requests whose deadline is not after `now`, earliest deadline first."""
-        expired = []
-        while self._heap and self._heap[0][0] <= now:
-            expired.append(heapq.heappop(self._heap)[1])
-        return [request_id for request_id in expired if self._is_waiting(request_id)]
-
-    def next_s(self) -> float | None:
-        """Return the earliest deadline of a waiting request; None if no waiting request has one."""
-        while self._heap and not self._is_waiting(self._heap[0][1]):
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
