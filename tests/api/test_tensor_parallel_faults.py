@@ -15,7 +15,7 @@ from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.process.rank_messages import RunPlan
 from octavo_engine.process.rank_processes import RankProcesses
-from octavo_engine.runner.memory_plan import RankPlans, plan_ranks
+from octavo_engine.runner.rank_plans import RankPlans, plan_ranks
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.model_files import ModelFiles

@@ -17,7 +17,7 @@ from octavo_engine.ops.stages import Stages, open_ranks
 from octavo_engine.process import parallel_executor
 from octavo_engine.process.rank_messages import LoadPart, RunPlan, decode_to_rank, encode
 from octavo_engine.runner import load
-from octavo_engine.runner.memory_plan import RankPlans
+from octavo_engine.runner.rank_plans import RankPlans
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import EngineDead

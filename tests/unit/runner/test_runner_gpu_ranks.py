@@ -14,7 +14,8 @@ from octavo_engine.devices.memory import GIB
 from octavo_engine.devices.step_inputs import StepLimits
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.runner.memory_plan import divide_threads, plan_memory, plan_ranks
+from octavo_engine.runner.memory_plan import plan_memory
+from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig, steps_ahead
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model

@@ -8,7 +8,7 @@ from octavo_engine.devices.memory import HostMemory
 from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.load import load
-from octavo_engine.runner.memory_plan import RankPlans
+from octavo_engine.runner.rank_plans import RankPlans
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.wire.errors import StartupError

@@ -10,7 +10,7 @@ from octavo_engine.devices import device
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo
 from octavo_engine.runner.checkpoint import Checkpoint
-from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
+from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import load_model_config

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.ops.stages import split_layers
-from octavo_engine.runner.memory_plan import RankPlans, plan_ranks
+from octavo_engine.runner.rank_plans import RankPlans, plan_ranks
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from octavo_engine.devices.memory import HostMemory
     from octavo_engine.ops.rank_group import Group
     from octavo_engine.ops.stages import Stages
-    from octavo_engine.runner.memory_plan import RankPlans
+    from octavo_engine.runner.rank_plans import RankPlans
     from octavo_engine.sources.model_files import ModelFiles
     from octavo_engine.wire.plan import StepPlan
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo_engine.devices.device import Device, open_device
 from octavo_engine.runner.checkpoint import find_draft, read_checkpoint
-from octavo_engine.runner.memory_plan import divide_threads, plan_ranks
+from octavo_engine.runner.rank_plans import divide_threads, plan_ranks
 from octavo_engine.settings.config import EngineConfig, most_seqs
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles

@@ -20,15 +20,7 @@ from octavo_engine.ops.stages import Stages, open_ranks, planned_ranks
 from octavo_engine.runner.checkpoint import Checkpoint, find_draft, read_checkpoint
 from octavo_engine.runner.executor import LocalExecutor
 from octavo_engine.runner.kv_cache_size import with_host
-from octavo_engine.runner.memory_plan import (
-    MemoryPlan,
-    RankPlans,
-    divide_threads,
-    own_memory,
-    plan_memory,
-    plan_ranks,
-    with_blocks,
-)
+from octavo_engine.runner.memory_plan import MemoryPlan, own_memory, plan_memory
 from octavo_engine.runner.model_loading import (
     as_failed_start,
     as_startup_error,
@@ -39,6 +31,7 @@ from octavo_engine.runner.model_loading import (
     load_vocabulary,
     make_runner,
 )
+from octavo_engine.runner.rank_plans import RankPlans, divide_threads, plan_ranks, with_blocks
 from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seqs, ranks_per_host
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.sources.download_dir import fetched_revision

@@ -2,18 +2,16 @@
 
 The model is built on torch's meta device, which has shapes but no memory. Type and length depend on the memory limit of
 the machine or its container, not on the memory that is free at the moment, so that equal pods make equal choices.
-A host's threads and memory are divided among the ranks of a model.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from octavo_engine.devices.cgroup import read_limits
-from octavo_engine.devices.cpu_threads import plan_threads
 from octavo_engine.devices.cuda_device import graph_buckets
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo, size
@@ -26,7 +24,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.group_tensor import WeightFormat
 from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.rank_group import Group
-from octavo_engine.ops.stages import Stages, planned_ranks
+from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.kv_cache_size import (
     KVSize,
@@ -37,12 +35,10 @@ from octavo_engine.runner.kv_cache_size import (
     set_kv_bytes,
     size_kv,
     with_host,
-    with_max_num_seqs,
 )
 from octavo_engine.runner.lora_terms import adapters_bytes
-from octavo_engine.runner.stage_split import divide_layers
 from octavo_engine.runner.weight_formats import StoredTensors, kept_formats, loaded_format
-from octavo_engine.settings.config import EngineConfig, batched_tokens, num_ranks, ranks_per_host
+from octavo_engine.settings.config import EngineConfig, batched_tokens, ranks_per_host
 from octavo_engine.settings.records import ModelConfig, ModelImpl
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
@@ -88,16 +84,16 @@ def plan_memory(
     needs. `group`, `stages`: the ranks that divide the model; None: there is one. `host`: of the rank; None: this one.
     """
     host = host or own_memory(config, device)
-    config, longest, memory = with_host(config, host), _longest(config, model_config), host.memory
-    dtype = _first_dtype(config, device, model_config, stored)
+    config, longest, memory = with_host(config, host), longest_request(config, model_config), host.memory
+    dtype = first_dtype(config, device, model_config, stored)
 
     def model_memory(dtype: torch.dtype, max_model_len: int) -> ModelMemory:
-        model = _build(config, device, model_config, stored, dtype, max_model_len, group, stages)
+        model = build_on_meta(config, device, model_config, stored, dtype, max_model_len, group, stages)
         target = _model_memory(config, device, model, dtype, max_model_len)
         if draft is None:
             return target
         own = replace(config, enable_lora=False, quantization=None)  # both belong to the target
-        model = _build(own, device, draft.config, draft.stored, dtype, max_model_len)
+        model = build_on_meta(own, device, draft.config, draft.stored, dtype, max_model_len)
         settings = (own, replace(own, enforce_eager=True))
         return _sum(config, target, *(_model_memory(each, device, model, dtype, max_model_len) for each in settings))
 
@@ -137,7 +133,7 @@ def _cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     return dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
-def _first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None) -> torch.dtype:
+def first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None) -> torch.dtype:
     """Return the type of a model that has room."""
     dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, loaded_format(config, device), device)
     return dtype or device.default_dtype(model)
@@ -161,7 +157,7 @@ def planned_weights_bytes(model: Model) -> int:
     return model.weights_bytes() + sum(linear.bytes_added_by_packing() for linear in linears)
 
 
-def _longest(config: EngineConfig, model: ModelConfig) -> int:
+def longest_request(config: EngineConfig, model: ModelConfig) -> int:
     """Return the user's length, or the model's own. Raises StartupError above the model's length."""
     wanted, longest = config.max_model_len, context_length(model)
     if wanted is None:
@@ -173,7 +169,7 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
     return wanted
 
 
-def _build(
+def build_on_meta(
     config: EngineConfig,
     device: Device,
     model: ModelConfig,
@@ -183,7 +179,7 @@ def _build(
     group: Group | None = None,
     stages: Stages | None = None,
 ) -> Model:
-    """Build a model without memory."""
+    """Build a model on the meta device."""
     return build_model(
         model,
         impl=config.model_impl,
@@ -290,38 +286,6 @@ def _warn_if_cut(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, k
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlans:
-    """`config`: the settings of each rank; the number of sequences is resolved, and with several ranks device, type and
-    length. `hosts`: the memory of each rank's host.
-
-    `ranks`: plans with equal numbers of blocks. A rank with these settings and its host makes its plan again.
-    `num_layers`: of each stage; empty for one stage.
-    """
-
-    config: EngineConfig
-    hosts: Sequence[HostMemory]
-    ranks: list[MemoryPlan]
-    num_layers: tuple[int, ...] = ()
-
-
-def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
-    """Return the settings with the threads of one rank; None if each rank has those of its part of a variable.
-
-    Raises StartupError without room for all ranks.
-    """
-    size = ranks_per_host(config)
-    if num_ranks(config) == 1:
-        return config
-    limits, affinity = read_limits(), os.sched_getaffinity(0)
-    parts = size if device.name == "cpu" else 1  # the variable binds no threads of a GPU's ranks
-    plan = plan_threads(config.num_threads, env=os.environ, affinity=affinity, limits=limits, num_ranks=parts)
-    if parts > 1 and config.num_threads is None and plan.cpus is not None:
-        return config
-    device.check_ranks(config, plan.num_threads)
-    return replace(config, num_threads=max(1, plan.num_threads // size))
-
-
 def own_memory(config: EngineConfig, device: Device) -> HostMemory:
     """Return the memory that this host has for each of its ranks. Raises StartupError for an invalid variable."""
     kv_bytes = config.kv_cache_memory_bytes
@@ -331,71 +295,3 @@ def own_memory(config: EngineConfig, device: Device) -> HostMemory:
         num_gpu_blocks_override=config.num_gpu_blocks_override,
         gpu_memory_utilization=config.gpu_memory_utilization,
     )
-
-
-def plan_ranks(
-    config: EngineConfig,
-    device: Device,
-    model_config: ModelConfig,
-    stored: StoredTensors | None = None,
-    draft: Checkpoint | None = None,
-    hosts: Sequence[HostMemory] = (),
-) -> RankPlans:
-    """Plan the memory of all ranks, of which rank 0 alone has a draft model. `hosts`: in order; if empty, all hosts are
-    as this one.
-
-    Raises StartupError if one of them does not fit into its part of the memory.
-    """
-    size, per_stage = num_ranks(config), config.tensor_parallel_size
-    hosts = hosts or [own_memory(config, device)] * config.nnodes
-    hosts = [hosts[rank // ranks_per_host(config)] for rank in range(size)]
-    config = with_max_num_seqs(config, min((each.memory for each in hosts), key=lambda memory: memory.total_bytes))
-    if size == 1:
-        plan = plan_memory(config, device, model_config, stored, draft, host=hosts[0])
-        return RankPlans(config=config, hosts=hosts, ranks=[plan])
-
-    num_layers = _divide_layers(config, device, model_config, stored)
-
-    def plan_rank(rank: int, settings: EngineConfig) -> MemoryPlan:
-        group, stages = planned_ranks(rank, per_stage, num_layers)
-        own, host = draft if rank == 0 else None, hosts[rank]
-        try:
-            return plan_memory(settings, device, model_config, stored, own, group=group, stages=stages, host=host)
-        except StartupError as error:
-            if error.code != "OutOfMemory":
-                raise
-            where = f" on {host.name}" if host.name else ""
-            text = f"rank {rank} of {size}{where}, with its part of the memory: {error}"
-            raise StartupError(text, code=error.code) from error
-
-    # The last rank of a stage has the most KV heads. A stage may have ranks on several hosts, of which each has a last.
-    last = {*range(per_stage - 1, size, per_stage), *range(ranks_per_host(config) - 1, size, ranks_per_host(config))}
-    largest = [plan_rank(rank, config) for rank in sorted(last if draft is None else {0} | last)]
-    dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
-    max_model_len = min(each.max_model_len for each in largest)
-    resolved = {"dtype": dtype, "max_model_len": max_model_len, "device": device.name}
-    config = replace(config, **resolved)  # type: ignore[arg-type]
-    ranks = [plan_rank(rank, config) for rank in range(size)]
-    num_blocks = min(each.kv.num_blocks for each in ranks)
-    if config.nnodes > 1:
-        found = ", ".join(f"{plan.kv.num_blocks} of {host.name}" for plan, host in zip(ranks, hosts, strict=True))
-        _LOGGER.info("KV blocks: %d, the least of %s", num_blocks, found)
-    num_host_blocks = min(each.kv.num_host_blocks for each in ranks)
-    ranks = [with_blocks(each, num_blocks, num_host_blocks) for each in ranks]
-    return RankPlans(config=config, hosts=hosts, ranks=ranks, num_layers=num_layers)
-
-
-def _divide_layers(
-    config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None
-) -> tuple[int, ...]:
-    """Return the number of layers of each stage, by their bytes in the type of a model that has room."""
-    dtype, longest = _first_dtype(config, device, model, stored), _longest(config, model)
-    return divide_layers(
-        config, device, model, lambda stages: _build(config, device, model, stored, dtype, longest, None, stages)
-    )
-
-
-def with_blocks(plan: MemoryPlan, num_blocks: int, num_host_blocks: int) -> MemoryPlan:
-    kv_bytes = num_blocks * plan.model.bytes_per_block
-    kv = replace(plan.kv, num_blocks=num_blocks, num_host_blocks=num_host_blocks, kv_bytes=kv_bytes)
-    return replace(plan, kv=kv)
