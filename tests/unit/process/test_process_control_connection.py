@@ -119,6 +119,7 @@ CONFIG = EngineConfig(tensor_parallel_size=2, nnodes=2, dtype="float32")
         ({}, None),
         ({"node_rank": 2}, "--node-rank 2 must be at least 1 and below --nnodes 2."),
         ({"--dtype": "bfloat16"}, "--dtype is bfloat16 on host 1 (10.0.0.2), and float32 on the first host"),
+        ({"--kv-cache-dtype": "fp8_e4m3"}, "--kv-cache-dtype is fp8_e4m3 on host 1 (10.0.0.2), and auto on the first"),
         ({"the version of Octavo": "0.0.1"}, "the version of Octavo is 0.0.1 on host 1 (10.0.0.2), and "),
     ],
     ids=str,

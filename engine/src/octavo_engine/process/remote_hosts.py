@@ -33,7 +33,8 @@ _REMINDER_S = 10.0
 #: Settings that all hosts must have alike, as each of them decides something by them.
 _COMMON = (
     *("nnodes", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "load_format"),
-    *("model_impl", "device", "hf_overrides", "block_size", "max_model_len", "enable_lora", "max_lora_rank"),
+    *("model_impl", "device", "hf_overrides", "block_size", "kv_cache_dtype", "max_model_len", "enable_lora"),
+    "max_lora_rank",
 )
 OnReport = Callable[[int, messages.FromRank | None], None]
 
