@@ -181,7 +181,7 @@ _OLD = (
     *("tokenizer_pool_extra_config", "eplb_window_size", "eplb_step_interval", "num_redundant_experts"),
 )
 _OLD_SWITCHES = (
-    *("calculate_kv_scales", "disable_async_output_proc", "disable_mm_preprocessor_cache", "engine_use_ray"),
+    *("disable_async_output_proc", "disable_mm_preprocessor_cache", "engine_use_ray"),
     *("eplb_log_balancedness", "multi_step_stream_outputs", "use_v2_block_manager", "worker_use_ray"),
     *("enable_multimodal_encoder_data_parallel", "guided_decoding_disable_fallback"),
 )
@@ -231,6 +231,9 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "data_parallel_rpc_port": replace(SETTING, flags=("-dpp",)),
     "data_parallel_backend": replace(SETTING, flags=("-dpb",)),
     # Types and formats.
+    "calculate_kv_scales": VllmArgument(
+        fulfilled=(False,), is_switch=True, missing="an FP8 cache has the scales of the checkpoint, or 1."
+    ),
     "override_attention_dtype": VllmArgument(missing="attention has the type of the model.", remedy="see --dtype."),
     "config_format": _values("auto", "hf", missing="only config.json of Hugging Face is read."),
     "tokenizer_mode": _values(
