@@ -150,6 +150,7 @@ def test_arguments_without_effect_are_named(arguments, lines):
         ({"rope_scaling": {"factor": 2.0}}, r"""--hf-overrides '\{"rope_scaling": """),
         ({"rope_theta": 1e6}, r"""--hf-overrides '\{.*"rope_theta": """),
         ({"disable_sliding_window": True}, "--hf-overrides"),
+        ({"language_model_only": True}, r"""--limit-mm-per-prompt '\{"image": 0\}' refuses them"""),
         ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "=True is not .* has the scales of the checkpoint"),
         ({"override_generation_config": {"top_q": 1}}, "fields of temperature, top_p"),
     ],

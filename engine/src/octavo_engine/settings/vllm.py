@@ -215,7 +215,6 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "show_hidden_metrics_for_version": replace(SETTING, note="old names are always exposed"),
     # Always so, or never.
     "scheduler_reserve_full_isl": ALWAYS_ON,
-    "language_model_only": replace(ALWAYS_ON, note="models get text only"),
     "trust_remote_code": replace(SWITCH, fulfilled=(False,), note="no code from checkpoints is ever run"),
     "code_revision": replace(SETTING, note="no code from checkpoints is ever run"),
     "enable_reasoning": replace(OLD_SWITCH, note="--reasoning-parser alone separates the reasoning"),
@@ -282,6 +281,12 @@ ENGINE_ARGUMENTS: dict[str, VllmArgument] = {
     "task": _values("auto", "generate", *EMBED, **_NO_POOLING),
     **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), VllmArgument(fulfilled=ANY)),
     "override_pooler_config": VllmArgument(missing="it was renamed.", remedy="see --pooler-config."),
+    "language_model_only": _values(
+        False,
+        is_switch=True,
+        missing="a model that takes images takes them.",
+        remedy="""--limit-mm-per-prompt '{"image": 0}' refuses them.""",
+    ),
     "default_mm_loras": _values({}, **_NO_MEDIA),
     "enable_mm_embeds": _values(False, is_switch=True, **_NO_MEDIA),
     "enable_prompt_embeds": _values(False, is_switch=True, missing="prompts are text or token ids."),
