@@ -37,8 +37,10 @@ class _Background:
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + LIMIT_S
-        while not all(map(_is_ready, self.ports)):
+        while True:
             assert self._is_running(), f"{self.command} ended:\n{self.log.read_text()}"
+            if all(map(_is_ready, self.ports)):
+                return
             assert time.monotonic() < deadline, f"{self.command} is not ready:\n{self.log.read_text()}"
             time.sleep(0.1)
 
