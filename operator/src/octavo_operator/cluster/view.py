@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from octavo_operator.cluster.claims import NOTHING, Claim, claim_of
+from octavo_operator.cluster.claims import Claim, Claims
 from octavo_operator.cluster.pods import (
     creation_failure,
     is_quota_exceeded,
@@ -48,16 +48,16 @@ V = TypeVar("V")
 @dataclass(slots=True)
 class View:
     services: dict[Key, Raw] = field(default_factory=dict)
-    _claims: dict[Key, Claim] = field(default_factory=dict)
     _objects: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service
     _returned: dict[Key, dict[Ref, Raw]] = field(default_factory=dict)  # by service: see `Observed.returned`
     _owners: dict[tuple[str, str, str], Key] = field(default_factory=dict)  # namespace, kind, name -> service
     _routers: dict[Key, dict[str, Raw]] = field(default_factory=dict)  # router -> its pods by name
     _router_of: dict[Key, Key] = field(default_factory=dict)  # pod -> router
-    _hosts: dict[tuple[str, str], set[Key]] = field(default_factory=dict)
-    _models: dict[tuple[Key, str], set[Key]] = field(default_factory=dict)
-    _users: dict[Key, set[Key]] = field(default_factory=dict)  # router -> services whose specs name it
     _engines: dict[Key, dict[str, Key]] = field(default_factory=dict)  # router -> its engine pods -> their services
+    _claims: Claims = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._claims = Claims(self._served_models)
 
     def update(self, raw: Raw, *, is_gone: bool = False) -> set[Key]:
         """Store or remove one object; return the services whose plans it may change."""
@@ -133,13 +133,13 @@ class View:
 
     def services_behind_router(self, router: Key) -> set[Key]:
         """The services whose specs name the router, or whose pods are behind it."""
-        return {*self._users.get(router, ()), *self._engines.get(router, {}).values()}
+        return {*self._claims.users(router), *self._engines.get(router, {}).values()}
 
     def router_of(self, service: ServiceIdentity) -> Key:
         """The router of the service's pods: the one that its spec names or, if that doesn't exist or is not for this
         service, the pods' own."""
         key, named = (service.namespace, service.name), (service.namespace, service.router)
-        if self._owns_router(named) and self._may_use_router(key):
+        if self._claims.owns_router(named) and self._claims.may_use_router(key):
             return named
         mine = self._objects.get(key, {})
         engines = (raw for (kind, _), raw in sorted(mine.items()) if kind == "Pod" and _is_engine(raw))
@@ -158,7 +158,7 @@ class View:
     def models_of(self, service: Key) -> set[str]:
         """The names of a service's model and adapters, without those that another service behind its router claimed
         first."""
-        return {*self._claimed_models(service)} - self._taken_models(service).keys()
+        return {*self._claims.claimed_models(service)} - self._claims.taken_models(service).keys()
 
     def router_pods(self, router: Key) -> dict[str, Raw]:
         return dict(self._routers.get(router, {}))
@@ -218,11 +218,11 @@ class View:
             routers=self.serving_routers(router, reports),
             leaving_routers={name: reports.get(name) for name, raw in pods.items() if not is_serving_router(raw)},
             router_trouble=troubles[0] if troubles else "",
-            router_owner=service.router if self._owns_router((service.namespace, service.router)) else None,
-            may_use_router=self._may_use_router(key),
-            host_owner=self._host_owner(key),
+            router_owner=service.router if self._claims.owns_router((service.namespace, service.router)) else None,
+            may_use_router=self._claims.may_use_router(key),
+            host_owner=self._claims.host_owner(key),
             behind_router=self._behind(key),
-            taken_models=self._taken_models(key),
+            taken_models=self._claims.taken_models(key),
             returned=self._returned.get(key, {}),
             status=self.services.get(key, {}).get("status") or {},
         )
@@ -231,22 +231,16 @@ class View:
         key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
         if is_older(raw, self.services.get(key), is_gone=is_gone):
             return set()
-        before, after = self._claims.pop(key, NOTHING), NOTHING if is_gone else claim_of(raw)
         if is_gone:
             self.services.pop(key, None)
         else:
-            self.services[key], self._claims[key] = raw, after
-        _move(self._users, key, before.router, after.router)
-        _move(self._hosts, key, before.host, after.host)
-        for model in before.models - after.models:
-            _move(self._models, key, model, None)
-        for model in after.models - before.models:
-            _move(self._models, key, None, model)
+            self.services[key] = raw
+        before, after = self._claims.update(key, None if is_gone else raw)
         return {key} | self._concerned(before) | self._concerned(after)
 
     def _concerned(self, claim: Claim) -> set[Key]:
         behind = set() if claim.router is None else self.services_behind_router(claim.router)
-        return behind | (self._hosts.get(claim.host, set()) if claim.host is not None else set())
+        return behind | self._claims.rivals_for_host(claim)
 
     def _update_router(self, raw: Raw, labels: Mapping[str, str], *, is_gone: bool) -> set[Key]:
         namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
@@ -259,67 +253,22 @@ class View:
             self._router_of[namespace, name] = router
         return self.services_behind_router(router)
 
-    def _owns_router(self, router: Key) -> bool:
-        return self._claims.get(router, NOTHING).router == router
-
-    def _may_use_router(self, service: Key) -> bool:
-        """Return whether the router that the service's spec names is its own, or is for this service, too."""
-        router = self._claims.get(service, NOTHING).router
-        allowed = None if router is None else self._claims.get(router, NOTHING).allow_from
-        return router == service or allowed is None or service[1] in allowed
-
-    def _claimed_models(self, service: Key) -> Set[str]:
-        """The names that a service claims behind the router that its spec names: those of the model and the adapters of
-        its spec or, if it may not use the router, those of the model that its engines behind it serve."""
-        claim = self._claims.get(service, NOTHING)
-        if self._may_use_router(service):
-            return {name for _, name in claim.models}
+    def _served_models(self, service: Key, router: Key) -> Set[str]:
+        """The names that the engines of a service serve behind a router."""
         engines = (raw for ref, raw in self._objects.get(service, {}).items() if _is_engine_deployment(ref, raw))
-        return {name for raw in engines if _labelled_router(raw) == claim.router for name in served_names(raw)}
-
-    def _rivals(self, router: Key, model: str) -> Iterator[Key]:
-        """The services that claim a model name behind a router."""
-        yield from (key for key in self._models.get((router, model), ()) if self._may_use_router(key))
-        if self._claims.get(router, NOTHING).allow_from is not None:
-            refused = (key for key in self._users.get(router, ()) if not self._may_use_router(key))
-            yield from (key for key in refused if model in self._claimed_models(key))
-
-    def _host_owner(self, key: Key) -> str | None:
-        """Name of the service that claimed this service's host and path first; None if that is the service itself."""
-        host = self._claims.get(key, NOTHING).host
-        first = key if host is None else self._first(self._hosts.get(host, set()), key)
-        return None if first == key else "/".join(first)
-
-    def _taken_models(self, key: Key) -> dict[str, str]:
-        """Names of this service's model and adapters that belong to another service behind its router -> that service:
-        the one that was created first, but one whose model has the name before those with such an adapter."""
-        router = self._claims.get(key, NOTHING).router
-        if router is None:
-            return {}
-        names = sorted(self._claimed_models(key))
-        firsts = {name: self._first(self._rivals(router, name), key, name) for name in names}
-        return {name: first[1] for name, first in firsts.items() if first != key}
+        return {name for raw in engines if _labelled_router(raw) == router for name in served_names(raw)}
 
     def _behind(self, router: Key) -> dict[str, ServiceBehind]:
-        users = sorted(self._users.get(router, ()))
-        return {user[1]: self._service_behind(user) for user in users if self._claimed_models(user)}
+        users = sorted(self._claims.users(router))
+        return {user[1]: self._service_behind(user) for user in users if self._claims.claimed_models(user)}
 
     def _service_behind(self, service: Key) -> ServiceBehind:
         raw = self.services[service]
         spec, scaling = raw["spec"], (raw.get("status") or {}).get("autoscaling") or {}
         sleeps = spec.get("replicas") == 0 and bool((spec.get("autoscaling") or {}).get("scaleToZero"))
-        names, adapters = self.models_of(service), self._claims.get(service, NOTHING).adapters
+        names, adapters = self.models_of(service), self._claims[service].adapters
         models = tuple(sorted(names - adapters))
         return ServiceBehind(models, tuple(sorted(names & adapters)), sleeps, scaling.get("wakeSeconds"))
-
-    def _first(self, rivals: Iterable[Key], default: Key, name: str = "") -> Key:
-        """The service that was created first; of several, the first by name. `name`: services that have an adapter of
-        this name come last."""
-
-        def order(key: Key) -> tuple[bool, str, Key]:
-            return name in self._claims[key].adapters, self.services[key]["metadata"]["creationTimestamp"], key
-
-        return min(rivals, key=order, default=default)
 
 
 def is_older(raw: Raw, known: Raw | None, *, is_gone: bool) -> bool:
@@ -351,17 +300,6 @@ def _drop(table: dict[K, dict[M, V]], key: K, member: M) -> None:
         table[key].pop(member, None)
         if not table[key]:
             del table[key]
-
-
-def _move(table: dict[K, set[Key]], service: Key, before: K | None, after: K | None) -> None:
-    if before == after:
-        return
-    if before is not None and before in table:
-        table[before].discard(service)
-        if not table[before]:
-            del table[before]
-    if after is not None:
-        table.setdefault(after, set()).add(service)
 
 
 def _is_engine_deployment(ref: Ref, raw: Raw) -> bool:
