@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from octavo_engine.core.scheduler import Scheduler
-from octavo_engine.runner.costs import CostMeter, moving_average
+from octavo_engine.runner.step_costs import CostMeter, moving_average
 from octavo_engine.settings.records import SchedulerConfig
 from octavo_engine.wire.plan import SeqResult, StepCosts, StepPlan, StepResult
 from octavo_engine.wire.records import EngineRequest, ImageInput

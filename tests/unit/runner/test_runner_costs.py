@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from octavo_engine.runner.costs import CostMeter
+from octavo_engine.runner.step_costs import CostMeter
 from octavo_engine.wire.plan import StepCosts
 
 MACHINE = StepCosts(step_s=0.06, prefill_token_s=0.004, context_token_s=1.9e-6)

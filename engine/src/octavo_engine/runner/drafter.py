@@ -17,9 +17,9 @@ from torch import Tensor
 from octavo_engine.devices.device import Device
 from octavo_engine.ops.attention import AttentionBackend
 from octavo_engine.runner.batch import PersistentBatch
-from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel, LoadedModel
 from octavo_engine.runner.memory_plan import MemoryPlan
+from octavo_engine.runner.step_costs import CostMeter
 from octavo_engine.settings.config import EngineConfig, batched_tokens
 from octavo_engine.settings.speculative import MAX_DRAFT_TOKENS
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan

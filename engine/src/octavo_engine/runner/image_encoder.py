@@ -20,7 +20,7 @@ from octavo_engine.devices.device import Device
 from octavo_engine.devices.step_inputs import StepInputs, Tower
 from octavo_engine.media.processed_images import ProcessedImages
 from octavo_engine.media.worker import Arrays
-from octavo_engine.runner.costs import moving_average
+from octavo_engine.runner.step_costs import moving_average
 from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqStep, StepCosts, StepPlan

@@ -29,10 +29,10 @@ from octavo_engine.ops.rank_group import Group
 from octavo_engine.ops.stages import Stages
 from octavo_engine.runner.adapters import Adapters
 from octavo_engine.runner.batch import PersistentBatch
-from octavo_engine.runner.costs import CostMeter
 from octavo_engine.runner.graphed_model import GraphedModel
 from octavo_engine.runner.image_encoder import ImageEncoder
 from octavo_engine.runner.pooling import Pooler
+from octavo_engine.runner.step_costs import CostMeter
 from octavo_engine.sampling.accepted_drafts import accept_drafts, rows_to_choose
 from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo_operator.desired.devices import device_of, max_threads, num_gpus, num_whole_gpus, unsupported_accelerators
 from octavo_operator.desired.engine import template_conflicts
-from octavo_operator.desired.privileges import privileges
+from octavo_operator.desired.node_rights import node_rights
 from octavo_operator.desired.router import router_template_conflicts
 from octavo_operator.observed import ModelSize, Observed, Pod, Trouble
 from octavo_operator.plan.cache_claim import differences, is_for_one_node, live_claim
@@ -100,7 +100,7 @@ def _accepted(service: InferenceService, observed: Observed, settings: Settings)
         what = f"the operator itself sets {', '.join(taken)}"
         remedy = "leave these out, and use the fields of the spec (engine, router, model, drain) that stand for them"
         return Condition("Accepted", "PodTemplateConflict", f"{what}: {remedy}")
-    if settings.restricts_pods and (fields := privileges(service)):
+    if settings.restricts_pods and (fields := node_rights(service)):
         what = f"{', '.join(fields)}: this installation refuses fields that give a pod rights on its node"
         remedy = "leave them out, or let the administrator set podTemplates of the chart to any"
         return Condition("Accepted", "PodTemplateRefused", f"{what}; {remedy}")

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-#include "activations.h"
+#include "activation_functions.h"
 #include "vectors.h"
 
 namespace {

@@ -12,7 +12,7 @@
 // activation needs one panel only. Each half is then a multiple of 16.
 #pragma once
 
-#include "activations.h"
+#include "activation_functions.h"
 #include "pair_sums.h"
 
 extern "C" {

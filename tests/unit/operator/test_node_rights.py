@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from octavo_operator.cli import build_parser, settings_of
-from octavo_operator.desired.privileges import privileges
+from octavo_operator.desired.node_rights import node_rights
 from octavo_operator.plan.plan import plan
 from octavo_operator.service import InferenceService, Settings, read_service
 from octavo_testing.infsvc_cases import ACCEPTED, Case, stored
@@ -97,7 +97,7 @@ REFUSED = [
 @pytest.mark.parametrize(("spec", "path"), REFUSED, ids=[path for _, path in REFUSED])
 def test_a_field_with_rights_on_the_node_is_refused_by_its_path(spec: dict[str, Any], path: str) -> None:
     service = _service(**spec)
-    assert privileges(service) == [path]
+    assert node_rights(service) == [path]
     (accepted, *_) = plan(service, PlanCluster().observe(), RESTRICTED, now="", new_secrets=SECRETS).status[
         "conditions"
     ]
@@ -120,12 +120,12 @@ def test_a_field_with_rights_on_the_node_is_refused_by_its_path(spec: dict[str, 
     ids=str,
 )
 def test_fields_that_the_baseline_allows_are_accepted(spec: dict[str, Any]) -> None:
-    assert privileges(_service(**spec)) == []
+    assert node_rights(_service(**spec)) == []
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case.id)
 def test_other_specs_are_accepted(case: Case) -> None:
-    found = privileges(read_service(stored(case)))
+    found = node_rights(read_service(stored(case)))
     assert found == (["model.cache.hostPath"] if "HostPath" in str(case.spec) else [])
 
 

@@ -38,7 +38,7 @@ _HOOKS = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle.postStar
 _APPARMOR, _APPARMOR_PROFILES = "container.apparmor.security.beta.kubernetes.io/", ("runtime/default", "localhost/")
 
 
-def privileges(service: InferenceService) -> list[str]:
+def node_rights(service: InferenceService) -> list[str]:
     """Paths in `spec` of all fields that give an engine or router pod rights on its node."""
     spec = service.spec
     paths = [f"engine.podTemplate.{path}" for path in _of_template(spec.engine.pod_template)]
