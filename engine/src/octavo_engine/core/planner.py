@@ -22,12 +22,13 @@ takes the token from its device. A sequence that this token brings to its length
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from octavo_engine.core.plan_builder import PlanBuilder
 from octavo_engine.core.preemption import prefers_swap, victims_for
 from octavo_engine.core.prompt_shares import UNMEASURED_TOKENS, PromptShares
-from octavo_engine.core.sequence import Sequence, forked_sequence
+from octavo_engine.core.sequence import Sequence
 from octavo_engine.core.state import SchedulerState
 from octavo_engine.core.tenants import Tenant
-from octavo_engine.wire.plan import NewSeq, SeqStep, StepCosts, StepPlan
+from octavo_engine.wire.plan import SeqStep, StepCosts, StepPlan
 
 MAX_MISFITS = 16  # heads that find no blocks in one step before admission ends: each of them costs a lookup
 
@@ -58,11 +59,10 @@ class Planner:
         self._state = state
         self._kv = state.kv
         self._config = state.config
-        self._plan = StepPlan(step_id=0)
+        self._builder = PlanBuilder(state)
+        self._plan = self._builder.plan
         self._costs = StepCosts()
-        self._born: list[Sequence] = []
-        self._is_fair = self._config.enable_chunked_prefill and self._config.max_step_ms > 0
-        self._shares_step = self._is_fair  # whether this step's prompts share it
+        self._shares_step = self._builder.is_fair  # whether this step's prompts share it
         self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step preempts none of them
         self._givers: set[Tenant] = set()  # from which this step took back a sequence: they admit none
         self._num_misfits = 0
@@ -71,20 +71,16 @@ class Planner:
         self._shares: PromptShares | None = None  # set while prompts get their shares
         self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
         self._reserved = 0
-        self._logprobs_left_s = 0.0  # of this step's time for prompt log-probabilities
 
     def step(self, costs: StepCosts) -> StepPlan:
         state = self._state
-        plan = self._plan = StepPlan(step_id=self._plan.step_id + 1)
+        plan = self._plan = self._builder.begin_step(costs)
         self._costs = costs
-        self._logprobs_left_s = self._config.max_step_ms / 1000
-        self._kv.begin_step(plan)
-        state.encoder.begin_step(plan, costs)
         budget = self._config.max_num_batched_tokens
         self._num_misfits = 0
         if state.tenants.compete:
             self._admit_less_served(budget)
-        self._shares_step = self._is_fair or (self._config.enable_chunked_prefill and state.tenants.compete)
+        self._shares_step = self._builder.is_fair or (self._config.enable_chunked_prefill and state.tenants.compete)
         state.order_running()
         preemptions = state.counters.preemptions
         left = self._schedule_running(budget)
@@ -94,11 +90,7 @@ class Planner:
             left = self._share_step(left, admits=admits)
         elif admits:
             left = self._admit_waiting(left)
-        self._kv.end_step()
-        for child in self._born:
-            state.num_places -= 1  # counted for the parent until now
-            state.enter_running(child)
-        self._born.clear()
+        self._builder.end_step()
         self._fresh.clear()
         self._givers.clear()
         state.tenants.charge(plan.seqs, state.seqs, budget - left)
@@ -201,7 +193,7 @@ class Planner:
         if self._shares is not None:
             todo = len(seq.token_ids) - seq.computed
             is_first = self._first is None and todo > 1
-            want = self._encode_images(seq, 1 if is_first else want)
+            want = self._builder.encode_images(seq, 1 if is_first else want, self._shares, is_limited=self._shares_step)
             if not want:
                 return 0
             if is_first:
@@ -397,89 +389,4 @@ class Planner:
             self._state.count_cached(num_cached, seq)
 
     def _schedule(self, seq: Sequence, want: int) -> int:
-        """Add up to `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number.
-
-        It is below `want` for prompt log-probabilities that take too long, and before an image that must wait, also 0.
-        """
-        if seq.prompt_logprobs is not None and self._is_fair and self._costs.logprob_row_s:
-            want = min(want, max(1, int(self._logprobs_left_s / self._costs.logprob_row_s)))
-            self._logprobs_left_s -= want * self._costs.logprob_row_s
-        want = self._encode_images(seq, want)
-        if not want:
-            return 0
-        start, num_tokens = seq.computed, min(want, seq.length - seq.computed)
-        samples = start + num_tokens == seq.length
-        self._announce(seq)
-        step = SeqStep(
-            seq_id=seq.seq_id, start=start, num_tokens=num_tokens, sample=samples, draft_token_ids=seq.drafts
-        )
-        self._send_table(seq, step)
-        if seq.prompt_logprobs is not None:
-            step.num_prompt_logprobs = max(min(start + num_tokens, seq.num_prompt - 1) - start, 0)
-        self._plan.seqs.append(step)
-        seq.computed = start + want
-        seq.in_flight += 1
-        seq.pending += samples
-        seq.num_drafts, seq.drafts = len(seq.drafts), []
-        if seq.group.request.images:
-            self._state.end_images(seq.group)
-        self._kv.register_full(seq, min(start + num_tokens, len(seq.token_ids)))
-        if samples and len(seq.indices) > 1:
-            self._fork_outputs(seq)
-        return want
-
-    def _encode_images(self, seq: Sequence, want: int) -> int:
-        """Plan the encoding of images; return how many of `want` tokens come before one that must wait."""
-        if not seq.group.request.images:
-            return want
-        state, is_limited, encode = self._state, self._shares_step, self._plan.encode
-        want = state.encoder.encode(seq, want, state.running, is_limited=is_limited, shares=self._shares)
-        if encode and encode[-1][0] == seq.seq_id:
-            self._announce(seq)  # the first prompt may get no token yet
-        seq.drafts = seq.drafts[: max(want - (seq.length - seq.computed), 0)]
-        return want
-
-    def _fork_outputs(self, parent: Sequence) -> None:
-        """Fork a child per further output in the step of the last prompt token; it samples from the parent's logits."""
-        for index in parent.indices[1:]:
-            child = forked_sequence(
-                parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)
-            )
-            self._kv.fork(parent, child)
-            self._state.enter(child)
-            self._born.append(child)
-            self._announce(child)
-            step = SeqStep(seq_id=child.seq_id, start=child.computed, num_tokens=0, sample=True)
-            step.logits_from = parent.seq_id
-            self._send_table(child, step)
-            self._plan.seqs.append(step)
-            child.in_flight += 1
-            child.pending += 1
-        del parent.indices[1:]
-        # num_places still counts the children: they enter `running` at the end of the step.
-
-    def _announce(self, seq: Sequence) -> None:
-        if seq.announced:
-            return
-        seq.announced = True
-        request = seq.group.request
-        self._plan.new_seqs.append(
-            NewSeq(
-                seq_id=seq.seq_id,
-                token_ids=list(seq.token_ids),
-                num_prompt_tokens=seq.num_prompt,
-                params=request.params,
-                seed=seq.seed,
-                eos_token_id=request.eos_token_id,
-                adapter=request.adapter,
-                grammar=request.grammar,
-                pooling=request.pooling,
-                images=tuple(image.span for image in request.images),
-            )
-        )
-
-    def _send_table(self, seq: Sequence, step: SeqStep) -> None:
-        if seq.num_sent < len(seq.table):
-            step.table_start = seq.num_sent
-            step.block_ids = [seq.table[seq.num_sent :]]
-            seq.num_sent = len(seq.table)
+        return self._builder.schedule(seq, want, self._shares, is_limited=self._shares_step)
