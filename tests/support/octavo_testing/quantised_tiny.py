@@ -111,7 +111,7 @@ def _compressed(layout: str, weights: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": {"weights": weights}}}
 
 
-def _methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]]:
+def layer_methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]]:
     """Return for each name the function that packs a layer, and `quantization_config`."""
     zero_points = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": group}
     return {
@@ -132,7 +132,7 @@ def _methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callable[[Te
     }
 
 
-METHODS = _methods(GROUP, BLOCK)
+METHODS = layer_methods(GROUP, BLOCK)
 
 
 def make_quantised(
@@ -143,7 +143,7 @@ def make_quantised(
     `group`: the inputs that share a scale; `block`: the outputs and inputs that do.
     """
     plain = make_tiny(family, folder)
-    pack, settings = _methods(group, block)[method]
+    pack, settings = layer_methods(group, block)[method]
     packed: dict[str, Tensor] = {}
     unpacked: dict[str, Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():

@@ -13,6 +13,7 @@ from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.sources.safetensors_header import SafeTensor
 from octavo_engine.weights.quantised_layers import iter_quantised, quantised_layers
 from torch import Tensor
+from torch.nn import functional as F
 
 OUT, SIZE, GROUP = 16, 64, 32
 AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
@@ -54,7 +55,7 @@ def parts_of(case: Case, codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[s
     match case.layout:
         case "gptq":
             less = int(case.version == 1)
-            qzeros = packed(zeros.t(), case.bits, less_each=less)
+            qzeros = packed(F.pad(zeros.t(), (0, -len(zeros) % (32 // case.bits))), case.bits, less_each=less)
             return {"qweight": packed(codes, case.bits).t(), "qzeros": qzeros, "scales": scales.t()}
         case "awq":
             order = [AWQ_PLACES.index(i) for i in range(8)]
@@ -62,8 +63,8 @@ def parts_of(case: Case, codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[s
             return {"qweight": stored[0], "qzeros": stored[1], "scales": scales.t()}
         case "pack-quantized":
             parts = {"weight_packed": packed(codes, case.bits), "weight_scale": scales}
-            parts["weight_shape"] = torch.tensor([OUT, SIZE])
-            zero_points = packed(zeros.t(), case.bits).t()
+            parts["weight_shape"] = torch.tensor(codes.shape)
+            zero_points = packed(F.pad(zeros.t(), (0, -len(zeros) % (32 // case.bits))), case.bits).t()
         case _:
             parts = {"weight": (codes - half).to(torch.int8), "weight_scale": scales}
             zero_points = (zeros - half).to(torch.int8)
@@ -105,16 +106,16 @@ def read(case: Case, parts: dict[str, Tensor], *, as_blocks: bool, as_groups: bo
     return values if found.order is None else values[:, found.order.argsort()]
 
 
-def extremes(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+def extremes(case: Case, out: int = OUT, size: int = SIZE) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes in which each extreme has each neighbour, zero points with the same, and scales of both signs."""
     last = (1 << case.bits) - 1
     draw = torch.Generator().manual_seed(case.bits)
     values = torch.tensor([0, last, 1, last - 1, last // 2, last // 2 + 1])
-    codes = values[torch.randint(0, 6, (OUT, SIZE), generator=draw)]
+    codes = values[torch.randint(0, 6, (out, size), generator=draw)]
     codes[0], codes[1] = 0, last
-    zeros = values[torch.randint(0, 6, (OUT, SIZE // GROUP), generator=draw)]
-    zeros[:4] = torch.tensor([[0, last], [last, 0], [0, 0], [last, last]])
-    scales = torch.randint(-8, 9, (OUT, SIZE // GROUP), generator=draw).half() / 16
+    zeros = values[torch.randint(0, 6, (out, size // GROUP), generator=draw)]
+    zeros[:4, :2] = torch.tensor([[0, last], [last, 0], [0, 0], [last, last]])
+    scales = torch.randint(-8, 9, zeros.shape, generator=draw).half() / 16
     return codes, torch.full_like(zeros, 1 << (case.bits - 1)) if case.symmetric else zeros, scales
 
 
@@ -129,6 +130,31 @@ def test_extreme_codes_are_the_unpacked_weights(case: Case, form: str) -> None:
     parts = parts_of(case, codes, zeros, scales)
     found = read(case, parts, as_blocks=form == "blocks", as_groups=form == "groups")
     assert torch.equal(found, expected(codes, zeros, scales, torch.arange(SIZE) // GROUP))
+
+
+#: Layout -> the part that has the group of each input.
+GROUP_PARTS = {"gptq": "g_idx", "pack-quantized": "weight_g_idx"}
+#: Cases, outputs of which the last slice has one column of AWQ's integers, or an odd number, and if groups mix inputs.
+SLICED = [
+    (case, out, is_mixed)
+    for case in CASES
+    for out in ((40,) if case.layout == "awq" else (40, 43))
+    for is_mixed in ((False, True) if case.layout in GROUP_PARTS else (False,))
+]
+
+
+@pytest.mark.parametrize("form", ["expanded", "blocks", "groups"])
+@pytest.mark.parametrize(("case", "out", "is_mixed"), SLICED, ids=str)
+def test_slices_of_outputs_are_the_unpacked_weights(
+    case: Case, out: int, is_mixed: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = GROUP_PARTS.get(case.layout)
+    monkeypatch.setattr("octavo_engine.weights.quantised_layers._SLICE", 16 * 96)
+    codes, zeros, scales = extremes(case, out, 96)
+    groups = torch.arange(96) % 3 if is_mixed else torch.arange(96) // GROUP
+    parts = parts_of(case, codes, zeros, scales) | ({} if part is None else {part: groups.int()})
+    found = read(case, parts, as_blocks=form == "blocks", as_groups=form == "groups")
+    assert torch.equal(found, expected(codes, zeros, scales, groups))
 
 
 GROUPS = {

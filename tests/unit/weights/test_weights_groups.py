@@ -114,6 +114,8 @@ LAYER = "model.layers.0.self_attn.q_proj"
     ("name", "part", "value", "message"),
     [
         ("fp8_tensor", "weight", torch.full((32, 32), float("nan")).to(torch.float8_e4m3fn), "output 0 has a weight"),
+        ("fp8_tensor", "weight", torch.ones(32, 32).index_fill(0, torch.tensor([20, 13]), float("nan")).to(
+            torch.float8_e4m3fn), "output 13 has a weight"),
         ("fp8_tensor", "weight_scale", torch.zeros(1), "a scale is 0.0, but it must be a positive number"),
         ("awq", "scales", torch.full((2, 64), torch.inf).half(), "output 0 has an infinite or NaN scale"),
         ("symmetric", "qzeros", torch.zeros(2, 8, dtype=torch.int32), "a zero point is 1, but symmetric weights"),

@@ -156,9 +156,7 @@ def _read_int8(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTen
     if order:
         what = f"the weights have the format {order}, but only rows (0) are supported"
         raise BadPartError("weight_format", what, "save the checkpoint again with a newer version of bitsandbytes")
-    return LayerTensors(
-        unpack=lambda outputs: weight[outputs].to(torch.int16), scales=parts["SCB"].unsqueeze(1), factor=_PER_CODE
-    )
+    return LayerTensors(unpack=lambda outputs: weight[outputs], scales=parts["SCB"].unsqueeze(1), factor=_PER_CODE)
 
 
 BITSANDBYTES_FORMATS = {

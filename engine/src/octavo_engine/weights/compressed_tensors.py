@@ -42,7 +42,7 @@ def _read_packed(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerT
     shape, packed_shape = tuple(parts["weight_shape"].tolist()), (len(packed), packed.shape[1] * 32 // config.bits)
     if shape != packed_shape:
         raise BadPartError("weight_shape", f"the shape is {shape}, but the packed weight has {packed_shape}")
-    symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.int16)
+    symmetric = torch.full(scales.shape, 1 << (config.bits - 1), dtype=torch.uint8)
     return LayerTensors(
         unpack=lambda outputs: unpack_ints(packed[outputs], config.bits),
         scales=scales,
@@ -59,11 +59,13 @@ def _int8_shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[t
 
 def _read_int8(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     weight, scales, zeros = parts["weight"], parts["weight_scale"], parts.get("weight_zero_point")
-    half = 1 << (config.bits - 1)
     zeros = torch.zeros(scales.shape, dtype=torch.int8) if zeros is None else zeros
-    return LayerTensors(
-        unpack=lambda outputs: weight[outputs].to(torch.int16) + half, scales=scales, zeros=zeros.to(torch.int16) + half
-    )
+    return LayerTensors(unpack=lambda outputs: _unsigned(weight[outputs]), scales=scales, zeros=_unsigned(zeros))
+
+
+def _unsigned(numbers: Tensor) -> Tensor:
+    """Return numbers of int8 plus 128 in uint8."""
+    return numbers.view(torch.uint8) ^ 128
 
 
 PACK_QUANTIZED = LayerFormat(

@@ -65,9 +65,9 @@ def _check_scales(part: str, scales: Tensor) -> None:
 
 
 def _checked(codes: Tensor, first_output: int) -> Tensor:
-    is_nan = codes.bitwise_and(_NAN) == _NAN
-    if is_nan.any():
-        output = first_output + int(is_nan.any(1).nonzero()[0])
+    magnitudes = codes.bitwise_and(_NAN)
+    if magnitudes.amax() == _NAN:
+        output = first_output + int(magnitudes.amax(1).argmax())
         raise BadPartError("weight", f"output {output} has a weight that is not a number (NaN)")
     return codes
 

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from octavo_engine.sources.quantised_config import QuantisedConfig
-from octavo_engine.weights.layer_format import FLOATS, LayerFormat, LayerTensors, Shape, num_groups, unpack_ints
+from octavo_engine.weights.layer_format import (
+    FLOATS,
+    LayerFormat,
+    LayerTensors,
+    Shape,
+    num_groups,
+    transpose,
+    unpack_ints,
+)
 
 
 def _shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
@@ -22,7 +30,7 @@ def _read(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     one_each = sum(1 << shift for shift in range(0, 32, config.bits))
     zeros = parts["qzeros"] + config.zero_offset * one_each  # before unpacking: a zero point of 0 has borrowed
     return LayerTensors(
-        unpack=lambda outputs: unpack_ints(packed[:, outputs].t(), config.bits),
+        unpack=lambda outputs: unpack_ints(transpose(packed[:, outputs]), config.bits),
         scales=scales,
         zeros=unpack_ints(zeros, config.bits).t()[: len(scales)],
         groups=parts["g_idx"].long() if "g_idx" in parts else None,

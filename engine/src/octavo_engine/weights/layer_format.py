@@ -25,9 +25,10 @@ class BadPartError(Exception):
 class LayerTensors:
     """The tensors of a layer. A weight is (number - zero) * scale * factor.
 
-    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs], in a new tensor: integers as int16, others
-    as fp32. The slice begins at a multiple of eight. `codes`: returns the codes of such a slice in uint8, if they are
-    no integers; `table` has the numbers of those of 4 bits. `scales`, `zeros`: [outputs, groups]; zeros are int16.
+    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs]: integers as uint8, as int8 if there are no
+    zeros, others as fp32 in a new tensor. The slice begins at a multiple of eight. `codes`: returns the codes of such a
+    slice in uint8, if they are no integers; `table` has the numbers of those of 4 bits. `scales`, `zeros`: [outputs,
+    groups]; zeros are uint8.
     `groups`: the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its
     tensors have them. `input_scale`: with which inputs are rounded, if the layer has it.
     """
@@ -77,8 +78,14 @@ def num_groups(config: QuantisedConfig, size: int) -> int:
 
 
 def unpack_ints(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of packed rows [rows, columns * 32 / bits] as int16; the lowest bits are the first code."""
+    """Return the codes of packed rows [rows, columns * 32 / bits] in uint8; the lowest bits are the first code."""
     octets = packed.contiguous().view(torch.uint8)
-    if bits == 4:
-        octets = torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
-    return octets.to(torch.int16)
+    if bits == 8:
+        return octets
+    pairs = octets.to(torch.int16)
+    return (pairs << 4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
+
+
+def transpose(packed: Tensor) -> Tensor:
+    """Return a transposed copy of columns of a tensor; torch is fastest with a source without gaps."""
+    return packed.contiguous().t().contiguous()

@@ -55,6 +55,8 @@ _INTEGERS: dict[tuple[int, bool], Codes] = {(4, True): "int4", (4, False): "int4
 _SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 #: Weights that are unpacked at a time, so that they stay in a core's cache; AWQ packs eight outputs.
 _SLICE, _OUTPUTS = 2**18, 8
+#: Moves the lowest bits of eight bytes, as one number, into its highest byte by a multiplication.
+_SHIFTED_ONES = 0x0102040810204080
 #: Types of tensors that a model can have without scales.
 _UNSCALED = (*FLOATS, "F64")
 #: The last parts of the names of tensors for a quantised KV cache.
@@ -287,8 +289,9 @@ class _Unpacked:
         self.scales, self.zeros, given = self.tensors.scales, self.tensors.zeros, self.tensors.groups
         self.shape = self.tensors.shape or layer.shape
         self.group_size = self.tensors.group_size or layer.group_size
-        self.groups = torch.arange(self.shape[1]) // self.group_size if given is None else given
-        self.is_regular = given is None and self.shape[1] % self.group_size == 0
+        in_order = torch.arange(self.shape[1]) // self.group_size
+        self.groups = in_order if given is None else given
+        self.is_regular = self.shape[1] % self.group_size == 0 and torch.equal(self.groups, in_order)
         self._check_groups()
         if not self.scales.isfinite().all():
             row = int((~self.scales.isfinite()).any(1).nonzero()[0])
@@ -309,10 +312,9 @@ class _Unpacked:
         rows = fresh_tensor((out, size // _BLOCK * block_format.num_bytes), torch.uint8)
         with single_thread():
             for part in self._slices():
-                codes = self.tensors.unpack(part)
-                codes = codes if order is None else codes[:, order]
-                signed = codes.reshape(len(codes), -1, _BLOCK) - self.zeros[part, groups].unsqueeze(-1)
-                rows[part] = signed_blocks(signed.to(torch.int8), scales[part, groups], block_format)
+                codes = _in_order(self.tensors.unpack(part), order)
+                signed = codes.view(len(codes), -1, _BLOCK) - self.zeros[part, groups].unsqueeze(-1)  # modulo 256
+                rows[part] = signed_blocks(signed.view(torch.int8), scales[part, groups], block_format)
         return QuantisedTensor(block_format, rows, order)
 
     def grouped(self) -> GroupTensor:
@@ -326,18 +328,17 @@ class _Unpacked:
         rows = fresh_tensor((out, size // kept.codes_per_byte), torch.uint8)
         with single_thread(), self._named_errors():
             for part in self._slices():
-                codes = (self.tensors.codes or self.tensors.unpack)(part)
-                codes = codes if order is None else codes[:, order]
+                codes = _in_order((self.tensors.codes or self.tensors.unpack)(part), order)
                 if kept.codes == "int8":
-                    codes = (codes if self.zeros is None else codes - (1 << 7)).to(torch.int8).view(torch.uint8)
-                rows[part] = codes if kept.codes_per_byte == 1 else pack_nibbles(codes.to(torch.uint8))
+                    codes = codes.view(torch.uint8) if self.zeros is None else codes ^ 128
+                rows[part] = codes if kept.codes_per_byte == 1 else pack_nibbles(codes)
         scales = self.scales if self.tensors.factor == 1.0 else self.scales.float() * self.tensors.factor
         zeros = self.zeros if kept.offsets == "zeros" else None
         return GroupTensor(
             format=kept,
             codes=rows,
             scales=scales[:, groups].t().to(kept.scale_dtype).contiguous(),
-            offsets=None if zeros is None else zeros[:, groups].t().to(torch.uint8).contiguous(),
+            offsets=None if zeros is None else zeros[:, groups].t().contiguous(),
             table=self.tensors.table,
             order=order,
             input_scale=self.tensors.input_scale,
@@ -347,19 +348,20 @@ class _Unpacked:
         out = fresh_tensor(self.shape, dtype)
         with single_thread(), self._named_errors():
             for part in self._slices():
-                numbers = self.tensors.unpack(part)
+                values = self.tensors.unpack(part).float()
                 if self.is_regular:
-                    numbers = numbers.view(len(numbers), -1, self.group_size)
+                    values = values.view(len(values), -1, self.group_size)
                 if self.zeros is not None:
-                    numbers = numbers - self._by_input(self.zeros[part])
-                values = numbers.float().mul_(self._by_input(self.scales[part].float()))
+                    values.sub_(self._by_input(self.zeros[part]))
+                values.mul_(self._by_input(self.scales[part]))
                 values = values if self.tensors.factor == 1.0 else values.mul_(self.tensors.factor)
                 out[part] = values.view(len(values), -1)
         return out
 
     def _by_input(self, values: Tensor) -> Tensor:
-        """Return values [outputs, groups] in a shape that numbers of the inputs can be multiplied with."""
-        return values.unsqueeze(-1) if self.is_regular else values[:, self.groups]
+        """Return values [outputs, groups] in fp32, in a shape that numbers of the inputs can be multiplied with."""
+        values = values.contiguous().float()
+        return values.unsqueeze(-1) if self.is_regular else values.index_select(1, self.groups)
 
     def _slices(self) -> Iterator[slice]:
         out, size = self.shape
@@ -401,6 +403,10 @@ class _Unpacked:
         return StartupError(f"tensor '{self.layer.name}.{part}': {what}: {remedy}.")
 
 
+def _in_order(codes: Tensor, order: Tensor | None) -> Tensor:
+    return codes if order is None else codes.gather(1, order.expand(len(codes), -1))
+
+
 def signed_blocks(
     values: Int8[Tensor, "out blocks 32"], scales: Float16[Tensor, "out blocks"], block_format: QuantisedFormat
 ) -> UInt8[Tensor, "out row_bytes"]:
@@ -411,8 +417,7 @@ def signed_blocks(
     else:
         codes = (values + (8 if block_format.name == "Q4_0" else 16)).view(torch.uint8)
         if block_format.name == "Q5_0":
-            powers = 2 ** torch.arange(8, dtype=torch.uint8)
-            parts.append(((codes >> 4).view(*scales.shape, 4, 8) * powers).sum(-1, dtype=torch.uint8))
-        low = codes & 15
-        parts.append(low[..., :16] | low[..., 16:] << 4)
+            eights = (codes >> 4).view(torch.int64)
+            parts.append((eights * _SHIFTED_ONES >> 56).to(torch.uint8))
+        parts.append(pack_nibbles((codes & 15).flatten(1)).view(*scales.shape, 16))
     return torch.cat(parts, -1).flatten(1)
