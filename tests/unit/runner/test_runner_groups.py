@@ -22,10 +22,11 @@ from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.runner import capacity, weight_formats
+from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.executor import Executor
 from octavo_engine.runner.load import load
 from octavo_engine.runner.memory_plan import MemoryPlan, plan_memory
-from octavo_engine.runner.model_loading import load_model
+from octavo_engine.runner.model_loading import load_checkpoint, load_model
 from octavo_engine.runner.weight_formats import (
     LOADED_GROUPS,
     kept_formats,
@@ -48,6 +49,7 @@ from octavo_testing.paged import PagedDriver
 from octavo_testing.quantised_tiny import METHODS, make_quantised
 from octavo_testing.tiny_models import LENGTH, TINY, Tiny, make_tiny
 from octavo_testing.triton_device import triton_kernels
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 DEVICE, GPU = CpuDevice(), CudaDevice()
@@ -91,6 +93,24 @@ def test_a_model_in_groups_computes_as_the_expanded_one(method: str, tmp_path: P
     assert not model.block_tensors()
     assert plan.model.weights_bytes == model.weights_bytes() < expanded(files).weights_bytes()
     torch.testing.assert_close(logits(model), logits(expanded(files)), atol=0.05, rtol=0.01)
+
+
+def test_a_checkpoint_of_the_bare_model_stays_in_groups(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its tensors lack the prefix of the model with a head, as those of embedding models do."""
+    folder, _ = make_quantised("llama", "awq", tmp_path, group=32)
+    want = logits(loaded(resolve_model(str(folder))))
+    whole = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): tensor for name, tensor in whole.items()}
+    assert bare.keys() != whole.keys()
+    save_file(bare, folder / "model.safetensors")
+    files, config = resolve_model(str(folder)), EngineConfig(model=str(folder))
+    model_config = load_model_config(files)
+    checkpoint = Checkpoint(files=files, config=model_config, stored=stored_tensors(files))
+    with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
+        model = load_checkpoint(DEVICE, checkpoint, planned(files), config=config).model
+    assert not caplog.messages
+    assert model.group_tensors() == projections(model)
+    assert torch.equal(logits(model), want)
 
 
 @pytest.mark.parametrize(

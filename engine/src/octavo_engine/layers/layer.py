@@ -37,8 +37,13 @@ class BuildContext:
     stages: Stages = field(default_factory=Stages)
 
     def block_format(self, name: str, in_features: int) -> WeightFormat | None:
-        """Return the format in which a tensor [out, in] stays; None if it is expanded."""
-        return _if_whole_blocks(self.block_formats.get(name), in_features)
+        """Return the format in which a tensor [out, in] stays; None if it is expanded.
+
+        A checkpoint of the bare model omits the first part of all names.
+        """
+        names = (name, name.partition(".")[2])
+        found = next((self.block_formats[each] for each in names if each in self.block_formats), None)
+        return _if_whole_blocks(found, in_features)
 
     def quantised_format(self, in_features: int) -> WeightFormat | None:
         """Return the format to which a linear layer's tensor is quantised; None if it is not."""

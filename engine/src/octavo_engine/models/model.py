@@ -4,7 +4,7 @@ Each layer lists the checkpoint tensors that it loads, with shapes, as weight sl
 another shape, or missing from the checkpoint raises StartupError, which names the tensor.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -96,6 +96,10 @@ class Model(nn.Module):
         """Return the names of the tensors that are quantised while they are loaded."""
         return frozenset(slot.name for slot in self._weight_slots() if slot.quantises)
 
+    def in_files(self, names: Set[str]) -> frozenset[str]:
+        """Return names of modules or tensors with and without `base_prefix`, as a checkpoint may have them."""
+        return frozenset(names | {name.removeprefix(self.base_prefix) for name in names})
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor | GroupTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         slots, elsewhere = {slot.name: slot for slot in self._weight_slots()}, self.modules_elsewhere
@@ -126,8 +130,7 @@ class Model(nn.Module):
         if self.build.stages.size == 1:
             return frozenset()
         names, own = ({module_of(slot.name) for slot in each._weight_slots()} for each in (self.whole(), self))
-        others = names - own
-        return frozenset(others | {name.removeprefix(self.base_prefix) for name in others})
+        return self.in_files(names - own)
 
     def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
         """Prepare the layers for their first step. `check`: called before each layer."""

@@ -140,8 +140,8 @@ def load_model(
                 else iter_weights(
                     files,
                     dtype=dtype,
-                    blocks=model.block_tensors(),
-                    groups=model.group_tensors(),
+                    blocks=model.in_files(model.block_tensors()),
+                    groups=model.in_files(model.group_tensors()),
                     skipped=model.modules_elsewhere,
                     progress=show,
                 )
@@ -181,7 +181,7 @@ def load_checkpoint(
     load = partial(load_model, device, checkpoint.files, checkpoint.config, plan, progress, group, stages, check=check)
     model, fingerprint = load(), weights_fingerprint(checkpoint.files, quantization)
     stored = {name: each for name, each in checkpoint.stored.items() if module_of(name) not in model.modules_elsewhere}
-    kept = model.block_tensors() | model.group_tensors() | model.quantised_tensors()
+    kept = model.in_files(model.block_tensors() | model.group_tensors() | model.quantised_tensors())
     log_expanded(stored, kept, device, plan.dtype)
     log_activations(checkpoint.files.quantisation, model)
     log_quantised(model, plan.quantise_to)
