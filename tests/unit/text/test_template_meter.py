@@ -193,3 +193,10 @@ def test_the_text_of_an_error_has_a_limit() -> None:
     with pytest.raises(InvalidRequest, match="rejected these messages: aaa") as caught:
         ChatTemplate(WIDE + "{{ raise_exception(x) }}").render([{"role": "user", "content": "x"}])
     assert len(str(caught.value)) < 2000
+
+
+def test_a_tag_is_taken_out_of_a_long_text() -> None:
+    """The result is no larger than the text, and so is what it costs."""
+    template = ChatTemplate("{{ messages[0].content.replace('<|endoftext|>', '')|replace('</think>', '') }}")
+    text = "a" * (4 << 20)
+    assert template.render([{"role": "user", "content": f"{text}<|endoftext|></think>"}]) == text

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial, wraps
-from itertools import permutations
 from typing import Any, cast
 
 from jinja2 import nodes, pass_context
@@ -157,7 +156,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, (str, bytes, int, *_CONTAINERS)):
             if method.__name__ == "join" and args:
                 return _join(__context, args[0], owner)
-            meter.charge(_growth(method.__name__, owner, (*args, *kwargs.values()), meter))
+            meter.charge(_growth(method.__name__, owner, _given(args, kwargs), meter))
         return meter.keep(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -311,7 +310,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
         meter.read(value)
-        meter.charge(_growth(name, value, (*args, *kwargs.values()), meter))
+        meter.charge(_growth(name, value, _given(args, kwargs), meter))
         if name not in _LIST_FILTERS and not isinstance(value, (str, bytes)):
             meter.charge(meter.text_size(value))
         if name in _SORTING_FILTERS:
@@ -358,6 +357,11 @@ def _operator_growth(operator: str, left: Any, right: Any, meter: Meter) -> int:
     return 0
 
 
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return all arguments, of those by keyword `old` before `new`, and `sep` before `maxsplit`."""
+    return *args, *(kwargs[name] for name in sorted(kwargs, reverse=True))
+
+
 def _growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
     """Bytes of the result of a filter or method, where they can be much more than those of its arguments."""
     if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes", "round"):
@@ -380,10 +384,9 @@ def _text_growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> 
         return count("\t" if isinstance(value, str) else b"\t") * max(map(_int_size, args), default=8)
     if name == "indent":
         return (count("\n") + 1) * (max(map(_int_size, args), default=4) + longest)
-    if name == "replace" and len(args) > 1:  # of texts, or of values that become texts, in any order of keywords
-        texts = [arg if isinstance(arg, type(value)) else meter.text(arg) for arg in args]
-        pairs = [(old, new) for old, new in permutations(texts, 2) if isinstance(old, type(value))]
-        return max((count(old) * len(new) for old, new in pairs), default=0)
+    if name == "replace" and len(args) > 1:  # of texts, or of values that become texts
+        old, new = (arg if isinstance(arg, type(value)) else meter.text(arg) for arg in args[:2])
+        return count(old) * len(new) if isinstance(old, type(value)) else 0
     if name in ("rfind", "rindex", "rpartition", "rsplit") and size * longest > _MAX_REVERSE_SEARCH:
         return MAX_BYTES + 1
     if name in ("split", "rsplit", "splitlines"):
