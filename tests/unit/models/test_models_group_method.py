@@ -161,6 +161,27 @@ def test_ranks_that_cut_groups_are_refused_with_sizes_that_work() -> None:
     assert rank_heads("o.weight", 8, 8, 16, one_group).query_values == range(32, 64)
 
 
+def test_groups_of_weights_that_are_quantised_fit_the_parts_of_ranks() -> None:
+    """Ranks have 448 inputs of the heads of Qwen2.5-0.5B, which are 3.5 groups of 128; whole inputs keep these."""
+    builds = [replace(BUILD, quantise_to=INT4, group=Group(rank, 2)) for rank in range(2)]
+    heads = [rank_heads("o.weight", 14, 2, 64, build) for build in builds]
+    assert [each.query_values for each in heads] == [range(448), range(448, 896)]
+    weight = torch.randn(16, 896)
+
+    def held_of(build: BuildContext, shard: Shard) -> tuple[int, Tensor]:
+        linear = loaded(LinearSpec(in_features=896, outs=(16,), names=("o",), shard=shard), build, {"o.weight": weight})
+        return linear.method.weight.format.group_size, held(linear)
+
+    found = [held_of(build, each.split_out(build.group)) for build, each in zip(builds, heads, strict=True)]
+    assert [size for size, _ in found] == [32, 32]
+    small = replace(BUILD, quantise_to=replace(INT4, group_size=32))
+    assert torch.equal(torch.cat([values for _, values in found], 1), held_of(small, Shard())[1])
+    assert held_of(builds[1], split_outputs(Group(1, 2), range(8, 16)))[0] == 128
+    wide = replace(BUILD, quantise_to=INT4, group=Group(3, 4))
+    _, down = gated_specs("m", 64, 256, ("g", "u", "down"), wide)
+    assert down.shard.inputs == range(192, 256)  # of two groups of 128
+
+
 @pytest.mark.parametrize("size", [256, 96])
 @pytest.mark.parametrize("kind", [INT8, INT4], ids=lambda kind: kind.name)
 def test_weights_are_quantised_while_they_load(kind: GroupFormat, size: int) -> None:

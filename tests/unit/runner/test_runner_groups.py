@@ -15,12 +15,14 @@ from octavo_engine.devices.cuda_device import CudaDevice
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, MemoryInfo
 from octavo_engine.layers.group_method import GroupMethod
+from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import Experts
 from octavo_engine.models.model import Model
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops.attention import AttentionBackend, LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
+from octavo_engine.ops.rank_group import Group
 from octavo_engine.runner import capacity, weight_formats
 from octavo_engine.runner.checkpoint import Checkpoint
 from octavo_engine.runner.executor import Executor
@@ -201,6 +203,30 @@ def test_weights_are_quantised_while_they_load(
     (message,) = caplog.messages
     assert message.startswith(f"{len(names)} tensors were quantised to {quantization} while loading")
     assert ("(40, 56)" in message) == (name == "qwen2_moe")
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_ranks_choose_equal_groups_in_the_planned_memory(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 128 divide the inputs of `o_proj` and `down_proj`, and not the halves of them that ranks have."""
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": 32}
+    monkeypatch.setitem(TINY, "wide", Tiny(model_type="llama", config=sizes))
+    files = resolve_model(str(make_tiny("wide", tmp_path)))
+    config = EngineConfig(
+        model=files.name, dtype="float16", num_gpu_blocks_override=20, max_model_len=64, quantization=quantization  # type: ignore[arg-type]
+    )  # fmt: skip
+    model_config = load_model_config(files)
+    found = []
+    for rank in range(2):
+        group = Group(rank, 2)
+        with groups_kept():
+            plan = plan_memory(config, DEVICE, model_config, stored_tensors(files), group=group)
+        model = load_model(DEVICE, files, model_config, plan, group=group)
+        assert plan.model.weights_bytes == model.weights_bytes()
+        methods = [each.method for each in model.modules() if isinstance(each, Linear)]
+        found.append([method.weight.format.group_size for method in methods if isinstance(method, GroupMethod)])
+    assert found == [[128, 32, 128, 32] * 4] * 2
 
 
 def built(files: ModelFiles, **fields: Any) -> Model:

@@ -41,7 +41,7 @@ def rank_heads(out: str, num_heads: int, num_kv_heads: int, dim: int, build: Bui
 
     Raises StartupError if the heads of a rank cut blocks of this tensor. `check_heads` checks the number of ranks.
     """
-    group, block_format = build.group, build.linear_format(out, num_heads * dim)
+    group, block_format = build.group, build.divided_format(out, num_heads * dim)
     block = 1 if block_format is None else inputs_of_cut(block_format, num_heads * dim)
     if block_format is not None and _cuts(group.size, num_heads, num_kv_heads, dim, block):
         works = [

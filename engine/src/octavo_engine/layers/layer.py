@@ -24,7 +24,7 @@ class BuildContext:
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
     which linear layers quantise other tensors as they load them; in groups of 32 where its groups do not divide the
-    inputs. `group`: the ranks among which layers are split.
+    inputs, or a rank's part of them. `group`: the ranks among which layers are split.
     `stages`: those that have the other layers.
     """
 
@@ -45,19 +45,28 @@ class BuildContext:
         found = next((self.block_formats[each] for each in names if each in self.block_formats), None)
         return _if_whole_blocks(found, in_features)
 
-    def quantised_format(self, in_features: int) -> WeightFormat | None:
-        """Return the format to which a linear layer's tensor is quantised; None if it is not."""
+    def quantised_format(self, in_features: int, num_parts: int) -> WeightFormat | None:
+        """Return the format to which a linear layer's tensor is quantised; None if it is not.
+
+        `num_parts`: the number of ranks that divide its inputs.
+        """
         quantise_to = self.quantise_to
-        if isinstance(quantise_to, GroupFormat) and in_features % quantise_to.group_size:
-            quantise_to = replace(quantise_to, group_size=CODE_BLOCK)
+        if isinstance(quantise_to, GroupFormat):
+            size = quantise_to.group_size
+            needs_small = in_features % (size * num_parts) and in_features % (CODE_BLOCK * num_parts) == 0
+            if in_features % size or needs_small:
+                quantise_to = replace(quantise_to, group_size=CODE_BLOCK)
         return _if_whole_blocks(quantise_to, in_features)
 
-    def linear_format(self, name: str, in_features: int) -> WeightFormat | None:
-        """Return the format in which a linear layer has a tensor [out, in] in memory; None if it is expanded."""
-        return self.block_format(name, in_features) or self.quantised_format(in_features)
+    def divided_format(self, name: str, in_features: int) -> WeightFormat | None:
+        """Return the format in which a linear layer whose inputs the ranks divide has a tensor [out, in] in memory.
+
+        None: the tensor is expanded.
+        """
+        return self.block_format(name, in_features) or self.quantised_format(in_features, self.group.size)
 
     def format_remedy(self, name: str, in_features: int) -> str:
-        """Return what avoids the format that `linear_format` returns for a tensor, for errors."""
+        """Return what avoids the format that `divided_format` returns for a tensor, for errors."""
         is_stored = self.block_format(name, in_features) is not None
         return "a checkpoint in another format" if is_stored else "omit --quantization"
 

@@ -83,7 +83,7 @@ def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
 
     Raises StartupError if there are fewer blocks than ranks.
     """
-    block_format, ranks = build.linear_format(down, inner_size), build.group.size
+    block_format, ranks = build.divided_format(down, inner_size), build.group.size
     if block_format is None:
         return build.group.share(inner_size, PANEL if inner_size >= PANEL * ranks else 1)
     size = inputs_of_cut(block_format, inner_size)

@@ -33,7 +33,8 @@ def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | 
 
     A wide layer, which is a logits head or a router of experts, is not quantised.
     """
-    other = None if spec.wide else build.quantised_format(spec.in_features)
+    num_parts = 1 if spec.shard.inputs is None else spec.shard.group.size
+    other = None if spec.wide else build.quantised_format(spec.in_features, num_parts)
     formats = [build.block_format(f"{name}.weight", spec.in_features) or other for name in spec.names]
     known = [each for each in formats if each is not None]
     is_mixed = len(set(known)) > 1 and any(isinstance(each, GroupFormat) for each in known)
