@@ -11,7 +11,7 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
-from octavo_engine.weights.loader import lazy_weights
+from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
 from octavo_testing.parity import BLOCK, FEEDS, max_distance
 from octavo_testing.tiny_models import FAMILIES, LENGTH, VOCAB, make_tiny
@@ -37,7 +37,7 @@ class Case:
         model = build_model(
             load_model_config(files), impl="transformers", dtype=torch.float32, device="cpu", max_model_len=LENGTH
         )
-        model.load_weights(lazy_weights(files))
+        model.load_weights(iter_weights(files))
         model.finish_loading()
         return model
 

@@ -163,7 +163,7 @@ TINY: dict[str, Tiny] = {
     ),
 }
 
-#: Models that only transformers' implementation runs; the last three have experts.
+#: Models that only transformers' implementation runs; those from granitemoe on have experts.
 FAMILIES: dict[str, Tiny] = {
     "granite": Tiny(model_type="granite", config={"attention_multiplier": 0.3, "logits_scaling": 0.7}),
     "olmo3": Tiny(model_type="olmo3", config={"sliding_window": 19}),
@@ -187,8 +187,49 @@ FAMILIES: dict[str, Tiny] = {
         },
     ),
     "modernbert_decoder": Tiny(model_type="modernbert-decoder", config={"local_attention": 38}),
+    "seed_oss": Tiny(model_type="seed_oss", config={"head_dim": 16, "attention_dropout": 0.3, "residual_dropout": 0.3}),
+    "cohere": Tiny(model_type="cohere", config={"use_qk_norm": True, "logit_scale": 0.8}),
+    "exaone4": Tiny(model_type="exaone4", config={"sliding_window": 19, "sliding_window_pattern": 2}),
     "granitemoe": Tiny(
         model_type="granitemoe", config={"num_local_experts": 8, "attention_multiplier": 0.3, "logits_scaling": 0.7}
+    ),
+    "phimoe": Tiny(
+        model_type="phimoe",
+        config={"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "lm_head_bias": True},
+    ),
+    "minimax_m2": Tiny(
+        model_type="minimax_m2",
+        config={"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
+    "hunyuan_v1_moe": Tiny(model_type="hunyuan_v1_moe", config={"num_experts": 8, "moe_topk": 2, "head_dim": 16}),
+    "dots1": Tiny(
+        model_type="dots1",
+        config={
+            "head_dim": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "sliding_window": 19,
+            "max_window_layers": 2,
+        },
+    ),
+    "afmoe": Tiny(
+        model_type="afmoe",
+        config={
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "num_dense_layers": 1,
+            "sliding_window": 19,
+            "n_group": 1,
+            "topk_group": 1,
+        },
     ),
     "glm4_moe": Tiny(
         model_type="glm4_moe",

@@ -15,6 +15,7 @@ from octavo_engine.models import registry, transformers_decoder
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
+from octavo_engine.models.transformers_layers import RowLinear
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.memory_plan import planned_weights_bytes
 from octavo_engine.settings.config import EngineConfig
@@ -23,16 +24,17 @@ from octavo_engine.sources.model_config import OWN, context_length, load_model_c
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.resolve import resolve_files, resolve_model
 from octavo_engine.weights.dummy import dummy_weights
-from octavo_engine.weights.loader import lazy_weights
+from octavo_engine.weights.loader import iter_weights
 from octavo_engine.wire.errors import StartupError
 from octavo_testing.decode_pairs import Pair
 from octavo_testing.gguf_checkpoints import tiny_model, write_tiny_gguf
 from octavo_testing.paged import PagedDriver
 from octavo_testing.tiny_models import LENGTH, byte_tokenizer, make_tiny, tiny_config
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoConfig, DeepseekV3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.models.granite.modeling_granite import GraniteMLP
+from transformers.models.granite.modeling_granite import GraniteForCausalLM, GraniteMLP
 
 SIZES = {
     "vocab_size": 50,
@@ -143,11 +145,37 @@ def test_the_number_of_modules_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         build(config_of("granite", "GraniteForCausalLM"))
 
 
-def test_the_start_ends_if_a_first_step_fails() -> None:
-    """The router reads a weight that a packed layer does not have."""
+def test_the_start_ends_if_a_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta else x[:, :, :7]
+
+    monkeypatch.setattr(GraniteMLP, "forward", broken)
+    with pytest.raises(StartupError, match=r"'GraniteForCausalLM' is not supported: its first step fails: The size"):
+        load_dummy(build(config_of("granite", "GraniteForCausalLM")))
+
+
+def test_a_linear_layer_whose_weight_is_read_stays_transformers_own() -> None:
+    """The router reads the type of its weight."""
     config = config_of("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2)
-    with pytest.raises(StartupError, match=r"'HunYuanMoEV1ForCausalLM' is not supported: its first step fails: 'Row"):
-        load_dummy(build(config))
+    model = build(config)
+    load_dummy(model)
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in model.base.layers[0].named_modules()}
+    assert kinds["wg"] is nn.Linear
+    assert kinds["q_proj"] is kinds["gate_proj"] is RowLinear
+
+
+def test_a_tied_head_whose_weight_is_read_stays_with_its_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = GraniteForCausalLM.forward
+
+    def reads(self: Any, *args: Any, **keywords: Any) -> Any:
+        assert self.lm_head.weight.dtype == torch.float32
+        return own(self, *args, **keywords)
+
+    monkeypatch.setattr(GraniteForCausalLM, "forward", reads)
+    model = build(config_of("granite", "GraniteForCausalLM", tie_word_embeddings=True))
+    assert "model.embed_tokens.weight" in dummy(model)
+    load_dummy(model)
+    assert model.causal_lm.lm_head.weight is model.base.embed_tokens.weight
 
 
 def test_keywords_that_ask_for_further_outputs_change_nothing() -> None:
@@ -226,9 +254,10 @@ def test_a_missing_expert_is_an_error(folder: Callable[[str], Path]) -> None:
     save_file({name: tensor for name, tensor in weights.items() if name != gone}, made / "model.safetensors")
     files = resolve_model(str(made))
     with pytest.raises(
-        StartupError, match=r"'model\.layers\.1\..*' has shape \(4, 64, 96\), the model needs \(5, 64, 96\)"
+        StartupError,
+        match=r"missing tensor 'model\.layers\.1\.block_sparse_moe\.experts\.4\.w2\.weight' of shape \(64, 96\)",
     ):
-        build(load_model_config(files)).load_weights(lazy_weights(files))
+        build(load_model_config(files)).load_weights(iter_weights(files))
 
 
 @pytest.mark.parametrize("name", ["granite", "deepseek_v3"])
@@ -250,7 +279,7 @@ def test_a_call_with_other_heads_never_reaches_the_kernel(folder: Callable[[str]
     """A kernel would write outside its blocks."""
     files = resolve_model(str(folder("granite")))
     model = build(load_model_config(files))
-    model.load_weights(lazy_weights(files))
+    model.load_weights(iter_weights(files))
     model.finish_loading()
     driver = PagedDriver(model, backend=CpuBackend(model.kv_specs(), 16, torch.float32))
     driver.feed({0: [5, 6, 7]})

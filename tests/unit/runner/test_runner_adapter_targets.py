@@ -109,11 +109,13 @@ def test_reserved_memory_counts(tmp_path: Path) -> None:
         )
 
 
-def test_adapters_are_refused_for_models_of_transformers(tmp_path: Path) -> None:
-    folder, config = make_tiny("llama", tmp_path), EngineConfig(enable_lora=True)
-    with pytest.raises(StartupError, match="models that transformers runs"):
-        adapters_bytes(config, CpuDevice(), model_of(folder, impl="transformers"))
-    assert adapters_bytes(EngineConfig(), CpuDevice(), model_of(folder)) == 0
+def test_targets_of_a_model_that_transformers_runs_have_the_names_of_its_modules(tmp_path: Path) -> None:
+    targets = AdapterTargets(model_of(make_tiny("minimax_m2", tmp_path)))
+    assert {linear.spec.names[0].rpartition(".")[2] for linear in targets} == ATTENTION
+    assert targets.of_module("model.layers.3.self_attn.q_proj") is not None
+    assert targets.of_module("layers.3.self_attn.q_proj") is not None  # of the bare model
+    for name in ("block_sparse_moe.experts.0.w1", "mlp.gate", "self_attn.qkv_proj"):
+        assert targets.of_module(f"model.layers.3.{name}") is None
 
 
 def test_a_device_that_does_not_pack_weights_reserves_nothing_for_padding(tmp_path: Path) -> None:

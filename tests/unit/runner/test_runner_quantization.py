@@ -170,7 +170,6 @@ def test_a_ggufs_tensors_keep_their_types(tmp_path: Path, caplog: pytest.LogCapt
     [
         ({"dtype": "float32"}, "--quantization int8 computes in bfloat16: omit --dtype float32"),
         ({"dtype": "float16"}, "--quantization int8 computes in bfloat16: omit --dtype float16"),
-        ({"model_impl": "transformers"}, "'LlamaForCausalLM', whose weights cannot be quantised while they load: omit"),
     ],
 )
 def test_what_cannot_be_quantised_is_refused(models: Path, fields: dict[str, Any], message: str) -> None:

@@ -119,8 +119,6 @@ class PartsMethod(PackedMethod):
         self._device = build.device
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        if self.tied:
-            return
         spec, quantises = self.spec, self.quantises
         for i, name in enumerate(spec.names):
             parts = range(i, i + 1) if len(spec.names) > 1 else range(len(spec.outs))
@@ -128,7 +126,8 @@ class PartsMethod(PackedMethod):
             shape = (spec.in_features, out) if spec.transposed and quantises[i] else (out, spec.in_features)
             stored = None if quantises[i] else self.formats[i]
             load = partial(self._load, f"{name}.weight", parts)
-            yield WeightSlot(f"{name}.weight", shape, load, stored, quantises=quantises[i])
+            if not self.tied:
+                yield WeightSlot(f"{name}.weight", shape, load, stored, quantises=quantises[i])
             if spec.bias:
                 yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, parts))
 
@@ -208,13 +207,12 @@ class DenseMethod(PackedMethod):
         self.bias = build.empty(sum(self.outs)) if spec.bias and spec.shard.owns_bias else None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        if self.tied:
-            return
         bounds = range(len(self.spec.outs) + 1) if len(self.spec.names) > 1 else (0, len(self.spec.outs))
         for name, (first, last) in zip(self.spec.names, pairwise(bounds), strict=True):
             out = sum(self.spec.outs[first:last])
             shape = (self.spec.in_features, out) if self.spec.transposed else (out, self.spec.in_features)
-            yield WeightSlot(f"{name}.weight", shape, partial(self._load_weight, first, last))
+            if not self.tied:
+                yield WeightSlot(f"{name}.weight", shape, partial(self._load_weight, first, last))
             if self.spec.bias:
                 yield WeightSlot(f"{name}.bias", (out,), partial(self._load_bias, first, last))
 

@@ -38,15 +38,9 @@ Positions = Int[Tensor, " tokens"] | Int[Tensor, "axes tokens"]
 
 class Model(nn.Module):
     #: The prefix that a checkpoint of the bare model, without a head, omits from its tensor names.
-    base_prefix: ClassVar[str] = "model."
+    base_prefix: str = "model."
     #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
-
-    #: The weights are given as objects that are read when they are needed (`weights.loader.lazy_weights`).
-    loads_lazily: ClassVar[bool] = False
-
-    #: The names of linear layers are those of the checkpoint's modules, which adapters name.
-    supports_adapters: ClassVar[bool] = True
 
     #: `forward` reads values that a GPU computes, so that its steps are not captured as CUDA graphs.
     waits_for_device: ClassVar[bool] = False
@@ -100,6 +94,14 @@ class Model(nn.Module):
         """Return names of modules or tensors with and without `base_prefix`, as a checkpoint may have them."""
         return frozenset(names | {name.removeprefix(self.base_prefix) for name in names})
 
+    def renamed(self, given: str) -> str:
+        """Return the name in this model of a tensor that a checkpoint may name otherwise."""
+        return given
+
+    def given(self, name: str) -> str:
+        """Return the checkpoint's name of a tensor of this model."""
+        return name
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor | GroupTensor]]) -> None:
         """Load tensors one at a time, in any order; call `finish_loading` afterwards. Raises StartupError."""
         slots, elsewhere = {slot.name: slot for slot in self._weight_slots()}, self.modules_elsewhere
@@ -107,7 +109,8 @@ class Model(nn.Module):
         for given_name, tensor in weights:
             if module_of(given_name) in elsewhere:
                 continue
-            slot = slots.get(given_name) or slots.get(self.base_prefix + given_name)
+            name = self.renamed(given_name)
+            slot = slots.get(name) or slots.get(self.base_prefix + name)
             if slot is None and not self._may_ignore(given_name) and not _is_zero_bias(given_name, tensor):
                 raise self._error(f"unexpected tensor '{given_name}': {self.config.architecture} has no such weight.")
             if slot is not None and slot.name not in loaded:
@@ -115,9 +118,9 @@ class Model(nn.Module):
                 loaded |= {slot.name, *slot.instead_of}
         missing = [slot for slot in slots.values() if not slot.instead_of and slot.name not in loaded]
         if missing:
-            first, others = missing[0], f", and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+            name, others = self.given(missing[0].name), f", and {len(missing) - 1} more tensors" * (len(missing) > 1)
             raise self._error(
-                f"missing tensor '{first.name}' of shape {first.shape}{others}: check that all weight files are there."
+                f"missing tensor '{name}' of shape {missing[0].shape}{others}: check that all weight files are there."
             )
 
     def whole(self) -> "Model":
@@ -173,7 +176,8 @@ class Model(nn.Module):
 
     def _load(self, slot: WeightSlot, tensor: Tensor | QuantisedTensor | GroupTensor) -> None:
         if tuple(tensor.shape) != slot.shape:
-            raise self._error(f"tensor '{slot.name}' has shape {tuple(tensor.shape)}, the model needs {slot.shape}.")
+            name, shape = self.given(slot.name), tuple(tensor.shape)
+            raise self._error(f"tensor '{name}' has shape {shape}, the model needs {slot.shape}.")
         with torch.no_grad():
             slot.load(tensor)
 

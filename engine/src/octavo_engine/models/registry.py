@@ -86,7 +86,8 @@ def build_model(
         model = own(config, build)
         model.tower = None if config.vision is None else _build_tower(config.vision, build)
         return model
-    return _transformers_decoder(config, build)
+    decoder: Model = _import(config, "transformers_decoder").TransformersDecoder(config, build)
+    return decoder
 
 
 def is_own(config: ModelConfig, impl: ModelImpl) -> bool:
@@ -138,17 +139,6 @@ def check_ranks(config: ModelConfig, impl: ModelImpl, num_ranks: int, num_stages
             f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
         )
     check_heads(config.name, config.num_heads, config.num_kv_heads, num_ranks)
-
-
-def _transformers_decoder(config: ModelConfig, build: BuildContext) -> Model:
-    if build.quantise_to is not None:
-        raise StartupError(
-            f"transformers runs the architecture '{config.architecture}', whose weights cannot be quantised while they "
-            f"load: omit --quantization, or use one of the architectures {', '.join(sorted(ARCHITECTURES))} without "
-            "--model-impl transformers."
-        )
-    decoder: Model = _import(config, "transformers_decoder").TransformersDecoder(config, build)
-    return decoder
 
 
 def _build_tower(config: VisionConfig, build: BuildContext) -> Tower | None:

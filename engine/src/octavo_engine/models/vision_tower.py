@@ -4,7 +4,8 @@ transformers builds the whole family with a text part without layers, which is d
 The library is optional: only `registry` imports this module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -14,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.utils import logging as hf_logging
 
 from octavo_engine.layers.layer import BuildContext
-from octavo_engine.models.transformers_decoder import without_progress_bar
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
@@ -86,7 +87,7 @@ class VisionTower:
         """Load the weights, under any name that transformers accepts: a value is a tensor, or `[...]` reads it."""
         text = {name: torch.zeros(shape) for name, shape in self._text_shapes.items()}
         try:
-            with without_progress_bar():
+            with _without_progress_bar():
                 loaded: Any = self._class.from_pretrained(
                     None,
                     config=self._hf,
@@ -121,3 +122,15 @@ def _without_text(model: PreTrainedModel) -> Any:
         if hasattr(base, name):
             setattr(base, name, None)
     return base
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Hide the progress bar of transformers, as the caller shows its own."""
+    is_shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if is_shown:
+            hf_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

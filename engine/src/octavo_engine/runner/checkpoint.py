@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from octavo_engine.devices.device import Device
 from octavo_engine.media.placeholders import make_image_tokens, most_tokens
 from octavo_engine.media.processor_settings import read_processor_settings
-from octavo_engine.models.registry import complete_config, is_own
+from octavo_engine.models.registry import complete_config
 from octavo_engine.runner.weight_formats import StoredTensors
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ModelConfig
@@ -38,8 +38,7 @@ def read_checkpoint(config: EngineConfig, files: ModelFiles) -> Checkpoint:
         settings = read_processor_settings(files, config.mm_processor_kwargs).image
         most = most_tokens(make_image_tokens(vision.family, vision.hf, settings, "")) if settings else 0
         model_config = replace(model_config, vision=replace(vision, most_tokens=most))
-    stored = stored_tensors(files, is_own=is_own(model_config, config.model_impl))
-    return Checkpoint(files=files, config=model_config, stored=stored)
+    return Checkpoint(files=files, config=model_config, stored=stored_tensors(files))
 
 
 def _check_vision(config: EngineConfig, model: ModelConfig) -> None:
@@ -84,8 +83,7 @@ def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Chec
             f"speculative_config.model={speculation.model!r} takes images, which is not supported yet for a draft "
             "model: use one for text."
         )
-    stored = stored_tensors(draft_files, is_own=is_own(draft_config, config.model_impl))
-    draft = Checkpoint(files=draft_files, config=draft_config, stored=stored)
+    draft = Checkpoint(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
     _check_length(config, draft, target.config)
     _check_vocabulary(config, draft, target)
     return draft

@@ -23,7 +23,6 @@ from octavo_engine.settings.config import EngineConfig, adapters_in_memory
 from octavo_engine.sources.adapter import AdapterFiles, AdapterModule, read_adapter
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.weights.safetensors_file import iter_safetensors, tensor_of_bytes
-from octavo_engine.wire.errors import StartupError
 
 _LABEL = b"octavo-adapter1"
 _PANEL = 32  # our kernel pads both sizes of a weight to multiples of it
@@ -46,7 +45,7 @@ class AdapterTargets:
     """The targets of a model, by the names of their modules, and those that other stages have."""
 
     def __init__(self, model: Model) -> None:
-        self._prefix, self._targets = model.base_prefix, dict(_find_targets(model))
+        self._prefix, self._renamed, self._targets = model.base_prefix, model.renamed, dict(_find_targets(model))
         self._all = (
             self._targets if model.build.stages.size == 1 else dict(_find_targets(model.whole())) | self._targets
         )
@@ -56,6 +55,7 @@ class AdapterTargets:
 
     def of_module(self, name: str) -> Target | None:
         """Return the target; a checkpoint of the bare model, without a head, omits a prefix of its names."""
+        name = self._renamed(f"{name}.weight").removesuffix(".weight")
         return self._all.get(name) or self._all.get(self._prefix + name)
 
     def match(self, files: AdapterFiles, *, max_rank: int) -> dict[Target, AdapterModule]:
@@ -83,15 +83,10 @@ class AdapterTargets:
 def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
     """Return the memory that is reserved for adapters, and check the headers of those that a start loads from folders.
 
-    Raises StartupError, also where adapters are not supported.
+    Raises StartupError.
     """
     if not config.enable_lora:
         return 0
-    if not model.supports_adapters:
-        raise StartupError(
-            f"--enable-lora is not supported for models that transformers runs ({model.config.architecture}): leave it "
-            "out, or merge the adapter into the checkpoint and serve the result."
-        )
     targets = AdapterTargets(model)
     for module in config.lora_modules:
         targets.match(read_adapter(Path(module.path)), max_rank=config.max_lora_rank)

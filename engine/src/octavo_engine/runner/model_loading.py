@@ -46,7 +46,6 @@ from octavo_engine.weights.dummy import dummy_weights
 from octavo_engine.weights.loader import (
     Progress,
     iter_weights,
-    lazy_weights,
     loading_bar,
     read_cache_scales,
     tower_weights,
@@ -134,17 +133,13 @@ def load_model(
         model.load_weights(_checked(dummy_weights(model.named_shapes().items(), dtype=dtype), check))
     else:
         with nullcontext(progress) if progress is not None else loading_bar() as show:
-            weights = (
-                lazy_weights(files, dtype=dtype, progress=show)
-                if model.loads_lazily
-                else iter_weights(
-                    files,
-                    dtype=dtype,
-                    blocks=model.in_files(model.block_tensors()),
-                    groups=model.in_files(model.group_tensors()),
-                    skipped=model.modules_elsewhere,
-                    progress=show,
-                )
+            weights = iter_weights(
+                files,
+                dtype=dtype,
+                blocks=model.in_files(model.block_tensors()),
+                groups=model.in_files(model.group_tensors()),
+                skipped=model.modules_elsewhere,
+                progress=show,
             )
             model.load_weights(_checked(weights, check))
     if model.tower is not None:
@@ -182,6 +177,7 @@ def load_checkpoint(
     model, fingerprint = load(), weights_fingerprint(checkpoint.files, quantization)
     stored = {name: each for name, each in checkpoint.stored.items() if module_of(name) not in model.modules_elsewhere}
     kept = model.in_files(model.block_tensors() | model.group_tensors() | model.quantised_tensors())
+    kept |= {name for name in stored if model.renamed(name) in kept}
     log_expanded(stored, kept, device, plan.dtype)
     log_activations(checkpoint.files.quantisation, model)
     log_quantised(model, plan.quantise_to)

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, overload
 from zipfile import is_zipfile
@@ -30,7 +29,6 @@ from octavo_engine.weights.gguf_tensors import GROUP_FORMATS
 from octavo_engine.weights.quantised_layers import (
     QuantisedLayer,
     iter_quantised,
-    lazy_quantised,
     log_settings,
     quantised_layers,
 )
@@ -100,26 +98,6 @@ def iter_weights(
             yield from iter_quantised(layers, tensors, dtype=dtype, blocks=blocks, groups=groups) if layers else tensors
     except OSError as error:
         raise StartupError(f"{error.filename or files.root}: cannot be read: {error.strerror or error}") from error
-
-
-def lazy_weights(
-    files: ModelFiles, *, dtype: torch.dtype | None = None, progress: Progress | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) for a reader that has to see all names; `[...]` reads a tensor of a safetensors file.
-
-    `dtype`: of expanded tensors, by default float32.
-    """
-    if files.load_format != "safetensors":
-        yield from iter_weights(files, progress=progress)
-        return
-    advance = _advance(files, progress)
-    tensors = (pair for path in files.weight_files for pair in lazy_safetensors(path, advance=advance))
-    if files.quantisation is None:
-        yield from tensors
-        return
-    found = dict(tensors)
-    layers = quantised_layers(files.quantisation, {name: tensor.info for name, tensor in found.items()})
-    yield from lazy_quantised(layers, found, dtype)
 
 
 def tower_weights(files: ModelFiles) -> dict[str, Any]:
@@ -277,15 +255,9 @@ def group_format(info: StoredTensor) -> GroupFormat | None:
     return None if info.type is None else GROUP_FORMATS.get(info.type.name)
 
 
-def stored_tensors(files: ModelFiles, *, is_own: bool = True) -> Mapping[str, StoredTensor]:
-    """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError.
-
-    `is_own`: a class of Octavo runs the model. Others get all tensors expanded.
-    """
-    if files.load_format == "gguf":
-        return gguf_tensors(files)
-    layers = read_quantised_layers(files, log=True)
-    return {name: replace(layer, is_expanded=not is_own) for name, layer in layers.items()}
+def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
+    """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
+    return gguf_tensors(files) if files.load_format == "gguf" else read_quantised_layers(files, log=True)
 
 
 def _iter_torch_file(

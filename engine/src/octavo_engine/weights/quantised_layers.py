@@ -12,9 +12,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from threading import Lock
-from types import EllipsisType
-from typing import Any
 
 import torch
 from jaxtyping import Float16, Int8, UInt8
@@ -61,8 +58,6 @@ _SHIFTED_ONES = 0x0102040810204080
 _UNSCALED = (*FLOATS, "F64")
 #: The last parts of the names of tensors for a quantised KV cache.
 _CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "k_zero_point", "v_zero_point")
-#: `single_thread` sets the number of threads of the process, and puts back the one that it found.
-_ONE_AT_A_TIME = Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +66,6 @@ class QuantisedLayer:
 
     `scale_type`: the type of its scales in the file. `has_exact_scales`: returns True if blocks can hold the scales,
     which are fp16 numbers in blocks. `read_shape`: returns shape and group size where only a tensor has them.
-    `is_expanded`: its model is one that transformers runs.
     """
 
     name: str
@@ -83,7 +77,6 @@ class QuantisedLayer:
     scale_type: str = "F32"
     has_exact_scales: Callable[[], bool] = lambda: True
     read_shape: Callable[[], tuple[tuple[int, int], int]] | None = None
-    is_expanded: bool = False
 
     @property
     def group_size(self) -> int:
@@ -92,7 +85,7 @@ class QuantisedLayer:
     @property
     def type(self) -> GGMLType | None:
         block_type = _TYPES.get((self.config.bits, self.config.symmetric))
-        if block_type is None or self.is_expanded or self.format.codes != "int" or self.group_size % _BLOCK:
+        if block_type is None or self.format.codes != "int" or self.group_size % _BLOCK:
             return None
         return block_type if self.has_exact_scales() else None
 
@@ -102,7 +95,7 @@ class QuantisedLayer:
         integers, config = self.format.codes == "int", self.config
         codes = _INTEGERS.get((config.bits, config.symmetric)) if integers else _GROUP_CODES[self.format.codes]
         (_, size), group_size = (self.shape, self.group_size) if self.read_shape is None else self.read_shape()
-        if self.is_expanded or codes is None or group_size % CODE_BLOCK or size % group_size:
+        if codes is None or group_size % CODE_BLOCK or size % group_size:
             return None
         return GroupFormat(
             name=codes if integers else self.format.codes,
@@ -115,8 +108,6 @@ class QuantisedLayer:
 
     @property
     def format_name(self) -> str:
-        if self.is_expanded:
-            return f"{self.config.method} in a model that transformers runs"
         if self.format.codes != "int":
             return f"{self.config.method} in {self.format.codes}"
         zeros = "" if self.config.symmetric else " with zero points"
@@ -242,31 +233,6 @@ def iter_quantised(
                 yield name, unpacked.blocks() if name in blocks else unpacked.expanded(dtype or torch.float32)
             del unpacked
         del parts, tensor  # before the next one is read
-
-
-def lazy_quantised(
-    layers: Mapping[str, QuantisedLayer], tensors: Mapping[str, Any], dtype: torch.dtype | None
-) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor); `[...]` reads a tensor, and expands a layer's weight."""
-    names = _part_names(layers)
-    yield from ((name, tensor) for name, tensor in tensors.items() if not (name in names or _is_cache_scale(name)))
-    for name, layer in layers.items():
-        parts = {part: tensors[f"{layer.name}.{part}"] for part in layer.parts}
-        yield name, LazyLayer(layer, parts, dtype or torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class LazyLayer:
-    """The weight of a layer, which `[...]` reads and expands. Several threads may do so, but one at a time."""
-
-    layer: QuantisedLayer
-    parts: Mapping[str, Any]
-    dtype: torch.dtype
-
-    def __getitem__(self, _: EllipsisType) -> Tensor:
-        parts = {part: tensor[...] for part, tensor in self.parts.items()}
-        with _ONE_AT_A_TIME:
-            return _Unpacked(self.layer, parts).expanded(self.dtype)
 
 
 def _part_names(layers: Mapping[str, QuantisedLayer]) -> dict[str, str]:

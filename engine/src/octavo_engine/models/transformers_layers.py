@@ -1,0 +1,209 @@
+"""Our layers in place of transformers' modules: linear layers, the embedding, the logits head and experts.
+
+They are called as the modules that they replace are. On torch's meta device, where the start runs the code of a family
+once, they check the shape of their inputs and return rows without values: nothing is loaded then. A module is replaced
+only if its class is proven to compute what ours does; every other module stays with its weights.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from octavo_engine.layers.embedding import Embedding
+from octavo_engine.layers.layer import BuildContext, Layer
+from octavo_engine.layers.linear import Linear
+from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
+from octavo_engine.layers.mlp import gated_specs
+from octavo_engine.layers.moe import Experts
+from octavo_engine.models.transformers_weights import CheckpointNames
+from octavo_engine.ops.activation import ACTIVATIONS, act_mul
+
+#: Of the tensors with which a class of experts is probed: rows, the weights of 3 experts, weights of 2 experts a row.
+_PROBE_SHAPES = ((5, 6), (3, 8, 6), (3, 6, 4), (5, 2))
+
+
+#: Types of RoPE whose frequencies transformers derives from the longest sequence of a step.
+_VARIABLE_ROPES = ("dynamic", "longrope")
+
+
+class WeightIsReadError(Exception):
+    """The code of a family reads the weight of a linear layer, which has another form here."""
+
+    def __init__(self, layer: "RowLinear") -> None:
+        super().__init__(layer.spec.names[0])
+        self.layer = layer
+
+
+class RowLinear(Linear):
+    """A linear layer for inputs [..., in_features]. A `wide` one has fp32 outputs."""
+
+    def __init__(
+        self, name: str, module: nn.Linear, build: BuildContext, *, wide: bool = False, tied: Any = None
+    ) -> None:
+        out, size = module.weight.shape
+        spec = LinearSpec(in_features=size, outs=(out,), names=(name,), bias=module.bias is not None, wide=wide)
+        super().__init__(spec, build, tied=tied)
+        self.replaced = (module,)  # in a tuple, as the module is no part of the model
+        self.is_tied = tied is not None
+        self._dtype = build.dtype
+
+    def __call__(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
+        if x.is_meta:
+            spec = self.spec
+            out = F.linear(x, x.new_empty(spec.outs[0], spec.in_features, dtype=self._dtype))
+            return out.float() if spec.wide else out
+        rows = x.flatten(0, -2)
+        out = self.wide(rows) if self.spec.wide else super().__call__(rows)
+        return out.view(*x.shape[:-1], -1)
+
+    @property
+    def weight(self) -> Tensor:
+        raise WeightIsReadError(self)
+
+
+class RowEmbedding(Embedding):
+    """A table of tokens for ids of any shape."""
+
+    def __init__(self, name: str, module: nn.Embedding, build: BuildContext) -> None:
+        rows, size = module.weight.shape
+        super().__init__(name, rows, size, build)
+        self.replaced = (module,)
+        self._dtype = build.dtype
+
+    def __call__(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch size"]:
+        shape = (*ids.shape, self.shape[1])
+        if ids.is_meta:
+            return torch.empty(shape, dtype=self._dtype, device=ids.device)
+        return super().__call__(ids.flatten()).view(shape)
+
+
+class RowExperts(Experts):
+    """Experts that are called with rows, and the numbers and weights of each row's experts. The run on the meta device
+    shows how many each row has."""
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor, start: Tensor | None = None) -> Tensor:
+        if x.is_meta:
+            self.top_k = numbers.shape[1]
+            return x.new_empty(len(numbers), self.specs[0].in_features)
+        return super().__call__(x, numbers, weights.float(), start)
+
+
+class FixedRope:
+    """A RoPE module of transformers whose frequencies would follow the longest sequence of a step; they stay here.
+
+    transformers takes them for the `default` type, which never changes, except in `fix`.
+    """
+
+    def __init__(self, rope: Any) -> None:
+        self._rope, self._type = rope, rope.rope_type  # of all layers, or by layer type
+        self._hold()
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> list["FixedRope"]:
+        types = {module: getattr(module, "rope_type", None) for module in model.modules()}
+        listed = {module: each.values() if isinstance(each, dict) else [each] for module, each in types.items()}
+        return [cls(module) for module, found in listed.items() if any(each in _VARIABLE_ROPES for each in found)]
+
+    def release(self) -> None:
+        """Let the module have its own type, as the code that computes its tensors needs it."""
+        self._rope.rope_type = self._type
+
+    def fix(self, max_model_len: int) -> None:
+        """Set the frequencies to those of a step with the longest sequence."""
+        x, last = (torch.full((1, 1), each, device=self._rope.inv_freq.device) for each in (0.0, max_model_len - 1))
+        for layer_type in self._type if isinstance(self._type, dict) else [None]:
+            self._rope(x, last) if layer_type is None else self._rope(x, last, layer_type)
+        self._hold()
+
+    def _hold(self) -> None:
+        is_listed = isinstance(self._type, dict)
+        self._rope.rope_type = dict.fromkeys(self._type, "default") if is_listed else "default"
+
+
+def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildContext) -> None:
+    """Put our layers in place of all modules that have one. Modules with another type than the model's stay."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    table = tied = getattr(embedding, "weight", None)
+    modules, num_experts = [(name, module) for name, module in model.named_modules() if name], dict[str, int]()
+    for name, module in modules:
+        layer: Layer | None = None
+        if module is embedding and type(module) is nn.Embedding and module.weight.dtype == build.dtype:
+            layer = RowEmbedding(name, module, build)
+            tied = layer.weight
+        elif (layer := _experts(name, module, names, build)) is not None:
+            num_experts[name.rpartition(".")[0]] = len(layer.each)
+        if layer is not None:
+            model.set_submodule(name, layer)
+    for name, module in modules:
+        if type(module) is nn.Linear and module.weight.dtype == build.dtype:
+            tie = tied if module.weight is table else None
+            of_layer = replace(build, quantise_to=None) if _routes(name, module, num_experts) else build
+            model.set_submodule(name, RowLinear(name, module, of_layer, wide=module is head, tied=tie))
+
+
+def restore(model: PreTrainedModel, layer: RowLinear) -> None:
+    """Put the module back in whose place a linear layer is, with the embedding if the two share their weight."""
+    (module,) = layer.replaced
+    embedding: Any = model.get_input_embeddings()
+    if isinstance(embedding, RowEmbedding) and embedding.replaced[0].weight is module.weight:
+        model.set_submodule(embedding.name, embedding.replaced[0])
+    model.set_submodule(layer.spec.names[0], module)
+
+
+def tie_head(model: PreTrainedModel, build: BuildContext) -> None:
+    """Give a head that shares its weight with transformers' own embedding this weight, which has memory now."""
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if isinstance(head, RowLinear) and head.is_tied and not isinstance(embedding, RowEmbedding):
+        head.method = DenseMethod(head.spec, build, embedding.weight.detach())
+
+
+def _routes(name: str, module: nn.Linear, num_experts: Mapping[str, int]) -> bool:
+    """Return True for a router of experts, or the gate of a shared one. `num_experts`: by the module that has them."""
+    return any(name.startswith(f"{block}.") and len(module.weight) in (1, num) for block, num in num_experts.items())
+
+
+def _experts(name: str, module: nn.Module, names: CheckpointNames, build: BuildContext) -> RowExperts | None:
+    """Return our experts for a module of transformers; None if its class is not proven to compute the same."""
+    tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+    if tensors.keys() != {"gate_up_proj", "down_proj"} or {each.dtype for each in tensors.values()} != {build.dtype}:
+        return None
+    projections, activation = names.of_experts(name), _probe_experts(module)
+    if projections is None or activation is None:
+        return None
+    num_experts, size, inner = tensors["down_proj"].shape
+    specs = [gated_specs(f"{name}.{idx}", size, inner, projections, build, adds_up=False) for idx in range(num_experts)]
+    return RowExperts(name, specs, 1, activation, build)
+
+
+def _probe_experts(module: nn.Module) -> str | None:
+    """Return the activation with which a module computes what our experts do; None if it doesn't.
+
+    The module's own code runs on few random experts.
+    """
+    code: Any = getattr(type(module).forward, "__wrapped__", None)  # of `use_experts_implementation`
+    draw = torch.Generator().manual_seed(0)
+    with torch.device("cpu"), torch.inference_mode():
+        x, wide, narrow, weights = (3 * torch.randn(shape, generator=draw) for shape in _PROBE_SHAPES)
+        numbers = torch.arange(10).view(5, 2) % len(wide)
+        probe = copy(module)
+        probe._parameters = {"gate_up_proj": nn.Parameter(wide), "down_proj": nn.Parameter(narrow)}
+        probe.num_experts = len(wide)  # type: ignore[assignment]
+        try:
+            found = code(probe, x, numbers, weights)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # the class is of another kind
+            return None
+        for name, activation in ACTIVATIONS.items():
+            each = [act_mul(x @ up.t(), activation) @ down.t() for up, down in zip(wide, narrow, strict=True)]
+            chosen = torch.stack(each, 1).gather(1, numbers[..., None].expand(-1, -1, x.shape[1]))
+            if torch.allclose(found, (chosen * weights[..., None]).sum(1), rtol=1e-4, atol=1e-4):
+                return name
+    return None

@@ -1,0 +1,160 @@
+"""The weights of a model that transformers builds: their names in checkpoints, and those that are not in our layers.
+
+transformers renames the tensors of a checkpoint as it loads them, and merges those of experts. Our layers have names as
+after the renaming, and load experts one by one. Other conversions are transformers' own, of whole tensors.
+"""
+
+import math
+import re
+from collections.abc import Container, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    apply_renamings,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from octavo_engine.layers.layer import WeightSlot
+
+#: Operations that merge the projections of experts: dimension by class.
+_MERGES = ({MergeModulelist: 0, Concatenate: 1}, {MergeModulelist: 0})
+#: The value of integers that nobody has set.
+_UNSET = -(1 << 31)
+
+
+class CheckpointNames:
+    """The names of tensors in checkpoints of a model, of which there may be several for one tensor."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        transforms = get_model_conversion_mapping(model)
+        self._model = model
+        self._renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+        self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
+
+    def renamed(self, given: str) -> str:
+        """Return the name in the model of a checkpoint's tensor, or of a part of it."""
+        return apply_renamings(given, self._renamings)
+
+    def given(self, name: str) -> str:
+        """Return the name in the checkpoint of a tensor that it lacks, as in its other tensors."""
+        used: list[Any] = [each.reverse_transform() for each in reversed(self._renamings) if each.was_used()]
+        return apply_renamings(name, used)
+
+    def of_experts(self, module: str) -> tuple[str, str, str] | None:
+        """Return the names of gate, up and down of each expert of a module; None if a checkpoint has them otherwise."""
+        found: list[str] = []
+        for target, merges in zip(("gate_up_proj", "down_proj"), _MERGES, strict=True):
+            converter = self._converter_to(f"{module}.{target}")
+            if converter is None:
+                continue
+            if {type(each): each.dim for each in converter.operations} != merges:  # type: ignore[attr-defined]
+                return None
+            found += [pattern.rpartition("*.")[2].removesuffix(".weight") for pattern in converter.source_patterns]
+        if not found:
+            return "gate_proj", "up_proj", "down_proj"  # the checkpoint has the merged tensors
+        return tuple(found) if len(found) == 3 else None  # type: ignore[return-value]
+
+    def convert(self, weights: Iterable[tuple[str, Any]], known: Container[str]) -> Iterator[tuple[str, Any]]:
+        """Yield all tensors, those last that only a conversion makes those of the model. `known`: names that need none.
+
+        These are in memory until the end.
+        """
+        waiting: dict[str, list[tuple[str, str, Tensor]]] = {}
+        for given, tensor in weights:
+            name, pattern = rename_source_key(given, self._renamings, self._converters)
+            if pattern is None or self.renamed(given) in known or given in known:
+                yield given, tensor
+            else:
+                waiting.setdefault(name, []).append((given, pattern, tensor))
+        for name, parts in waiting.items():
+            (converter,) = (each for each in self._converters if parts[0][1] in each.source_patterns)
+            converter = deepcopy(converter)
+            for given, pattern, tensor in sorted(parts, key=lambda part: dot_natural_key(part[0])):
+                converter.add_tensor(name, given, pattern, tensor)  # type: ignore[arg-type]
+            yield from converter.convert(name, model=self._model, config=self._model.config).items()
+
+    def _converter_to(self, name: str) -> WeightConverter | None:
+        ends = ((each, each.target_patterns[0].replace("\\", "")) for each in self._converters)
+        return next((each for each, end in ends if name.endswith(end)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTensor:
+    """A parameter or buffer of a module that is transformers' own. `name`: in the model."""
+
+    name: str
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor: Tensor = getattr(self.module, self.key)
+        return tensor
+
+    @property
+    def is_computed(self) -> bool:
+        """The tensor is in no checkpoint: the code of the family computes it."""
+        return self.key in self.module._non_persistent_buffers_set
+
+
+def own_tensors(model: nn.Module) -> list[OwnTensor]:
+    """List the parameters and buffers outside our layers. A shared one is listed for each module that has it."""
+    return [
+        OwnTensor(f"{name}.{key}" if name else key, module, key)
+        for name, module in model.named_modules()
+        for key, tensor in chain(module._parameters.items(), module._buffers.items())
+        if tensor is not None
+    ]
+
+
+def plain_slots(tensors: Iterable[OwnTensor]) -> list[WeightSlot]:
+    """Return a slot for each tensor that a checkpoint has."""
+    stored = {id(each.tensor): each for each in reversed([*tensors]) if not each.is_computed}
+    return [
+        WeightSlot(each.name, tuple(each.tensor.shape), each.tensor.data.copy_) for each in reversed(stored.values())
+    ]
+
+
+def keep_wide_types(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Set the tensors of a model without memory to fp32 that its family computes in fp32 in each type."""
+    plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
+    for each in own_tensors(model) if plan else ():
+        kept = next((kept for glob, kept in plan.items() if re.search(glob.replace("*", ".*"), each.name)), None)
+        if kept is not None and not each.is_computed:
+            each.tensor.data = each.tensor.data.to(kept)
+
+
+def allocate(model: PreTrainedModel, tensors: Iterable[OwnTensor], device: torch.device) -> None:
+    """Give tensors memory, and the family's values to those that no checkpoint has. Raises ValueError if it has none.
+
+    `model`: has the code that computes them.
+    """
+    made: dict[int, Tensor] = {}
+    for each in tensors:
+        old = each.tensor
+        if id(old) not in made:
+            new = torch.empty_like(old, device=device)
+            made[id(old)] = nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
+            made[id(old)]._is_hf_initialized = not each.is_computed  # type: ignore[attr-defined]
+        setattr(each.module, each.key, made[id(old)])
+    computed = [each for each in tensors if each.is_computed]
+    for each in computed:
+        each.tensor.fill_(math.nan if each.tensor.is_floating_point() else _UNSET)
+    for module in dict.fromkeys(each.module for each in computed):
+        model._init_weights(module)  # type: ignore[no-untyped-call]
+    for each in computed:
+        is_unset = each.tensor.isnan() if each.tensor.is_floating_point() else each.tensor == _UNSET
+        if is_unset.any():
+            raise ValueError(f"its code gives no values to {each.name}")
