@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import pytest_asyncio
-from langchain_openai import OpenAIEmbeddings
 from octavo_engine.process.client import DEFAULT_LOADER
 from octavo_engine.settings.config import EngineConfig
 from octavo_testing.core_process import running
@@ -75,17 +74,6 @@ async def test_every_form_of_input(served, expected, as_ids, is_list):
     answer = await embed(served, given if is_list else given[0])  # the client asks for base64 by default
     count = len(TEXTS) if is_list else 1
     assert cosines(np.array([entry.embedding for entry in answer.data]), expected[:count]).min() > 0.99999
-
-
-async def test_langchain_with_texts_as_they_are(served, expected):
-    langchain = OpenAIEmbeddings(
-        model=MODEL,
-        base_url=f"{served.url}/v1",
-        api_key="none",
-        check_embedding_ctx_length=False,
-        http_async_client=served.http,
-    )
-    assert cosines(np.array(await langchain.aembed_documents(TEXTS)), expected).min() > 0.99999
 
 
 async def test_base64_is_little_endian_float32(served, expected):

@@ -132,13 +132,6 @@ async def test_bad_input_names_the_field(served, path, body, param):
     assert served.engine.stats.received == before
 
 
-async def test_cohere_client(served, cosines):
-    cohere = pytest.importorskip("cohere")
-    client = cohere.AsyncClientV2(api_key="none", base_url=served.url, httpx_client=served.http)
-    answer = await client.rerank(model=MODEL, query=QUERY, documents=DOCUMENTS, top_n=5)
-    assert [entry.index for entry in answer.results] == np.argsort(-cosines, kind="stable")[:5].tolist()
-
-
 async def test_a_model_that_generates_has_no_scores(core_server):
     for path in ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"):
         answer = await core_server.http.post(path, json={})

